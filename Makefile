@@ -1,0 +1,51 @@
+# make demo | make test | make install: each sets up what it needs and can be repeated.
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell scripts/find-python)
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check
+
+.PHONY: demo test install lint fmt docs clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+demo: install  ## serve the embedded model, benchmark it, write report.html
+	@$(BIN)/skep demo
+
+install: $(VENV)/.installed  ## prepare .venv with the skep command in it
+
+test: $(VENV)/.installed-dev  ## everything CI checks: ruff, mypy, pytest
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+lint: $(VENV)/.installed-dev  ## ruff and mypy only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fmt: $(VENV)/.installed-dev  ## format and apply safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.installed-dev  ## write docs/cli.md anew from the commands' own help
+	$(BIN)/python scripts/write_cli_docs.py
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.created:
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer on PATH" >&2; echo "hint: install one, or run \`make PYTHON=/path/to/python3.12\`" >&2; exit 2; }
+	@"$(PYTHON)" -m venv $(VENV) || { echo "error: \`$(PYTHON) -m venv\` failed" >&2; echo "hint: on Debian and Ubuntu, \`apt install python3-venv\`" >&2; rm -rf $(VENV); exit 1; }
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.created
+	$(PIP_INSTALL) -e '.[embedded]'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml $(VENV)/.created
+	$(PIP_INSTALL) -q -e '.[embedded,dev]'
+	@touch $@ $(VENV)/.installed

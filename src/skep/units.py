@@ -1,0 +1,65 @@
+"""Bytes, seconds and rates as people read and type them. Values inside skep are plain ints and floats."""
+
+from __future__ import annotations
+
+import re
+
+from skep.errors import UserError
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+_SIZE_UNITS = {
+    "": 1, "b": 1,
+    "k": 1000, "kb": 1000, "m": 1000**2, "mb": 1000**2, "g": 1000**3, "gb": 1000**3, "t": 1000**4, "tb": 1000**4,
+    "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024 * GIB,
+}  # fmt: skip
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def format_bytes(n: int) -> str:
+    """`format_bytes(1536 * MIB)` is "1.5 GiB"."""
+    for unit, size in (("TiB", 1024 * GIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if n >= size:
+            return f"{n / size:.1f} {unit}"
+    return f"{n} B"
+
+
+def format_seconds(s: float) -> str:
+    """Three figures at most: "850 ms", "12.3 s", "4 min 05 s", "2 h 10 min"."""
+    if s < 1:
+        return f"{s * 1000:.0f} ms"
+    if s < 99.95:
+        return f"{s:.1f} s"
+    if s < 3600:
+        return f"{int(s // 60)} min {int(s % 60):02d} s"
+    if s < 2 * 86400:
+        return f"{int(s // 3600)} h {int(s % 3600 // 60):02d} min"
+    return f"{int(s // 86400)} d {int(s % 86400 // 3600):02d} h"
+
+
+def parse_bytes(text: str) -> int:
+    return round(_parse(text, _SIZE_UNITS, "size", "512MiB or 2GB"))
+
+
+def parse_seconds(text: str) -> float:
+    return _parse(text, _DURATION_UNITS, "duration", "500ms, 90s, 5m, 1h or 30d")
+
+
+def parse_int_list(text: str, *, name: str) -> tuple[int, ...]:
+    """"1,2,4" → (1, 2, 4): positive, sorted, without repeats."""
+    try:
+        values = sorted({int(part) for part in text.split(",") if part.strip()})
+    except ValueError:
+        values = []
+    if not values or values[0] < 1:
+        raise UserError(f"{name} `{text}` is not a list of positive numbers", hint=f"write it as `{name} 1,2,4,8`")
+    return tuple(values)
+
+
+def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, example: str) -> float:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].lower() not in units:
+        raise UserError(f"`{text}` is not a {what}", hint=f"write it as {example}")
+    return float(match[1]) * units[match[2].lower()]
