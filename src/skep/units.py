@@ -48,7 +48,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_int_list(text: str, *, name: str) -> tuple[int, ...]:
-    """"1,2,4" → (1, 2, 4): positive, sorted, without repeats."""
+    """ "1,2,4" → (1, 2, 4): positive, sorted, without repeats."""
     try:
         values = sorted({int(part) for part in text.split(",") if part.strip()})
     except ValueError:

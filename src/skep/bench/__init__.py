@@ -1,0 +1,1 @@
+"""The load generator, runs, and metrics from raw timestamps."""

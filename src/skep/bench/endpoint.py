@@ -1,0 +1,102 @@
+"""Finding out what answers at a URL before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from skep.errors import EndpointError, UserError
+from skep.wire.client import Pool, WireFailure
+from skep.wire.fetch import Answer, fetch
+from skep.wire.heads import Origin, parse_url
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An OpenAI-compatible endpoint and the model asked of it."""
+
+    origin: Origin
+    base: str  # "/v1", or what stands before it too
+    model: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)  # what it told of itself
+
+    @property
+    def url(self) -> str:
+        return f"{self.origin}{self.base}"
+
+    @property
+    def simulated(self) -> bool:
+        return bool(self.engine.get("simulated"))
+
+
+async def find_endpoint(url: str, model: str | None, *, key: str | None = None, timeout_s: float = 10.0) -> Endpoint:
+    """Check that the URL answers and knows the model. Without a model, the only one it serves."""
+    origin, path = parse_url(url)
+    base = path if path.endswith("/v1") else f"{path}/v1"
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    pool = Pool(origin, connect_timeout_s=timeout_s)
+    try:
+        answer = await fetch(pool, "GET", f"{base}/models", headers=headers, timeout_s=timeout_s)
+        props = await _props(pool, headers)
+    except WireFailure as failure:
+        raise EndpointError(str(failure), hint=f"is something serving at {url}? `skep up -d` starts one") from None
+    finally:
+        await pool.close()
+    models = _models(answer, f"{origin}{base}/models")
+    chosen = _choose(model, sorted(models), url)
+    return Endpoint(origin, base, chosen, headers, {**props, **_engine_of(models[chosen], answer)})
+
+
+def _models(answer: Answer, url: str) -> dict[str, dict[str, Any]]:
+    if answer.status in (401, 403):
+        raise EndpointError(
+            f"{url} wants an API key (HTTP {answer.status})", hint="name its variable with --key-env VAR"
+        )
+    document = answer.json()
+    data = document.get("data") if isinstance(document, dict) else None
+    if answer.status != 200 or not isinstance(data, list):
+        what = f"HTTP {answer.status}" if answer.status != 200 else "an answer that is not a model list"
+        raise EndpointError(f"{url} gave {what}", hint="--url is the base URL of an OpenAI-compatible server")
+    return {entry["id"]: entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
+
+
+def _choose(model: str | None, known: list[str], url: str) -> str:
+    if model is None:
+        if len(known) == 1:
+            return known[0]
+        raise UserError(
+            f"{url} serves {len(known)} models: {', '.join(known) or 'none'}", hint="choose one with --model"
+        )
+    if model not in known:
+        near = get_close_matches(model, known, 1)
+        hint = f"did you mean `{near[0]}`?" if near else f"it serves: {', '.join(known) or 'nothing'}"
+        raise UserError(f"{url} does not serve `{model}`", hint=hint)
+    return model
+
+
+def _engine_of(entry: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
+    """skep's gateway tells slots and engine; llama.cpp and vLLM tell their name."""
+    told: dict[str, Any] = {}
+    if isinstance(entry.get("skep"), dict):
+        told.update(entry["skep"])
+    elif isinstance(entry.get("owned_by"), str):
+        told["engine"] = entry["owned_by"]
+    if isinstance(entry.get("meta"), dict):
+        told["meta"] = entry["meta"]
+    server = answer.head.get(b"server")
+    if server:
+        told["server"] = server.decode("latin-1")
+    return told
+
+
+async def _props(pool: Pool, headers: Mapping[str, str]) -> dict[str, Any]:
+    """llama.cpp's own description, where there is one."""
+    answer = await fetch(pool, "GET", "/props", headers=dict(headers), timeout_s=5.0)
+    document = answer.json() if answer.status == 200 else None
+    if not isinstance(document, dict):
+        return {}
+    keys = {"total_slots": "slots", "build_info": "build", "model_path": "model_path"}
+    return {name: document[key] for key, name in keys.items() if key in document}

@@ -1,0 +1,1 @@
+"""One file per engine, and the supervisor that keeps their processes."""

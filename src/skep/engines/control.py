@@ -1,0 +1,89 @@
+"""The user's side of the control socket: one question, one answer, without an event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from skep.errors import EngineError, UserError
+
+
+class NotRunning(UserError):
+    exit_code = 1
+
+    def __init__(self) -> None:
+        super().__init__("skep is not running", hint="start it with `skep up -d`")
+
+
+def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float = 10.0) -> dict[str, Any]:
+    """The supervisor's answer. Raises NotRunning where there is none, EngineError for an answer that is an error."""
+    with contextlib.closing(_connect(socket_path, timeout_s)) as sock:
+        answer = _exchange(sock, message)
+    if "error" in answer:
+        raise EngineError(answer["error"], hint=answer.get("hint"))
+    return answer
+
+
+def ask_down(socket_path: Path, *, timeout_s: float) -> None:
+    """Ask it to stop, and return when it has."""
+    with contextlib.closing(_connect(socket_path, timeout_s)) as sock:
+        _exchange(sock, {"op": "down"})
+        try:
+            while sock.recv(4096):
+                pass
+        except TimeoutError:
+            raise EngineError(f"skep did not stop within {timeout_s:g} s", hint="run `skep down` again") from None
+        except OSError:
+            pass
+
+
+@contextlib.contextmanager
+def only_one(lock_path: Path) -> Iterator[None]:
+    """Hold the lock of this installation. The kernel gives it back when the holder dies, so it cannot go stale."""
+    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pid = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+            message = f"skep is already running (pid {pid})"
+            raise EngineError(message, hint="`skep ps` shows it, `skep down` stops it") from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _connect(socket_path: Path, timeout_s: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(timeout_s)
+    try:
+        sock.connect(str(socket_path))
+    except OSError:
+        sock.close()
+        raise NotRunning from None
+    return sock
+
+
+def _exchange(sock: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
+    received = b""
+    try:
+        sock.sendall(json.dumps(message).encode() + b"\n")
+        while not received.endswith(b"\n"):
+            part = sock.recv(65536)
+            if not part:
+                raise NotRunning
+            received += part
+    except OSError as error:
+        raise EngineError(
+            f"skep does not answer on its control socket: {error}", hint="look at `skep logs skep`"
+        ) from None
+    answer: dict[str, Any] = json.loads(received)
+    return answer

@@ -1,0 +1,155 @@
+"""The life of one replica as a state machine: events in, actions out. Knows no process, no socket, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class State(Enum):
+    STARTING = "starting"  # the process runs, or is about to; it is not healthy yet
+    WARMING = "warming"  # healthy; its first generation is under way
+    READY = "ready"
+    BACKOFF = "backoff"  # it died; the next start is due at a known time
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"  # given up
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    start_deadline_s: float = 180.0  # from the start to healthy
+    warm_deadline_s: float = 120.0
+    first_delay_s: float = 0.5  # doubles with each failure in a row
+    max_delay_s: float = 30.0
+    stable_s: float = 60.0  # ready for so long: the failures before are forgotten
+    failures_before_ready: int = 3  # in a row, without ever having been ready
+    failures_after_ready: int = 8
+    grace_s: float = 2.0  # from TERM to KILL
+
+
+class Do(Enum):
+    """What the shell is to do."""
+
+    SPAWN = "spawn"
+    PROBE = "probe"
+    WARM_UP = "warm_up"
+    PUBLISH = "publish"  # tell the gateway: traffic may come
+    RETRACT = "retract"
+    TERMINATE = "terminate"  # TERM, then KILL after the grace
+
+
+class Lifecycle:
+    """One replica. `why` says in one line what last went wrong; `due_at` when `tick` next has something to do."""
+
+    def __init__(self, policy: RestartPolicy | None = None) -> None:
+        self.policy = policy or RestartPolicy()
+        self.state = State.STOPPED
+        self.url: str | None = None
+        self.why: str | None = None
+        self.restarts = 0
+        self.due_at: float | None = None
+        self._failures = 0
+        self._ready_at: float | None = None
+        self._was_ready = False
+
+    def __repr__(self) -> str:
+        return f"<Lifecycle {self.state.value}, {self.restarts} restarts, {self._failures} failures in a row>"
+
+    def start(self, now: float) -> list[Do]:
+        if self.state is not State.STOPPED:
+            return []
+        return self._spawn(now)
+
+    def addressed(self, url: str) -> list[Do]:
+        if self.state is not State.STARTING:
+            return []
+        self.url = url
+        return [Do.PROBE]
+
+    def healthy(self, now: float) -> list[Do]:
+        if self.state is not State.STARTING:
+            return []
+        self.state = State.WARMING
+        self.due_at = now + self.policy.warm_deadline_s
+        return [Do.WARM_UP]
+
+    def warmed(self, now: float) -> list[Do]:
+        if self.state is not State.WARMING:
+            return []
+        self.state = State.READY
+        self.why = None
+        self.due_at = None
+        self._ready_at = now
+        self._was_ready = True
+        return [Do.PUBLISH]
+
+    def warm_up_failed(self, why: str) -> list[Do]:
+        if self.state is not State.WARMING:
+            return []
+        self.why = f"the warm-up generation failed: {why}"
+        self.due_at = None
+        return [Do.TERMINATE]
+
+    def exited(self, why: str, now: float, *, final: bool = False) -> list[Do]:
+        """The process is gone. `final`: it would end in the same way again."""
+        before, self.url = self.state, None
+        retract = [Do.RETRACT] if before is State.READY else []
+        if before in (State.STOPPING, State.STOPPED, State.FAILED):
+            self.state = State.STOPPED if before is not State.FAILED else State.FAILED
+            self.due_at = None
+            return retract
+        self.why = self.why if before is State.WARMING and self.why else why
+        if self._ready_at is not None and now - self._ready_at >= self.policy.stable_s:
+            self._failures = 0
+        self._ready_at = None
+        self._failures += 1
+        limit = self.policy.failures_after_ready if self._was_ready else self.policy.failures_before_ready
+        if final or self._failures >= limit:
+            self.state = State.FAILED
+            self.due_at = None
+        else:
+            self.state = State.BACKOFF
+            self.due_at = now + self._delay_s()
+        return retract
+
+    def tick(self, now: float) -> list[Do]:
+        if self.due_at is None or now < self.due_at:
+            return []
+        match self.state:
+            case State.BACKOFF:
+                self.restarts += 1
+                return self._spawn(now)
+            case State.STARTING:
+                self.why = f"not healthy within {self.policy.start_deadline_s:g} s"
+            case State.WARMING:
+                self.why = f"the warm-up generation took longer than {self.policy.warm_deadline_s:g} s"
+            case _:
+                pass
+        self.due_at = None
+        return [Do.TERMINATE]
+
+    def restart(self) -> list[Do]:
+        """Asked for by the user: end the process; its exit leads to a start."""
+        if self.state in (State.STARTING, State.WARMING, State.READY):
+            self.why = "restart asked for"
+            return [Do.TERMINATE]
+        return []
+
+    def stop(self) -> list[Do]:
+        retract = [Do.RETRACT] if self.state is State.READY else []
+        self.due_at = None
+        if self.state in (State.STARTING, State.WARMING, State.READY):
+            self.state = State.STOPPING
+            return [*retract, Do.TERMINATE]
+        if self.state is State.BACKOFF:
+            self.state = State.STOPPED
+        return []
+
+    def _spawn(self, now: float) -> list[Do]:
+        self.state = State.STARTING
+        self.due_at = now + self.policy.start_deadline_s
+        return [Do.SPAWN]
+
+    def _delay_s(self) -> float:
+        return float(min(self.policy.max_delay_s, self.policy.first_delay_s * 2 ** (self._failures - 1)))

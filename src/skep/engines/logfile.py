@@ -1,0 +1,51 @@
+"""An engine's log: appended line by line, rotated by size, its last lines at hand when the engine dies."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+
+from skep.units import MIB
+
+
+class RotatingLog:
+    """`NAME.log`, and `NAME.log.1` … `.N` for what came before."""
+
+    def __init__(self, path: Path, *, max_bytes: int = 8 * MIB, keep: int = 3, tail_lines: int = 40) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._keep = keep
+        self._tail: deque[str] = deque(maxlen=tail_lines)
+        self._rest = b""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+
+    @property
+    def tail(self) -> list[str]:
+        rest = [self._rest.decode(errors="replace")] if self._rest else []
+        return [*self._tail, *rest]
+
+    def write(self, data: bytes) -> None:
+        """A full disk costs log lines, never the engine."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[-65536:]
+        self._tail.extend(line.decode(errors="replace").rstrip("\r") for line in lines)
+        try:
+            self._file.write(data)
+            if self._file.tell() > self._max_bytes:
+                self._rotate()
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _rotate(self) -> None:
+        self._file.close()
+        for number in range(self._keep - 1, 0, -1):
+            older = self._path.with_name(f"{self._path.name}.{number}")
+            if older.exists():
+                os.replace(older, self._path.with_name(f"{self._path.name}.{number + 1}"))  # noqa: PTH105
+        os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))  # noqa: PTH105
+        self._file = self._path.open("ab", buffering=0)

@@ -1,0 +1,193 @@
+"""The shell around one replica's life: starts its keeper, probes, warms up, and carries out what the life decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skep.engines.base import EXIT_FINAL, Engine, Launch
+from skep.engines.lifecycle import Do, Lifecycle, RestartPolicy, State
+from skep.wire.client import WireFailure
+from skep.wire.fetch import fetch_once
+from skep.wire.heads import parse_url
+from skep.wire.link import Link
+
+PROBE_EVERY_S = 0.1
+WARM_UP_TOKENS = 8
+
+
+class Replica:
+    """One launch, kept alive. `changed` is called after every change of state."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        engine: Engine,
+        log: Path,
+        changed: Callable[[], None],
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        self.launch = launch
+        self.engine = engine
+        self.life = Lifecycle(policy)
+        self.pid: int | None = None
+        self._log = log
+        self._changed = changed
+        self._link: Link | None = None
+        self._events: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+
+    def __repr__(self) -> str:
+        return f"<Replica {self.launch.name} {self.life.state.value} pid={self.pid} url={self.life.url}>"
+
+    @property
+    def settled(self) -> bool:
+        """Stopped or given up: nothing of it runs."""
+        return self.life.state in (State.STOPPED, State.FAILED) and self.pid is None
+
+    def stop(self) -> None:
+        self._events.put_nowait(("stop",))
+
+    def restart(self) -> None:
+        self._events.put_nowait(("restart",))
+
+    async def run(self) -> None:
+        """Until stopped or given up."""
+        async with asyncio.TaskGroup() as tasks:
+            await self._carry_out(self.life.start(self._loop.time()), tasks)
+            while not self.settled:
+                due = self.life.due_at
+                try:
+                    async with asyncio.timeout_at(due):
+                        event = await self._events.get()
+                except TimeoutError:
+                    actions = self.life.tick(self._loop.time())
+                else:
+                    actions = self._handle(*event)
+                await self._carry_out(actions, tasks)
+                self._changed()
+
+    def _handle(self, kind: str, *args: Any) -> list[Do]:
+        now = self._loop.time()
+        match kind:
+            case "address":
+                return self.life.addressed(args[0])
+            case "healthy":
+                return self.life.healthy(now)
+            case "warm":
+                return self.life.warmed(now)
+            case "warm_failed":
+                return self.life.warm_up_failed(args[0])
+            case "exit":
+                self.pid = None
+                self._link = None
+                code, tail = args
+                final = code in (EXIT_FINAL, 127)
+                return self.life.exited(self.engine.explain(code, tail), now, final=final)
+            case "restart":
+                return self.life.restart()
+            case _:
+                return self.life.stop()
+
+    async def _carry_out(self, actions: list[Do], tasks: asyncio.TaskGroup) -> None:
+        for action in actions:
+            match action:
+                case Do.SPAWN:
+                    await self._spawn(tasks)
+                case Do.PROBE:
+                    tasks.create_task(self._probe(self.life.url))
+                case Do.WARM_UP:
+                    tasks.create_task(self._warm_up())
+                case Do.TERMINATE:
+                    if self._link is not None:
+                        self._link.send({"op": "term", "grace_s": self.life.policy.grace_s})
+                case Do.PUBLISH | Do.RETRACT:
+                    pass  # `changed` tells the supervisor, which reads the state
+
+    async def _spawn(self, tasks: asyncio.TaskGroup) -> None:
+        ours, theirs = socket.socketpair()
+        argv = [
+            sys.executable,
+            "-m",
+            "skep.engines.keeper",
+            "--link-fd",
+            str(theirs.fileno()),
+            "--log",
+            str(self._log),
+        ]
+        try:
+            keeper = await asyncio.create_subprocess_exec(
+                *argv,
+                "--",
+                *self.engine.argv(self.launch),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        self._link = await Link.over(ours)
+        tasks.create_task(self._follow(keeper, self._link))
+
+    async def _follow(self, keeper: asyncio.subprocess.Process, link: Link) -> None:
+        """The keeper's messages, as events. If the keeper itself is killed, its engine is ended from here."""
+        engine_pid: int | None = None
+        ended = (-signal.SIGKILL, ["the keeper process was killed"])
+        try:
+            while (message := await link.receive()) is not None:
+                match message["event"]:
+                    case "spawned":
+                        self.pid = engine_pid = message["pid"]
+                        self._changed()
+                    case "address":
+                        self._events.put_nowait(("address", message["url"]))
+                    case "exit":
+                        ended = (message["code"], message["tail"])
+                        engine_pid = None
+        finally:
+            if engine_pid is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(engine_pid, signal.SIGKILL)
+            await link.close()
+            await keeper.wait()
+            self._events.put_nowait(("exit", *ended))
+
+    async def _probe(self, url: str | None) -> None:
+        """Ask the health endpoint until it answers 200, or this process's time is over."""
+        assert url is not None
+        origin, _ = parse_url(url)
+        while self.life.state is State.STARTING and self.life.url == url:
+            with contextlib.suppress(WireFailure):
+                if (await fetch_once(origin, "GET", self.engine.health_path, timeout_s=5.0)).status == 200:
+                    self._events.put_nowait(("healthy",))
+                    return
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    async def _warm_up(self) -> None:
+        """The first generation lies (graphs, caches, page faults): it is made before traffic is let in."""
+        origin, _ = parse_url(self.life.url or "")
+        body = {
+            "model": self.launch.model,
+            "messages": [{"role": "user", "content": "Say hello."}],
+            "max_tokens": WARM_UP_TOKENS,
+        }
+        try:
+            answer = await fetch_once(
+                origin, "POST", "/v1/chat/completions", body=body, timeout_s=self.life.policy.warm_deadline_s
+            )
+        except WireFailure as failure:
+            self._events.put_nowait(("warm_failed", str(failure)))
+            return
+        if answer.status == 200:
+            self._events.put_nowait(("warm",))
+        else:
+            self._events.put_nowait(
+                ("warm_failed", f"HTTP {answer.status} {answer.body[:200].decode(errors='replace')}")
+            )

@@ -1,0 +1,1 @@
+"""Admission, routing and the proxy in front of the replicas."""

@@ -1,0 +1,1 @@
+"""Which GPUs, links, drivers, CPU and memory are here, and what is wrong with them."""

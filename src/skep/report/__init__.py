@@ -1,0 +1,1 @@
+"""Records become pictures, and pictures one HTML file that opens offline."""

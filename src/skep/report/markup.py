@@ -1,0 +1,82 @@
+"""HTML from small functions. Text becomes `Markup` only by being escaped, so mypy finds what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import NewType
+
+from skep.report.figures import printable
+
+Markup = NewType("Markup", str)
+
+_VOID = frozenset({"meta", "link", "br", "hr"})
+
+
+def text(value: object) -> Markup:
+    return Markup(escape(printable(str(value))))
+
+
+def trusted(markup: str) -> Markup:
+    """For markup that skep itself wrote: pictures and style sheets."""
+    return Markup(markup)
+
+
+def join(parts: Iterable[Markup]) -> Markup:
+    return Markup("".join(parts))
+
+
+def tag(name: str, /, *children: Markup | None, **attributes: str | None) -> Markup:
+    """`class_` and `aria_label` become `class` and `aria-label`; what is None is left out."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(printable(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in _VOID:
+        return Markup(f"<{name}{written}>")
+    return Markup(f"<{name}{written}>{''.join(child for child in children if child)}</{name}>")
+
+
+def card(value: str, label: str, note: str) -> Markup:
+    return tag(
+        "div",
+        tag("dt", text(label)),
+        tag("dd", text(value), class_="value"),
+        tag("dd", text(note), class_="note"),
+        class_="card",
+    )
+
+
+def figure(picture: Markup, title: str, caption: str) -> Markup:
+    heading = tag("figcaption", tag("strong", text(title)), tag("span", text(caption)))
+    return tag("figure", heading, picture)
+
+
+def banner(kind: str, title: str, body: str) -> Markup:
+    return tag("p", tag("strong", text(title)), text(f" {body}"), class_=f"banner {kind}", role="note")
+
+
+def section(anchor: str, title: str, *children: Markup | None) -> Markup:
+    return tag("section", tag("h2", text(title), id=anchor), *children, aria_labelledby=anchor)
+
+
+def definitions(title: str, facts: Iterable[tuple[str, str]]) -> Markup:
+    pairs = join(tag("div", tag("dt", text(name)), tag("dd", text(value))) for name, value in facts)
+    return tag("div", tag("h3", text(title)), tag("dl", pairs), class_="facts")
+
+
+def table(caption: str, head: Iterable[Markup], rows: Iterable[Markup]) -> Markup:
+    return tag(
+        "div",
+        tag(
+            "table",
+            tag("caption", text(caption)),
+            tag("thead", *head),
+            tag("tbody", *rows),
+        ),
+        class_="scroll",
+        tabindex="0",
+        role="region",
+        aria_label=caption,
+    )

@@ -1,0 +1,35 @@
+"""What each figure of a sweep means, in the words of the report."""
+
+from __future__ import annotations
+
+from skep.report.markup import Markup, join, tag, text
+
+_TERMS = {
+    "Effective tok/s": """Output tokens of all answers of a level over the wall time of that level, all agents
+        together. The range is that of its slowest and fastest repeat.""",
+    "Per-task tok/s": """Median over tasks of output tokens over the time from first to last token: the speed that
+        one agent sees while its answer streams.""",
+    "Contention": """1 − per-task tok/s at C over per-task tok/s at C = 1: the share of its solo speed that an agent
+        loses to the others.""",
+    "Speedup": "Serial wall time over swarm wall time.",
+    "Wall": "Wall time, summed over the repeats of a level.",
+    "TTFT, TPOT": "Time to first token, from sending the request; time per output token after the first.",
+    "Ideal": "C times the effective tok/s of one agent: what a machine without limits would give.",
+    "Engine tok/s": """The engine's own decode speed per stream, median, on the engine's clock. It leaves out
+        queue and network.""",
+    "Tokens": "Counted by the engine and taken from the usage field of each answer, never by counting chunks.",
+    "Timestamps": """Taken by the client on one monotonic clock when bytes arrive, before they are parsed. Warm-up
+        requests are left out.""",
+    "Client-limited": """The load generator, not the engine, may have set the pace: read such a level as a lower
+        bound.""",
+}
+
+
+def terms() -> Markup:
+    """The definitions as one list."""
+    entries = (tag("div", tag("dt", text(name)), tag("dd", text(_one_line(body)))) for name, body in _TERMS.items())
+    return tag("dl", join(entries), class_="terms")
+
+
+def _one_line(body: str) -> str:
+    return " ".join(body.split())

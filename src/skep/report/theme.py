@@ -1,0 +1,76 @@
+"""The colours of pictures and pages, by day and by night, and the look of every chart.
+
+A picture is drawn in the day colours, so any viewer shows it. `night_rules` turns each of them into its night
+colour with CSS attribute selectors, which is why no two roles may share a value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+INK = "#1c1917"
+MUTED = "#6b645e"
+GRID = "#e9e5e0"
+PAPER = "#fffefc"
+HONEY = "#c26a06"
+SKY = "#1f6fb5"
+ROSE = "#b8434f"
+MOSS = "#4d7c3a"
+STONE = "#a39b93"
+
+NIGHT = {
+    INK: "#f4f1ec",
+    MUTED: "#aea69d",
+    GRID: "#37322d",
+    PAPER: "#1f1c19",
+    HONEY: "#f4a93c",
+    SKY: "#6db3f2",
+    ROSE: "#e57882",
+    MOSS: "#9ac77f",
+    STONE: "#7d756d",
+}
+
+FONT = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica Neue, Arial, sans-serif"
+
+
+def night_rules(scope: str) -> str:
+    """CSS for the elements under `scope`; screens only, so that paper stays white."""
+    rules = "".join(
+        f'{scope} [{attribute}="{day}"]{{{attribute}:{night}}}'
+        for day, night in NIGHT.items()
+        for attribute in ("fill", "stroke")
+    )
+    return f"@media screen and (prefers-color-scheme:dark){{{rules}}}"
+
+
+def chart_config() -> dict[str, Any]:
+    return {
+        "aria": False,
+        "background": None,
+        "font": FONT,
+        "view": {"stroke": None},
+        "axis": {
+            "labelColor": MUTED,
+            "labelFontSize": 13,
+            "labelPadding": 6,
+            "titleColor": MUTED,
+            "titleFontSize": 13,
+            "titleFontWeight": "normal",
+            "titlePadding": 8,
+            "domain": False,
+            "ticks": False,
+            "gridColor": GRID,
+        },
+        "axisX": {"grid": False, "domain": True, "domainColor": STONE},
+        "title": {
+            "anchor": "start",
+            "color": INK,
+            "fontSize": 14,
+            "fontWeight": 600,
+            "offset": 16,
+            "subtitleColor": MUTED,
+            "subtitleFontSize": 12,
+            "subtitlePadding": 5,
+        },
+        "text": {"color": INK, "fontSize": 13},
+    }

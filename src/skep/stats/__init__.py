@@ -1,0 +1,1 @@
+"""Percentiles and confidence intervals over plain numbers."""

@@ -1,0 +1,112 @@
+"""Opening the database file: folder, permissions, WAL, and the schema brought up to date.
+
+Several processes may open a fresh file at once. Switching to WAL needs the file alone and does not wait for the
+busy timeout, so the whole preparation is repeated while the file is busy; each step finds what others did already.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from skep.errors import StoreError
+from skep.store.faults import primary_code, translated
+from skep.store.migrations import APPLICATION_ID, MIGRATIONS, migrate, version_of
+
+BUSY_TIMEOUT_S = 10.0
+_RETRY_S = 0.02
+
+
+def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    with translated(path):
+        if read_only:
+            _require(path)
+        else:
+            _create(path)
+        connection = _open(path, read_only=read_only)
+        try:
+            _prepare_when_free(connection, path, read_only=read_only)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _require(path: Path) -> None:
+    if not path.exists():
+        raise StoreError(f"there is no database at `{path}`", hint="`skep bench` makes one with its first run")
+
+
+def _create(path: Path) -> None:
+    """The file is readable by its owner alone, for it holds prompts; SQLite gives its side files the same mode."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+
+
+def _open(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
+    if read_only and not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
+        uri += "&immutable=1"  # WAL side files cannot be made there, so nobody can be writing
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def _prepare_when_free(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            return _prepare(connection, path, read_only=read_only)
+        except sqlite3.OperationalError as error:
+            if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
+    _check_origin(connection, path)
+    connection.execute("PRAGMA foreign_keys = ON")
+    if read_only:
+        return _check_version_to_read(connection, path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    if version_of(connection) < len(MIGRATIONS):
+        _migrate_once(connection)
+    return None
+
+
+def _migrate_once(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")  # whoever comes second finds the version already raised
+    try:
+        migrate(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
+    """The order of the reads matters: another process may commit its first migration between two of them."""
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    version = version_of(connection)
+    application_id = connection.execute("PRAGMA application_id").fetchone()[0]
+    if (tables or version) and application_id != APPLICATION_ID:
+        raise StoreError(f"`{path}` is a database of another program", hint="name another file for skep's data")
+    if version > len(MIGRATIONS):
+        raise StoreError(
+            f"`{path}` was written by a newer skep (schema {version}, this one knows {len(MIGRATIONS)})",
+            hint="upgrade skep, or name another file",
+        )
+
+
+def _check_version_to_read(connection: sqlite3.Connection, path: Path) -> None:
+    if version_of(connection) < len(MIGRATIONS):
+        raise StoreError(
+            f"`{path}` was written by an older skep and must be upgraded before it can be read",
+            hint="run `skep runs` once as a user who may write to it",
+        )

@@ -1,0 +1,225 @@
+"""The store: runs, their requests and their ends, appended by several processes and read by any.
+
+One `Store` is one connection. It may be used from several threads, one call at a time; each append is one short
+transaction, so what a call returned from is kept even if the process is killed. Knows no clock: times are arguments.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from skep.errors import StoreError, UserError
+from skep.records import Request, Run, RunState
+from skep.store.connection import connect
+from skep.store.copies import copy_database
+from skep.store.faults import translated
+from skep.store.rows import (
+    REQUEST_COLUMNS,
+    ClientSample,
+    client_sample_of,
+    json_text,
+    request_of,
+    request_row,
+    run_of,
+    storable,
+)
+from skep.store.writers import this_process
+
+_RUNS = """
+SELECT runs.*, run_ends.ended_at, run_ends.outcome, run_ends.error,
+    (SELECT count(*) FROM requests WHERE run_id = runs.id) AS requests
+FROM runs LEFT JOIN run_ends ON run_ends.run_id = runs.id
+"""
+_NEWEST_FIRST = " ORDER BY runs.created_at DESC, runs.rowid DESC LIMIT ?"
+_INSERT_REQUEST = (
+    f"INSERT INTO requests ({', '.join(REQUEST_COLUMNS)}) VALUES ({', '.join('?' * len(REQUEST_COLUMNS))})"  # noqa: S608
+)
+_TABLES_OF_A_RUN = (("requests", "run_id"), ("client_samples", "run_id"), ("run_ends", "run_id"), ("runs", "id"))
+_ID_ATTEMPTS = 20
+
+
+def open_store(path: Path, *, read_only: bool = False) -> Store:
+    """Make or upgrade the file as needed; `with open_store(path) as store: ...` closes it."""
+    return Store(connect(path, read_only=read_only), path, read_only=read_only)
+
+
+def new_suffix() -> str:
+    return secrets.token_hex(3)
+
+
+class Store:
+    """Rows are appended and never changed; a run that has ended takes no more. Only whole runs are deleted."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        self._connection = connection
+        self._read_only = read_only
+        self._lock = threading.RLock()  # at most one transaction is open on the connection
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Store {self.path}{', read-only' if self._read_only else ''}>"
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def begin_run(
+        self,
+        *,
+        kind: str,
+        created_at: float,
+        model: str,
+        url: str,
+        fingerprint: str,
+        config: Mapping[str, Any],
+        host: Mapping[str, Any],
+        engine: Mapping[str, Any],
+        simulated: bool,
+        skep_version: str,
+        suffix: Callable[[], str] = new_suffix,
+    ) -> str:
+        """The id sorts by time (UTC, to the second): `20261115-142233-a1b2c3`. This process is the run's writer."""
+        writer = this_process()
+        values = (
+            kind, created_at, model, url, fingerprint, json_text(config), json_text(host), json_text(engine),
+            simulated, skep_version, writer.pid, writer.start_ticks, writer.boot_id,
+        )  # fmt: skip
+        with self._transaction():
+            run_id = self._free_id(created_at, suffix)
+            self._connection.execute(
+                "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (run_id, *values)
+            )
+        return run_id
+
+    def append_requests(self, run_id: str, rows: Iterable[Request]) -> None:
+        """All of them or none."""
+        values = [request_row(run_id, row) for row in rows]
+        if values:
+            with self._transaction(run_id):
+                self._connection.executemany(_INSERT_REQUEST, values)
+
+    def append_client_sample(self, run_id: str, sample: ClientSample) -> None:
+        values = (
+            run_id, sample.level, sample.repeat,
+            sample.loop_lag_p99_ms, sample.loop_lag_max_ms, sample.cpu_share, sample.client_limited,
+        )  # fmt: skip
+        with self._transaction(run_id):
+            self._connection.execute("INSERT INTO client_samples VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+
+    def end_run(
+        self, run_id: str, ended_at: float, outcome: Literal["done", "failed"], error: str | None = None
+    ) -> None:
+        with self._transaction(run_id):
+            self._connection.execute(
+                "INSERT INTO run_ends VALUES (?, ?, ?, ?)", (run_id, ended_at, outcome, storable(error))
+            )
+
+    def runs(self, limit: int | None = None) -> list[Run]:
+        """Newest first."""
+        return [run_of(row) for row in self._read(_RUNS + _NEWEST_FIRST, -1 if limit is None else limit)]
+
+    def run(self, name: str) -> Run:
+        """By its id, by the beginning of it, or "last"."""
+        if name == "last":
+            return self._last()
+        matches = self._read(_RUNS + "WHERE substr(runs.id, 1, length(?1)) = ?1 ORDER BY runs.id LIMIT 6", name)
+        found = [row for row in matches if row["id"] == name] or matches
+        if len(found) == 1 and name:
+            return run_of(found[0])
+        candidates = [row["id"] for row in found] if name else []
+        raise _unclear(name, candidates, [run.id for run in self.runs(3)])
+
+    def requests(self, run_id: str) -> list[Request]:
+        """By level, repeat and index."""
+        rows = self._read("SELECT * FROM requests WHERE run_id = ? ORDER BY level, repeat, idx", run_id)
+        return [request_of(row) for row in rows]
+
+    def client_samples(self, run_id: str) -> list[ClientSample]:
+        rows = self._read("SELECT * FROM client_samples WHERE run_id = ? ORDER BY level, repeat, rowid", run_id)
+        return [client_sample_of(row) for row in rows]
+
+    def delete_runs(self, ids: Iterable[str]) -> int:
+        """How many there were to delete. A run that is being written stays, and the others with it."""
+        wanted = sorted(set(ids))
+        with self._transaction():
+            self._connection.executemany("INSERT INTO deleting VALUES (?)", [(run_id,) for run_id in wanted])
+            doomed = self._connection.execute(_RUNS + "JOIN deleting ON deleting.run_id = runs.id").fetchall()
+            for run in map(run_of, doomed):
+                if run.state is RunState.RUNNING:
+                    raise UserError(f"run `{run.id}` is still being written", hint="stop it first, or leave it out")
+            for table, key in _TABLES_OF_A_RUN:
+                self._connection.execute(f"DELETE FROM {table} WHERE {key} IN (SELECT run_id FROM deleting)")  # noqa: S608
+            self._connection.execute("DELETE FROM deleting")
+        return len(doomed)
+
+    def size_bytes(self) -> int:
+        """On disk, side files included."""
+        files = (Path(f"{self.path}{end}") for end in ("", "-wal", "-shm"))
+        with translated(self.path):
+            return sum(file.stat().st_size for file in files if file.exists())
+
+    def backup(self, to: Path, *, overwrite: bool = False) -> None:
+        """A copy as of now, in one file; writers go on meanwhile."""
+        with self._lock:
+            copy_database(self._connection, self.path, to, overwrite=overwrite)
+
+    def vacuum(self) -> None:
+        """Give the space of deleted runs back to the disk."""
+        with self._lock, translated(self.path):
+            self._connection.execute("VACUUM")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _last(self) -> Run:
+        newest = self.runs(1)
+        if not newest:
+            raise UserError("there are no runs yet", hint="`skep bench` makes one")
+        return newest[0]
+
+    def _free_id(self, created_at: float, suffix: Callable[[], str]) -> str:
+        stamp = datetime.fromtimestamp(created_at, UTC).strftime("%Y%m%d-%H%M%S")
+        for _ in range(_ID_ATTEMPTS):
+            run_id = f"{stamp}-{suffix()}"
+            if self._connection.execute("SELECT 1 FROM runs WHERE id = ?", (run_id,)).fetchone() is None:
+                return run_id
+        raise StoreError(f"no free run id for `{stamp}` in {_ID_ATTEMPTS} attempts")
+
+    def _read(self, sql: str, *values: object) -> list[sqlite3.Row]:
+        with self._lock, translated(self.path):
+            return self._connection.execute(sql, values).fetchall()
+
+    @contextmanager
+    def _transaction(self, run_id: str | None = None) -> Iterator[None]:
+        with self._lock, translated(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except sqlite3.IntegrityError as error:
+                raise StoreError(f"run `{run_id}` does not take this row: {error}") from error
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+
+
+def _unclear(name: str, candidates: list[str], newest: list[str]) -> UserError:
+    hint = "`skep runs` lists them all"
+    if candidates:
+        return UserError(f"run `{name}` could be {' or '.join(f'`{c}`' for c in candidates)}", hint=hint)
+    known = f"; the newest are {', '.join(f'`{n}`' for n in newest)}" if newest else "; there are no runs yet"
+    return UserError(f"there is no run `{name}`{known}", hint=hint)

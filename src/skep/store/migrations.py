@@ -1,0 +1,181 @@
+"""The schema, as numbered steps. `PRAGMA user_version` holds the number of steps a file has seen.
+
+A step that was released is never edited: a change is a new function at the end of `MIGRATIONS`. Steps run inside
+the caller's transaction, so they use single statements only. SQLite 3.34 is enough (no STRICT, no RETURNING).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from sqlite3 import Connection
+
+APPLICATION_ID = 0x534B4550  # "SKEP": tells our files from other programs' databases
+
+_RUNS = """
+CREATE TABLE runs (
+    id TEXT PRIMARY KEY,
+    kind TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    model TEXT NOT NULL,
+    url TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    config TEXT NOT NULL,
+    host TEXT NOT NULL,
+    engine TEXT NOT NULL,
+    simulated INTEGER NOT NULL CHECK (simulated IN (0, 1)),
+    skep_version TEXT NOT NULL,
+    writer_pid INTEGER NOT NULL,
+    writer_start_ticks INTEGER,
+    boot_id TEXT
+)"""
+
+_RUN_ENDS = """
+CREATE TABLE run_ends (
+    run_id TEXT NOT NULL UNIQUE REFERENCES runs (id),
+    ended_at REAL NOT NULL,
+    outcome TEXT NOT NULL CHECK (outcome IN ('done', 'failed')),
+    error TEXT
+)"""
+
+_REQUESTS = """
+CREATE TABLE requests (
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    level INTEGER NOT NULL,
+    repeat INTEGER NOT NULL,
+    idx INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    started_s REAL NOT NULL,
+    ended_s REAL NOT NULL,
+    first_byte_s REAL,
+    first_token_s REAL,
+    last_token_s REAL,
+    prompt_tokens INTEGER,
+    output_tokens INTEGER,
+    status INTEGER,
+    error_kind TEXT,
+    error TEXT,
+    finish_reason TEXT,
+    replica TEXT,
+    queued_ms REAL,
+    engine_prompt_tokens INTEGER,
+    engine_cached_tokens INTEGER,
+    engine_prompt_ms REAL,
+    engine_output_tokens INTEGER,
+    engine_decode_ms REAL,
+    engine_decode_tok_s REAL,
+    arrivals BLOB NOT NULL,
+    prompt TEXT,
+    answer TEXT,
+    UNIQUE (run_id, level, repeat, idx)
+)"""
+
+_CLIENT_SAMPLES = """
+CREATE TABLE client_samples (
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    level INTEGER NOT NULL,
+    repeat INTEGER NOT NULL,
+    loop_lag_p99_ms REAL,
+    loop_lag_max_ms REAL,
+    cpu_share REAL,
+    client_limited INTEGER NOT NULL CHECK (client_limited IN (0, 1))
+)"""
+
+_V_RUNS = """
+CREATE VIEW v_runs AS
+SELECT
+    runs.id AS run_id,
+    runs.kind AS kind,
+    datetime(runs.created_at, 'unixepoch') AS started_utc,
+    datetime(run_ends.ended_at, 'unixepoch') AS ended_utc,
+    run_ends.ended_at - runs.created_at AS duration_s,
+    coalesce(run_ends.outcome, 'no end recorded') AS outcome,
+    run_ends.error AS error,
+    runs.model AS model,
+    runs.url AS url,
+    runs.simulated AS simulated,
+    runs.fingerprint AS fingerprint,
+    runs.skep_version AS skep_version,
+    (SELECT count(*) FROM requests WHERE run_id = runs.id) AS requests,
+    (SELECT count(*) FROM requests WHERE run_id = runs.id AND error_kind IS NOT NULL) AS failed_requests,
+    (SELECT sum(output_tokens) FROM requests WHERE run_id = runs.id) AS output_tokens
+FROM runs LEFT JOIN run_ends ON run_ends.run_id = runs.id"""
+
+_V_REQUESTS = """
+CREATE VIEW v_requests AS
+SELECT
+    run_id,
+    level AS concurrency,
+    repeat,
+    idx AS task,
+    kind,
+    error_kind IS NULL AS ok,
+    status,
+    error_kind,
+    error,
+    finish_reason,
+    replica,
+    started_s,
+    ended_s - started_s AS total_s,
+    (first_token_s - started_s) * 1000 AS ttft_ms,
+    prompt_tokens,
+    output_tokens,
+    output_tokens / nullif(last_token_s - first_token_s, 0) AS task_tok_s,
+    queued_ms,
+    engine_cached_tokens,
+    engine_prompt_ms,
+    engine_decode_tok_s,
+    length(arrivals) / 8 AS chunks
+FROM requests"""
+
+# Rows are final. Deleting whole runs is the one exception: their ids stand in `deleting` while it goes on.
+_DELETING = "CREATE TABLE deleting (run_id TEXT PRIMARY KEY)"
+
+
+_NO_UPDATE = """
+CREATE TRIGGER {table}_no_update BEFORE UPDATE ON {table}
+BEGIN SELECT raise(ABORT, 'rows of {table} are final'); END"""
+
+_NO_DELETE = """
+CREATE TRIGGER {table}_no_delete BEFORE DELETE ON {table}
+WHEN OLD.{key} NOT IN (SELECT run_id FROM deleting)
+BEGIN SELECT raise(ABORT, 'rows of {table} are final'); END"""
+
+_NOT_AFTER_END = """
+CREATE TRIGGER {table}_not_after_end BEFORE INSERT ON {table}
+WHEN EXISTS (SELECT 1 FROM run_ends WHERE run_id = NEW.run_id)
+BEGIN SELECT raise(ABORT, 'the run has ended'); END"""
+
+
+def _triggers() -> Iterator[str]:
+    yield _NO_UPDATE.format(table="runs")
+    yield _NO_DELETE.format(table="runs", key="id")
+    for table in ("run_ends", "requests", "client_samples"):
+        yield _NO_UPDATE.format(table=table)
+        yield _NO_DELETE.format(table=table, key="run_id")
+        yield _NOT_AFTER_END.format(table=table)
+
+
+def _m001_runs_and_requests(connection: Connection) -> None:
+    tables = (_RUNS, _RUN_ENDS, _REQUESTS, _CLIENT_SAMPLES, _DELETING)
+    indexes = (
+        "CREATE INDEX runs_by_time ON runs (created_at)",
+        "CREATE INDEX runs_by_fingerprint ON runs (fingerprint)",
+        "CREATE INDEX client_samples_by_run ON client_samples (run_id)",
+    )
+    for statement in (*tables, *indexes, *_triggers(), _V_RUNS, _V_REQUESTS):
+        connection.execute(statement)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_m001_runs_and_requests,)
+
+
+def version_of(connection: Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def migrate(connection: Connection) -> None:
+    """Bring the schema to the newest version; the caller holds the write transaction."""
+    for number, step in enumerate(MIGRATIONS[version_of(connection) :], start=version_of(connection) + 1):
+        step(connection)
+        connection.execute(f"PRAGMA user_version = {number}")
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")

@@ -1,0 +1,116 @@
+"""Records to rows and back. Knows columns; runs no statement."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from sqlite3 import Row
+from typing import Any
+
+from skep.errors import StoreError
+from skep.records import EngineTimings, Request, Run, RunState
+from skep.store.writers import Writer, is_alive
+
+_PLAIN = (
+    "level", "repeat", "kind", "started_s", "ended_s", "first_byte_s", "first_token_s", "last_token_s",
+    "prompt_tokens", "output_tokens", "status", "queued_ms",
+)  # fmt: skip
+_TEXTS = ("error_kind", "error", "finish_reason", "replica", "prompt", "answer")
+_ENGINE = ("prompt_tokens", "cached_tokens", "prompt_ms", "output_tokens", "decode_ms", "decode_tok_s")
+
+REQUEST_COLUMNS = ("run_id", *_PLAIN, *_TEXTS, *(f"engine_{name}" for name in _ENGINE), "idx", "arrivals")
+
+_plain, _texts, _engine = attrgetter(*_PLAIN), attrgetter(*_TEXTS), attrgetter(*_ENGINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSample:
+    """How the measuring process itself fared during one run of one level."""
+
+    level: int
+    repeat: int
+    loop_lag_p99_ms: float | None
+    loop_lag_max_ms: float | None
+    cpu_share: float | None  # of one core
+    client_limited: bool
+
+
+def request_row(run_id: str, request: Request) -> tuple[Any, ...]:
+    """Values in the order of `REQUEST_COLUMNS`."""
+    arrivals = struct.pack(f"<{len(request.arrivals_s)}d", *request.arrivals_s)
+    texts = map(storable, _texts(request))
+    return (run_id, *_plain(request), *texts, *_engine(request.engine), request.index, arrivals)
+
+
+def request_of(row: Row) -> Request:
+    return Request(
+        index=row["idx"],
+        arrivals_s=_arrivals(row["arrivals"]),
+        engine=EngineTimings(**{name: row[f"engine_{name}"] for name in _ENGINE}),
+        **{name: row[name] for name in (*_PLAIN, *_TEXTS)},
+    )
+
+
+def run_of(row: Row) -> Run:
+    return Run(
+        id=row["id"],
+        kind=row["kind"],
+        state=_state(row),
+        created_at=row["created_at"],
+        ended_at=row["ended_at"],
+        model=row["model"],
+        url=row["url"],
+        fingerprint=row["fingerprint"],
+        config=_object(row, "config"),
+        host=_object(row, "host"),
+        engine=_object(row, "engine"),
+        simulated=bool(row["simulated"]),
+        skep_version=row["skep_version"],
+        error=row["error"],
+        requests=row["requests"],
+    )
+
+
+def client_sample_of(row: Row) -> ClientSample:
+    return ClientSample(
+        row["level"],
+        row["repeat"],
+        row["loop_lag_p99_ms"],
+        row["loop_lag_max_ms"],
+        row["cpu_share"],
+        bool(row["client_limited"]),
+    )
+
+
+def json_text(value: Mapping[str, Any]) -> str:
+    """ASCII only, so that any string survives."""
+    return json.dumps(value, allow_nan=False, sort_keys=True)
+
+
+def storable(text: str | None) -> str | None:
+    """Halves of a surrogate pair, which engines send in two chunks, are joined; a lone half becomes U+FFFD."""
+    if text is None or text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _state(row: Row) -> RunState:
+    if row["outcome"] is not None:
+        return RunState(row["outcome"])
+    writer = Writer(row["writer_pid"], row["writer_start_ticks"], row["boot_id"])
+    return RunState.RUNNING if is_alive(writer) else RunState.INCOMPLETE
+
+
+def _object(row: Row, column: str) -> Mapping[str, Any]:
+    try:
+        value: Mapping[str, Any] = json.loads(row[column])
+    except ValueError as error:
+        raise StoreError(f"run `{row['id']}` has unreadable JSON in its column `{column}`: {error}") from error
+    return value
+
+
+def _arrivals(blob: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(blob) // 8}d", blob)

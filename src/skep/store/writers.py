@@ -1,0 +1,60 @@
+"""Which process writes a run, and whether it still lives.
+
+A process id alone is not enough: ids are reused, so its start time and the machine's boot come with it. Where
+there is no /proc (macOS), the id must do. A writer in another PID namespace looks gone.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    pid: int
+    start_ticks: int | None  # since boot; None: the system does not tell
+    boot_id: str | None
+
+
+def this_process(proc: Path = PROC) -> Writer:
+    pid = os.getpid()
+    return Writer(pid, _start_ticks(pid, proc), _boot_id(proc))
+
+
+def is_alive(writer: Writer, proc: Path = PROC) -> bool:
+    if writer.boot_id != _boot_id(proc):
+        return False
+    if writer.start_ticks is None:
+        return _pid_exists(writer.pid)
+    return _start_ticks(writer.pid, proc) == writer.start_ticks
+
+
+def _start_ticks(pid: int, proc: Path) -> int | None:
+    """None for a process that is gone, or dead and not yet collected by its parent."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        fields = stat.rpartition(")")[2].split()  # the name in parentheses may hold anything
+        return None if fields[0] in "ZX" else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _boot_id(proc: Path) -> str | None:
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def _pid_exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,99 @@
+"""What was asked and which words answer it: request bodies in, tokens out. One word is one token."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skep.errors import UserError
+
+# Some words hold characters of two and three bytes, so that a stream can be cut inside one.
+WORDS = (
+    "the", "bees", "carry", "nectar", "home", "naïve", "drones", "wait", "—", "a", "queen", "lays",
+    "eggs", "日本", "and", "wax", "is", "built", "in", "hexagons", "while", "café", "smoke", "drifts",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One generation request, read and counted."""
+
+    chat: bool
+    stream: bool
+    include_usage: bool
+    prompt: str
+    prompt_tokens: int
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    tokens: tuple[str, ...]
+    finish_reason: str
+
+
+def parse_ask(body: bytes, *, chat: bool) -> Ask:
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        raise UserError("the body is not JSON") from None
+    if not isinstance(fields, dict):
+        raise UserError("the body is not a JSON object")
+    name = "messages" if chat else "prompt"
+    if not fields.get(name):
+        raise UserError(f"`{name}` is missing")
+    prompt = " ".join(_texts(fields[name]))
+    return Ask(
+        chat=chat,
+        stream=bool(fields.get("stream")),
+        include_usage=bool((fields.get("stream_options") or {}).get("include_usage")),
+        prompt=prompt,
+        prompt_tokens=len(prompt.split()),
+        max_tokens=_max_tokens(fields),
+    )
+
+
+def answer(ask: Ask, *, default_tokens: int, ctx: int, answers: Sequence[tuple[str, str]] = ()) -> Answer:
+    """The first stored answer whose key the prompt holds, or the word list over and over; never past the context."""
+    words = next((split_words(text) for key, text in answers if key in ask.prompt), None)
+    limit = min(ask.max_tokens or default_tokens, ctx - ask.prompt_tokens)
+    if words is None:
+        natural = default_tokens if ask.max_tokens is None else limit + 1
+        words = [WORDS[i % len(WORDS)] if i == 0 else " " + WORDS[i % len(WORDS)] for i in range(limit)]
+    else:
+        natural = len(words)
+    return Answer(tuple(words[:limit]), "stop" if natural <= limit else "length")
+
+
+def split_words(text: str) -> list[str]:
+    """Pieces that join to the text again, one word each with the white space before it."""
+    return re.findall(r"\s*\S+(?:\s+$)?", text)
+
+
+def read_answers(path: Path) -> tuple[tuple[str, str], ...]:
+    """Lines of `{"prompt": "part of the prompt", "answer": "text"}`."""
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+    return tuple((row["prompt"], row["answer"]) for row in rows)
+
+
+def _max_tokens(fields: Mapping[str, Any]) -> int | None:
+    value = fields.get("max_completion_tokens") or fields.get("max_tokens")
+    if value is None:
+        return None
+    if not isinstance(value, int) or value < 1:
+        raise UserError(f"`max_tokens` is {value!r}, not a positive number")
+    return value
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        return [text for item in value for text in _texts(item)]
+    if isinstance(value, dict):
+        return _texts(value.get("content") or value.get("text"))
+    return []

@@ -1,0 +1,108 @@
+"""Faults on command: what goes wrong, for which requests, how often.
+
+A plan of faults answers one question: does one strike this request? The server carries it out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import Any
+
+from skep.errors import UserError
+
+
+class FaultKind(Enum):
+    REFUSE = "refuse"  # the listener is closed, for `for_s` seconds or until `none`
+    SLOW_ACCEPT = "slow-accept"  # a new connection is not read for `delay_ms`
+    CLOSE_FIRST = "close-first"
+    HANG_FIRST = "hang-first"
+    HANG_MID = "hang-mid"
+    CLOSE_MID = "close-mid"
+    ERROR_500 = "500"
+    BUSY_503 = "503"
+    LIMIT_429 = "429"
+    GARBAGE = "garbage"
+    HTML = "html"
+    INVALID_JSON = "invalid-json"
+    SHORT_BODY = "short-body"
+    CRASH = "crash"
+    NONE = "none"  # forget all faults, listen again
+
+    @property
+    def is_mid(self) -> bool:
+        """Strikes a running request: the slot is taken, `after_tokens` tokens went out."""
+        return self in {FaultKind.HANG_FIRST, FaultKind.HANG_MID, FaultKind.CLOSE_MID, FaultKind.CRASH}
+
+    @property
+    def is_listener(self) -> bool:
+        return self in {FaultKind.REFUSE, FaultKind.SLOW_ACCEPT, FaultKind.NONE}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    kind: FaultKind
+    times: int | None = 1  # requests (connections for slow-accept) it strikes; None: all of them
+    after_tokens: int = 0
+    path: str | None = None  # start of the paths it strikes; None: each POST under /v1/
+    reset: bool = False  # close with RST instead of FIN
+    delay_ms: float = 100.0
+    for_s: float | None = None
+    retry_after_s: int = 1
+    exit_code: int = 1
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Fault:
+        known = {field.name for field in fields(cls)}
+        if unknown := set(values) - known:
+            raise UserError(f"fault has no field `{min(unknown)}`", hint=f"one of {', '.join(sorted(known))}")
+        try:
+            kind = FaultKind(str(values.get("kind")))
+        except ValueError:
+            kinds = ", ".join(kind.value for kind in FaultKind)
+            raise UserError(f"fault kind `{values.get('kind')}` is unknown", hint=f"one of {kinds}") from None
+        return cls(**{**values, "kind": kind})
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """A kind alone, `close-mid`, or a JSON object, `{"kind": "close-mid", "after_tokens": 3}`."""
+        return cls.from_json(json.loads(text) if text.startswith("{") else {"kind": text})
+
+    def strikes(self, method: str, path: str) -> bool:
+        if self.path is not None:
+            return path.startswith(self.path)
+        return method == "POST" and path.startswith("/v1/")
+
+
+class FaultPlan:
+    """The faults still to come, oldest first. A fault leaves when it struck its number of times."""
+
+    def __init__(self) -> None:
+        self._faults: list[Fault] = []
+
+    def add(self, fault: Fault) -> None:
+        self._faults.append(fault)
+
+    def clear(self) -> None:
+        self._faults.clear()
+
+    def for_request(self, method: str, path: str) -> Fault | None:
+        return self._take(lambda fault: not fault.kind.is_listener and fault.strikes(method, path))
+
+    def for_connection(self) -> Fault | None:
+        return self._take(lambda fault: fault.kind is FaultKind.SLOW_ACCEPT)
+
+    def _take(self, wanted: Any) -> Fault | None:
+        for place, fault in enumerate(self._faults):
+            if wanted(fault):
+                if fault.times is not None and fault.times > 1:
+                    self._faults[place] = replace(fault, times=fault.times - 1)
+                elif fault.times is not None:
+                    del self._faults[place]
+                return fault
+        return None
+
+    def __repr__(self) -> str:
+        return f"<FaultPlan {[fault.kind.value for fault in self._faults]}>"

@@ -1,0 +1,140 @@
+"""The fake engine's command line, read into one frozen value.
+
+Preset `dual-3090` is one replica of a published rig: two RTX 3090, one replica on each, two slots per replica,
+1024 tokens in and 1024 out. Published for the pair behind plain least-connections:
+
+    C                   1      2      4      8
+    effective tok/s    82    154    225    167
+    TPOT, ms         11.2   11.9   15.1   20.4
+    mean TTFT, s      1.0   0.84   1.44     19
+
+The published delays do not multiply out to the published tok/s (4 streams at 15.1 ms and 1.44 s make 242), and two
+replicas that share nothing must give twice the speed of one. The preset keeps the tok/s: 80, 161, 225, and 163 while
+every replica holds two requests more than it has slots; 225 at any C when it never does.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skep.errors import UserError
+from skep.testing.fake_answers import read_answers
+from skep.testing.fake_faults import Fault
+from skep.testing.fake_streams import StreamForm, parse_form
+from skep.testing.fake_timing import Curve, Speed
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "dual-3090": {
+        "slots": 2,
+        "prefill_tok_s": 1113.0,  # 1024 tokens in 0.92 s, the mean of the two published TTFT with one busy slot
+        "token_ms_curve": "1:11.55,2:16.87",
+        "overfill_slowdown": 1.4,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Times are real seconds: `--time-scale` is worked in."""
+
+    port: int
+    control_port: int | None
+    report_fd: int | None
+    parent_fd: int | None
+    model: str
+    slots: int
+    ctx: int
+    default_tokens: int
+    inner_queue: int | None
+    speed: Speed
+    load_s: float
+    deaf_s: float
+    idle_close_s: float | None
+    accept_delay_s: float
+    timings: bool
+    form: StreamForm
+    faults: tuple[Fault, ...]
+    crash_at_start: str | None
+    exit_code: int
+    grandchildren: int
+    ignore_term: bool
+    answers: tuple[tuple[str, str], ...]
+
+
+def parse_options(argv: Sequence[str]) -> Options:
+    parser = make_parser()
+    preset = parser.parse_args(argv).preset
+    if preset is not None:
+        parser.set_defaults(**PRESETS[preset])
+    args = parser.parse_args(argv)
+    try:
+        return _options(args)
+    except (UserError, OSError, ValueError, KeyError) as error:
+        parser.error(str(error))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fake_engine", allow_abbrev=False, description="A fake engine for tests.")
+    add = parser.add_argument
+    add("--port", type=int, default=0)
+    add("--control-port", type=int, help="also serve /fake/ here; stays open under the fault `refuse`")
+    add("--report-fd", type=int, help="write {'url': ...} to this descriptor when listening, then close it")
+    add("--parent-fd", type=int, help="exit when this descriptor ends")
+    add("--model", default="fake-model")
+    add("--preset", choices=list(PRESETS))
+    add("--slots", type=int, default=1)
+    add("--ctx", type=int, default=8192, help="tokens of one slot, prompt and answer together")
+    add("--default-tokens", type=int, default=64)
+    add("--inner-queue", type=int, help="requests that may wait inside; more get 503. Without it all wait")
+    add("--ttft-ms", type=float, default=0.0)
+    add("--prefill-tok-s", type=float)
+    add("--token-ms", type=float, default=1.0, help="at any load, where no curve is given")
+    add("--token-ms-curve", help="1:10,2:12,4:16: milliseconds per token against busy slots")
+    add("--overfill-slowdown", type=float, default=1.0, help="factor on token time while requests wait inside")
+    add("--time-scale", type=float, default=1.0, help="factor on every time given here")
+    add("--load-s", type=float, default=0.0, help="answer 503 `Loading model` this long after the start")
+    add("--deaf-ms", type=float, default=0.0, help="a slot stays busy this long after its client has gone")
+    add("--idle-close-s", type=float, help="close connections idle for this long")
+    add("--accept-delay-ms", type=float, default=0.0)
+    add("--no-timings", action="store_true")
+    add("--stream-form", default="normal", help="names joined by commas")
+    add("--fault", action="append", default=[], help="a kind, or a JSON object as for POST /fake/fault")
+    add("--crash-at-start", metavar="MESSAGE")
+    add("--exit-code", type=int, default=1, help="of --crash-at-start")
+    add("--grandchild", action="count", default=0, help="start a process of its own session that ignores SIGTERM")
+    add("--ignore-term", action="store_true")
+    add("--answers", type=Path, help="JSON lines of {'prompt': part of the prompt, 'answer': text}")
+    return parser
+
+
+def _options(args: argparse.Namespace) -> Options:
+    scale = args.time_scale
+    curve = Curve.parse(args.token_ms_curve or f"1:{args.token_ms}")
+    return Options(
+        port=args.port,
+        control_port=args.control_port,
+        report_fd=args.report_fd,
+        parent_fd=args.parent_fd,
+        model=args.model,
+        slots=args.slots,
+        ctx=args.ctx,
+        default_tokens=args.default_tokens,
+        inner_queue=args.inner_queue,
+        speed=Speed(curve, args.ttft_ms, args.prefill_tok_s, args.overfill_slowdown, scale),
+        load_s=args.load_s * scale,
+        deaf_s=args.deaf_ms / 1000 * scale,
+        idle_close_s=None if args.idle_close_s is None else args.idle_close_s * scale,
+        accept_delay_s=args.accept_delay_ms / 1000 * scale,
+        timings=not args.no_timings,
+        form=parse_form(args.stream_form),
+        faults=tuple(Fault.parse(text) for text in args.fault),
+        crash_at_start=args.crash_at_start,
+        exit_code=args.exit_code,
+        grandchildren=args.grandchild,
+        ignore_term=args.ignore_term,
+        answers=read_answers(args.answers) if args.answers else (),
+    )

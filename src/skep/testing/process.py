@@ -1,0 +1,155 @@
+"""The fake engine for tests: starts the real process, talks to its control port, leaves nothing behind.
+
+    with FakeEngine(slots=2, token_ms=5, stream_form="cut,crlf") as engine:
+        engine.fault(kind="close-mid", after_tokens=3)
+        ...
+        assert engine.state()["hangups"] == 0
+
+Calls block for a few milliseconds; from async code that the engine depends on, use `asyncio.to_thread`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from types import TracebackType
+from typing import IO, Any, Self
+from urllib.parse import urlsplit
+
+from skep.errors import EngineError
+
+START_S = 20.0
+
+
+class FakeEngine:
+    """Options are those of `fake_engine --help`: `token_ms=5` is `--token-ms 5`, `True` a flag, a list a repeat.
+
+    The process ends with `close`, with the `with` block, and with the test process: it watches a pipe.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._parent_fd: int | None = None
+        self._stderr: IO[bytes] | None = None
+        self._control = ""
+        self.url = ""
+
+    def start(self) -> Self:
+        """Returns when the engine listens. Raises `EngineError` with its stderr when it dies before."""
+        report_read, report_write = os.pipe()
+        parent_read, self._parent_fd = os.pipe()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `close`
+        fds = ["--report-fd", str(report_write), "--parent-fd", str(parent_read), "--control-port", "0"]
+        argv = [sys.executable, "-m", "skep.testing.fake_engine", *fds, *to_argv(self._options)]
+        try:
+            self._process = subprocess.Popen(
+                argv, pass_fds=(report_write, parent_read), stdin=subprocess.DEVNULL, stderr=self._stderr
+            )
+        finally:
+            os.close(report_write)
+            os.close(parent_read)
+        with os.fdopen(report_read, "rb") as report:
+            line = report.readline() if select.select([report], [], [], START_S)[0] else b""
+        if not line:
+            self._raise_not_started()
+        addresses = json.loads(line)
+        self.url, self._control = addresses["url"], addresses["control"]
+        return self
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or 0
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    def state(self) -> dict[str, Any]:
+        return self._call("GET", "/fake/state")
+
+    def fault(self, **fault: Any) -> None:
+        """`fault(kind="500", times=2)`: the fields of `fake_faults.Fault`."""
+        self._call("POST", "/fake/fault", fault)
+
+    def wait_for(self, timeout_s: float = 10.0, **wanted: Any) -> dict[str, Any]:
+        """Returns the state when it is as wanted: `wait_for(running=1)`; counters may be past the value."""
+        return self._call("POST", "/fake/wait", wanted, timeout_s)
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        """Send a signal and wait; the exit status as `subprocess` gives it, -9 for SIGKILL."""
+        self._running().send_signal(number)
+        return self.wait()
+
+    def wait(self, timeout_s: float = 10.0) -> int:
+        return self._running().wait(timeout_s)
+
+    def stderr(self) -> str:
+        if self._stderr is None:
+            return ""
+        return os.pread(self._stderr.fileno(), 1 << 20, 0).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        if self._parent_fd is not None:
+            os.close(self._parent_fd)
+            self._parent_fd = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        if self._stderr is not None:
+            self._stderr.close()
+            self._stderr = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<FakeEngine {self.url or 'not started'} pid {self._process.pid if self._process else None}>"
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise EngineError("the fake engine was not started", hint="use it in a `with` block")
+        return self._process
+
+    def _raise_not_started(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._running().wait(1.0)
+        status, text = self._running().poll(), self.stderr().strip()
+        self.close()
+        raise EngineError(f"the fake engine did not start, exit status {status}: {text}")
+
+    def _call(self, method: str, path: str, value: Any = None, timeout_s: float = 10.0) -> dict[str, Any]:
+        connection = http.client.HTTPConnection(urlsplit(self._control).netloc, timeout=timeout_s)
+        try:
+            connection.request(method, path, None if value is None else json.dumps(value))
+            answer = connection.getresponse()
+            body: dict[str, Any] = json.loads(answer.read())
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise EngineError(f"the fake engine refused {path}: {body['error']['message']}")
+        return body
+
+
+def to_argv(options: dict[str, Any]) -> list[str]:
+    argv: list[str] = []
+    for name, value in options.items():
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if item is True:
+                argv.append(f"--{name.replace('_', '-')}")
+            elif item is not None and item is not False:
+                text = json.dumps(item) if isinstance(item, dict) else str(item)
+                argv.append(f"--{name.replace('_', '-')}={text}")
+    return argv

@@ -1,0 +1,1 @@
+"""Pull model files, check them, and read their headers."""

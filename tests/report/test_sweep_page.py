@@ -1,0 +1,163 @@
+"""The page of a sweep says what was measured, what was not, and needs nothing but itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from skep.records import RunState, SweepSummary
+from skep.report.sweep import sweep_page
+
+HOSTILE = """<script>alert(1)</script>"><img src=x onerror='alert(2)'></style>&amp;\x00"""
+VOID = {"meta", "link", "br"}
+
+
+class Outline(HTMLParser):
+    """Tags, attributes and text of a page; fails on a tag that is not closed in order."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.words = [], [], [], []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+
+def test_page_is_one_closed_document(page):
+    """Every tag is closed in order, and there are four pictures besides the mark."""
+    outline = Outline(page)
+    assert page.startswith("<!doctype html>")
+    assert outline.tags.count("svg") == 5
+
+
+def test_page_refers_to_nothing_outside_itself(page):
+    """No link, script, font or image is asked for, so the page opens offline."""
+    outline = Outline(page)
+    assert not {"script", "img", "iframe", "object", "use", "image", "a"} & set(outline.tags)
+    assert [value for name, value in outline.attributes if name in {"src", "href", "xlink:href"}] == ["data:,"]
+    assert not re.search(r"url\(|@import|@font-face", page)
+
+
+def test_same_records_give_the_same_page(run, summary, rows, page):
+    """No clock, counter or chance has a part in it."""
+    assert sweep_page(run, summary, rows) == page
+
+
+def test_page_stays_small(page):
+    """A report is made to be passed on."""
+    assert len(page.encode()) < 100_000
+
+
+def test_headline_figures_name_their_level(page, levels):
+    """The best effective tok/s, the speedup, and contention and TTFT at the largest C."""
+    text = Outline(page).text.replace("\u00a0", " ")
+    assert "Effective tok/s 231 at C = 16, the best of all levels" in text
+    assert "Swarm speedup 5.5× 3 min 27 s serial, 37.4 s swarm" in text
+    assert "Contention 61 % at C = 16, the largest level" in text
+    assert "TTFT p50 498 ms at C = 16; 92 ms at C = 1" in text
+
+
+def test_page_says_what_ran_where(page):
+    """Model, URL, engine, host, Python, skep version, seed, run id, state and time are all on it."""
+    text = Outline(page).text
+    for fact in (
+        "model Qwen/Qwen3-30B-A3B-Instruct-AWQ",
+        "url http://127.0.0.1:8000/v1",
+        "version 0.11.0",
+        "python 3.12.7",
+        "skep 0.1.0",
+        "seed 7",
+        "run 01JCR8Z7",
+        "state done",
+        "began 2025-11-15 03:00:00 UTC",
+        "memory 64.0 GiB",
+        "name NVIDIA GeForce RTX 3090, memory 24.0 GiB",
+        "open files soft –",
+    ):
+        assert fact in text
+
+
+@pytest.mark.parametrize("state", [state for state in RunState if state is not RunState.DONE])
+def test_unfinished_run_carries_a_banner(run, summary, state):
+    """Whatever is not done is incomplete, and the page says so above its figures."""
+    text = Outline(sweep_page(replace(run, state=state, error="disk is full"), summary, ())).text
+    assert text.index("Incomplete") < text.index("Swarm speedup")
+    assert f"This run is {state.value}" in text
+    assert "disk is full" in text
+
+
+def test_simulated_run_carries_a_banner(run, summary):
+    """A prediction is never mistaken for a measurement."""
+    text = Outline(sweep_page(replace(run, simulated=True), summary, ())).text
+    assert text.index("Simulated") < text.index("Swarm speedup")
+
+
+def test_finished_real_run_carries_no_such_banner(page):
+    """Banners mean something because they are absent otherwise."""
+    assert 'class="banner incomplete"' not in page
+    assert 'class="banner simulated"' not in page
+
+
+def test_nothing_from_outside_becomes_markup(run, summary, rows):
+    """Names, URLs, errors and facts are text, whatever they hold."""
+    hostile_run = replace(
+        run,
+        id=HOSTILE,
+        kind=HOSTILE,
+        model=HOSTILE,
+        url=f"http://{HOSTILE}",
+        fingerprint=HOSTILE,
+        error=HOSTILE,
+        state=RunState.FAILED,
+        skep_version=HOSTILE,
+        config={HOSTILE: HOSTILE},
+        engine={"replicas": [{HOSTILE: HOSTILE}]},
+        host={"gpus": [HOSTILE]},
+    )
+    hostile_rows = [replace(row, error_kind=HOSTILE, error=HOSTILE) for row in rows]
+    page = sweep_page(hostile_run, summary, hostile_rows)
+    outline = Outline(page)
+    assert not {"script", "img"} & set(outline.tags)
+    assert not [name for name, _ in outline.attributes if name.startswith("on")]
+    assert outline.tags.count("style") == 1
+    assert "\x00" not in page
+    assert "<script>alert(1)</script>" in outline.text
+
+
+def test_password_in_the_url_is_left_out(run, summary):
+    """A report is passed on; the key to the endpoint is not."""
+    page = sweep_page(replace(run, url="http://me:hunter2@box:8000/v1"), summary, ())
+    assert "hunter2" not in page
+    assert "http://box:8000/v1" in page
+
+
+def test_run_without_one_level_still_has_a_page(run):
+    """A run that died at once is reported with dashes and empty pictures."""
+    empty = SweepSummary(run.id, (), None, None, None, client_limited=False)
+    text = Outline(sweep_page(replace(run, state=RunState.FAILED), empty, ())).text
+    assert text.count("not measured") == 4
+    assert "Effective tok/s –" in text

@@ -1,0 +1,78 @@
+"""The tables show every level and every kind of failure, and a dash where nothing is known."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from skep.report.levels import failure_table, level_table
+
+
+def _cells(markup):
+    return [
+        [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
+        for row in re.findall(r"<tr[^>]*>(.*?)</tr>", markup)
+    ]
+
+
+def test_every_level_has_its_row(levels):
+    """One row for each level, with all of its figures."""
+    rows = _cells(level_table(levels))[2:]
+    assert [row[0] for row in rows] == ["1", "4", "8", "16"]
+    assert rows[1][:5] == ["4", "48", "0", "127", "121–133"]
+    assert rows[1][5:] == ["36.2", "17.9 %", "148", "305", "27.6", "36.9", "68.1", "31 % of prompt cached"]
+
+
+def test_header_names_each_column_of_a_row(levels):
+    """Groups and names span what the rows hold."""
+    table = level_table(levels)
+    spans = sum(int(n) for n in re.findall(r'colspan="(\d+)"', table)) + table.count("rowspan")
+    assert spans == len(_cells(table)[2])
+
+
+def test_unknown_values_are_dashes(levels):
+    """None is an en dash, never a zero."""
+    unknown = replace(
+        levels[3],
+        effective_tok_s=None,
+        effective_low=None,
+        effective_high=None,
+        task_tok_s=None,
+        contention_pct=None,
+        ttft_ms=None,
+        tpot_ms=None,
+        engine_tok_s=None,
+    )
+    row = _cells(level_table([unknown]))[2]
+    assert row[3:11] == ["–"] * 8
+    assert 'class="best"' not in level_table([unknown])
+
+
+def test_client_limited_level_is_flagged(levels):
+    """The reader sees which row is a lower bound, without colour."""
+    notes = [row[-1] for row in _cells(level_table(levels))[2:]]
+    assert [note.startswith("client-limited") for note in notes] == [False, False, False, True]
+
+
+def test_failures_are_counted_by_kind(levels, rows):
+    """Each kind of error of a level has a count and its first message."""
+    assert _cells(failure_table(levels, rows))[1:] == [
+        ["16", "http_503", "1", "the engine said: queue is full"],
+        ["16", "timeout", "2", "no byte for 60 s"],
+    ]
+
+
+def test_failures_without_rows_are_still_shown(levels):
+    """Where only the summary knows of failures, their kind is not recorded, but they are not hidden."""
+    assert _cells(failure_table(levels, ()))[1:] == [["16", "not recorded", "3", "–"]]
+
+
+def test_failed_warm_up_is_named(levels, rows):
+    """Level 0 is the warm-up."""
+    table = failure_table((), [replace(rows[0], level=0)])
+    assert _cells(table)[1][0] == "warm-up"
+
+
+def test_no_failures_make_no_table(levels, rows):
+    """A clean run has no empty section."""
+    assert failure_table(levels[:3], rows[3:]) is None

@@ -1,0 +1,53 @@
+"""A store in a fresh folder, and the least it takes to begin a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skep.records import Request
+from skep.store.database import Store, open_store
+
+RUN = {
+    "kind": "sweep",
+    "created_at": 1_794_752_553.25,  # 2026-11-15 14:22:33 UTC
+    "model": "smol",
+    "url": "http://127.0.0.1:8000/v1",
+    "fingerprint": "f00d",
+    "config": {"concurrency": [1, 2]},
+    "host": {"cpu_cores": 2},
+    "engine": {"version": "b1"},
+    "simulated": False,
+    "skep_version": "0.1.0",
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "skep.sqlite3"
+
+
+@pytest.fixture
+def store(path: Path):
+    with open_store(path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def begin():
+    """begin(store, model="x") begins a run that differs from the usual one in its model."""
+
+    def begin_run(store: Store, **changes) -> str:
+        return store.begin_run(**(RUN | changes))
+
+    return begin_run
+
+
+@pytest.fixture
+def a_request():
+    def make(index: int = 0, **changes) -> Request:
+        values = {"level": 1, "repeat": 0, "kind": "fix", "started_s": 0.5, "ended_s": 2.5} | changes
+        return Request(index=index, **values)
+
+    return make

@@ -1,0 +1,93 @@
+"""Several processes on one file: writers that die, writers at once, readers beside them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+from skep.records import RunState
+from skep.store.database import open_store
+
+WRITER = Path(__file__).with_name("writer_process.py")
+
+
+@contextmanager
+def writer(path, rows: int):
+    """A process that has begun a run and waits for its first line; ended by force if it still runs."""
+    command = [sys.executable, str(WRITER), str(path), str(rows)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def go_on(process) -> None:
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_killed_writer_leaves_an_incomplete_run(path):
+    """Rows committed before the kill are all there; the run is shown as incomplete, not as running."""
+    with writer(path, -1) as process:
+        run_id = process.stdout.readline().strip()
+        go_on(process)
+        committed = [int(process.stdout.readline()) for _ in range(20)]
+        with open_store(path, read_only=True) as reader:
+            assert reader.run(run_id).state is RunState.RUNNING
+        process.kill()
+        process.wait()
+        committed += map(int, process.stdout)
+    with open_store(path) as store:
+        rows = store.requests(run_id)
+        assert store.run(run_id).state is RunState.INCOMPLETE
+        assert len(rows) - len(committed) in (0, 1)  # the last commit may have come before its line
+        assert [row.index for row in rows] == list(range(len(rows)))
+        assert all(row.arrivals_s == (0.1, 0.2) for row in rows)
+        assert store.delete_runs([run_id]) == 1
+
+
+def test_killed_but_uncollected_writer_is_gone_too(path):
+    """A zombie keeps its process id until its parent asks; it writes no more."""
+    with writer(path, -1) as process:
+        run_id = process.stdout.readline().strip()
+        process.kill()
+        process.stdout.read()  # ends when the process is dead; nobody has waited for it yet
+        with open_store(path, read_only=True) as reader:
+            while reader.run(run_id).state is RunState.RUNNING:  # its files close a moment before it is a zombie
+                assert process.returncode is None
+
+
+def test_processes_open_a_fresh_file_at_once(path):
+    """Each finds or makes the schema, whoever comes first; their rows do not get in each other's way."""
+    with writer(path, 25) as first, writer(path, 25) as second, writer(path, 25) as third:
+        processes = (first, second, third)
+        ids = [process.stdout.readline().strip() for process in processes]
+        for process in processes:
+            go_on(process)
+        with open_store(path, read_only=True) as reader:
+            seen = 0
+            while reader.run(ids[0]).requests < 25:
+                rows = len(reader.requests(ids[0]))
+                assert rows >= seen
+                seen = rows
+        for process in processes:
+            go_on(process)
+            assert process.wait(timeout=30) == 0
+    with open_store(path) as store:
+        assert sorted(run.id for run in store.runs()) == sorted(ids)
+        assert {(run.state, run.requests) for run in store.runs()} == {(RunState.DONE, 25)}
+
+
+def test_reader_sees_a_run_as_of_one_instant(path, store, begin, a_request):
+    """A reader in the middle of its transaction is not disturbed by what is written meanwhile."""
+    run_id = begin(store)
+    with open_store(path, read_only=True) as reader:
+        reader._connection.execute("BEGIN")
+        assert reader.requests(run_id) == []
+        store.append_requests(run_id, [a_request()])
+        assert reader.requests(run_id) == []
+        reader._connection.execute("COMMIT")
+        assert len(reader.requests(run_id)) == 1

@@ -1,0 +1,267 @@
+"""Runs and their rows, written and read back through one store."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from skep.errors import StoreError, UserError
+from skep.records import EngineTimings, Request, RunState
+from skep.store.database import open_store
+from skep.store.rows import ClientSample
+
+count = st.none() | st.integers(0, 2**53)
+number = st.none() | st.floats(allow_nan=False)
+text = st.none() | st.text(max_size=20)
+seconds = st.floats(allow_nan=False)
+timings = st.builds(EngineTimings, count, count, number, count, number, number)
+any_request = st.builds(
+    Request, st.integers(0, 99), st.integers(0, 9), st.integers(0, 999), st.sampled_from(["fix", "test"]), seconds,
+    seconds, number, number, number, count, count, count, text, text, text, text, number, timings,
+    st.lists(seconds, max_size=5).map(tuple), text, text,
+)  # fmt: skip
+
+
+def test_run_reads_back_as_it_was_begun(store, begin):
+    """Everything given to `begin_run` comes back, and the run is at work."""
+    run = store.run(begin(store, config={"tasks": 8, "names": ["é", None]}, simulated=True))
+    assert (run.kind, run.model, run.created_at) == ("sweep", "smol", 1_794_752_553.25)
+    assert (run.url, run.fingerprint) == ("http://127.0.0.1:8000/v1", "f00d")
+    assert (run.config, run.engine) == ({"tasks": 8, "names": ["é", None]}, {"version": "b1"})
+    assert (run.host, run.skep_version, run.requests) == ({"cpu_cores": 2}, "0.1.0", 0)
+    assert run.simulated is True
+    assert (run.state, run.ended_at, run.error) == (RunState.RUNNING, None, None)
+
+
+def test_run_id_tells_when_the_run_began(store, begin):
+    """Ids sort by time: the second in UTC, then chance."""
+    assert begin(store, suffix=lambda: "a1b2c3") == "20261115-142233-a1b2c3"
+
+
+def test_two_runs_of_one_second_get_two_ids(store, begin):
+    """A suffix already taken is drawn again."""
+    draws = iter(["aaaaaa", "aaaaaa", "bbbbbb"])
+    first, second = (begin(store, suffix=lambda: next(draws)) for _ in range(2))
+    assert (first[-6:], second[-6:]) == ("aaaaaa", "bbbbbb")
+
+
+def test_no_free_id_is_an_error_and_not_a_loop(store, begin):
+    """A source of chance that is stuck must not hang the run."""
+    begin(store, suffix=lambda: "aaaaaa")
+    with pytest.raises(StoreError, match="no free run id"):
+        begin(store, suffix=lambda: "aaaaaa")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(request=any_request)
+def test_request_reads_back_as_it_was(store, begin, request):
+    """Each field of a request has a column that gives back the same value."""
+    run_id = begin(store)
+    store.append_requests(run_id, [request])
+    assert store.requests(run_id) == [request]
+
+
+def test_every_field_of_a_request_is_tried_above():
+    """A field that is added to the record must get a column and a place in the strategy."""
+    assert len(dataclasses.fields(Request)) == 21
+    assert len(dataclasses.fields(EngineTimings)) == 6
+
+
+def test_emoji_split_over_two_chunks_is_joined(store, begin, a_request):
+    """JSON may carry half a surrogate pair per chunk; joined text is stored whole, a lone half is replaced."""
+    run_id = begin(store)
+    store.append_requests(run_id, [a_request(answer="a\ud83d\ude00b", prompt="\ud83d", error="\ude00 é")])
+    (row,) = store.requests(run_id)
+    assert (row.answer, row.prompt, row.error) == ("a😀b", "�", "� é")
+
+
+def test_requests_come_in_the_order_of_the_sweep(store, begin, a_request):
+    """Level, repeat, index, however they arrived; and the run counts them."""
+    run_id = begin(store)
+    places = [(2, 0, 1), (1, 1, 0), (2, 0, 0), (1, 0, 0)]
+    store.append_requests(run_id, (a_request(i, level=level, repeat=r) for level, r, i in places))
+    assert [(row.level, row.repeat, row.index) for row in store.requests(run_id)] == sorted(places)
+    assert store.run(run_id).requests == 4
+
+
+def test_batch_with_one_bad_row_leaves_nothing(store, begin, a_request):
+    """A batch is stored whole or not at all, and the store goes on."""
+    run_id = begin(store)
+    store.append_requests(run_id, [a_request(0)])
+    with pytest.raises(StoreError, match="UNIQUE"):
+        store.append_requests(run_id, [a_request(1), a_request(0)])
+    store.append_requests(run_id, [])
+    store.append_requests(run_id, [a_request(2)])
+    assert [row.index for row in store.requests(run_id)] == [0, 2]
+
+
+def test_row_of_an_unknown_run_is_refused(store, a_request):
+    """A row without its run could never be found again."""
+    with pytest.raises(StoreError, match="run `nowhere` does not take this row"):
+        store.append_requests("nowhere", [a_request()])
+
+
+def test_client_samples_read_back(store, begin):
+    """Unknown figures stay unknown."""
+    run_id = begin(store)
+    samples = [ClientSample(1, 0, 0.5, 3.0, 0.25, client_limited=False)]
+    samples.append(ClientSample(8, 0, None, None, None, client_limited=True))
+    for sample in reversed(samples):
+        store.append_client_sample(run_id, sample)
+    assert store.client_samples(run_id) == samples
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "state"), [("done", None, RunState.DONE), ("failed", "no answer", RunState.FAILED)]
+)
+def test_ended_run_says_how(store, begin, outcome, error, state):
+    """The end is a row of its own."""
+    run_id = begin(store)
+    store.end_run(run_id, 1_794_752_600.5, outcome, error)
+    run = store.run(run_id)
+    assert (run.state, run.ended_at, run.error) == (state, 1_794_752_600.5, error)
+
+
+def test_ended_run_takes_no_more(store, begin, a_request):
+    """Finished is final: no request, no sample, no second end."""
+    run_id = begin(store)
+    store.end_run(run_id, 1.0, "done")
+    with pytest.raises(StoreError, match="the run has ended"):
+        store.append_requests(run_id, [a_request()])
+    with pytest.raises(StoreError, match="the run has ended"):
+        store.append_client_sample(run_id, ClientSample(1, 0, None, None, None, client_limited=False))
+    with pytest.raises(StoreError, match="the run has ended"):
+        store.end_run(run_id, 2.0, "failed", "late")
+    assert store.run(run_id).state is RunState.DONE
+
+
+@pytest.mark.parametrize("table", ["runs", "run_ends", "requests", "client_samples"])
+@pytest.mark.parametrize("statement", ["DELETE FROM {}", "UPDATE {} SET rowid = rowid + 1"])
+def test_rows_withstand_a_hand_at_the_database(store, begin, a_request, table, statement):
+    """Triggers refuse changes even to those who bypass this package."""
+    run_id = begin(store)
+    store.append_requests(run_id, [a_request()])
+    store.append_client_sample(run_id, ClientSample(1, 0, None, None, None, client_limited=False))
+    store.end_run(run_id, 1.0, "done")
+    with pytest.raises(Exception, match=f"rows of {table} are final"):
+        store._connection.execute(statement.format(table))
+    assert store.run(run_id).requests == 1
+
+
+def test_runs_are_listed_newest_first(store, begin):
+    """By their time; runs of the same instant by the order they began."""
+    ids = [begin(store, created_at=at) for at in (100.0, 300.0, 200.0, 300.0)]
+    assert [run.id for run in store.runs()] == [ids[3], ids[1], ids[2], ids[0]]
+    assert [run.id for run in store.runs(limit=2)] == [ids[3], ids[1]]
+
+
+def test_last_is_the_newest_run(store, begin):
+    """`last` follows the list."""
+    with pytest.raises(UserError, match="no runs yet"):
+        store.run("last")
+    begin(store, created_at=100.0)
+    newest = begin(store, created_at=200.0)
+    assert store.run("last").id == newest
+
+
+def test_beginning_of_an_id_is_enough(store, begin):
+    """As long as it fits one run only."""
+    first = begin(store, suffix=lambda: "aaa111")
+    second = begin(store, suffix=lambda: "bbb222")
+    assert store.run(first[:-4]).id == first
+    with pytest.raises(UserError) as caught:
+        store.run("20261115")
+    assert first in caught.value.message
+    assert second in caught.value.message
+    assert "skep runs" in caught.value.hint
+
+
+def test_whole_id_wins_over_a_longer_one(store, begin):
+    """An id that is the beginning of another still names its own run."""
+    begin(store, suffix=lambda: "aaa1")
+    begin(store, suffix=lambda: "aaa")
+    assert store.run("20261115-142233-aaa").id == "20261115-142233-aaa"
+
+
+@pytest.mark.parametrize("name", ["2027", "", "%", "LAST"])
+def test_unknown_run_names_the_newest(store, begin, name):
+    """Whoever mistypes sees what there is; nothing is a wildcard."""
+    run_id = begin(store)
+    with pytest.raises(UserError, match=run_id) as caught:
+        store.run(name)
+    assert f"`{name}`" in caught.value.message
+
+
+def test_unknown_run_in_an_empty_store(store):
+    """There is nothing to propose."""
+    with pytest.raises(UserError, match="no runs yet"):
+        store.run("2026")
+
+
+def test_deleting_a_run_takes_its_rows_along(store, begin, a_request):
+    """Whole runs go, others stay, unknown ids do not count."""
+    gone, kept = begin(store), begin(store)
+    for run_id in (gone, kept):
+        store.append_requests(run_id, [a_request()])
+        store.append_client_sample(run_id, ClientSample(1, 0, None, None, None, client_limited=False))
+        store.end_run(run_id, 1.0, "done")
+    assert store.delete_runs([gone, gone, "unknown"]) == 1
+    assert [run.id for run in store.runs()] == [kept]
+    assert (store.requests(gone), store.client_samples(gone)) == ([], [])
+    assert len(store.requests(kept)) == 1
+    with pytest.raises(Exception, match="rows of runs are final"):
+        store._connection.execute("DELETE FROM runs")
+
+
+def test_run_at_work_cannot_be_deleted(store, begin):
+    """Its writer would lose the ground under its feet; nothing else is deleted either."""
+    ended, at_work = begin(store), begin(store)
+    store.end_run(ended, 1.0, "done")
+    with pytest.raises(UserError, match=at_work):
+        store.delete_runs([ended, at_work])
+    assert len(store.runs()) == 2
+
+
+def test_store_may_be_used_from_several_threads(store, begin, a_request):
+    """Callers hand blocking calls to threads; their transactions do not mix."""
+    run_id = begin(store)
+
+    def append(level: int) -> None:
+        for index in range(20):
+            store.append_requests(run_id, [a_request(index, level=level)])
+
+    threads = [threading.Thread(target=append, args=(level,)) for level in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.run(run_id).requests == 80
+
+
+def test_views_speak_in_words_people_know(store, begin, a_request):
+    """Who opens the file with another tool finds times, speeds and outcomes without a manual."""
+    run_id = begin(store)
+    row = a_request(3, level=4, first_token_s=1.0, last_token_s=2.0, output_tokens=50, arrivals_s=(1.0, 2.0))
+    store.append_requests(run_id, [row, a_request(4, level=4, error_kind="timeout")])
+    store.end_run(run_id, 1_794_752_563.25, "done")
+    query = "SELECT outcome, started_utc, duration_s, requests, failed_requests, output_tokens FROM v_runs"
+    assert tuple(store._read(query)[0]) == ("done", "2026-11-15 14:22:33", 10.0, 2, 1, 50)
+    query = "SELECT concurrency, task, ok, total_s, ttft_ms, task_tok_s, chunks FROM v_requests ORDER BY task"
+    assert [tuple(found) for found in store._read(query)] == [
+        (4, 3, 1, 2.0, 500.0, 50.0, 2),
+        (4, 4, 0, 2.0, None, None, 0),
+    ]
+
+
+def test_unreadable_json_names_the_run(store, path, begin):
+    """A row spoiled from outside is reported, not shown as empty."""
+    run_id = begin(store)
+    with open_store(path) as other:
+        other._connection.execute("DROP TRIGGER runs_no_update")
+        other._connection.execute("UPDATE runs SET config = '{'")
+    with pytest.raises(StoreError, match=f"run `{run_id}` has unreadable JSON in its column `config`"):
+        store.run(run_id)

@@ -1,0 +1,56 @@
+"""Files of every schema there ever was, opened by this one.
+
+A new migration comes with a dump of the schema it makes: `versions/NUMBER.sql`, one finished run in it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from skep.records import RunState
+from skep.store.database import open_store
+from skep.store.migrations import MIGRATIONS
+
+DUMPS = sorted(Path(__file__).with_name("versions").glob("*.sql"), key=lambda file: int(file.stem))
+
+
+def file_from(dump: Path, path: Path) -> Path:
+    connection = sqlite3.connect(path)
+    connection.executescript(dump.read_text(encoding="utf-8"))
+    connection.close()
+    return path
+
+
+def schema(path: Path) -> list[tuple[str, str]]:
+    connection = sqlite3.connect(path)
+    rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name").fetchall()
+    connection.close()
+    return rows
+
+
+def test_every_version_has_a_dump():
+    """A migration without one could not be tried from the file it starts from."""
+    assert [int(dump.stem) for dump in DUMPS] == list(range(1, len(MIGRATIONS) + 1))
+
+
+@pytest.mark.parametrize("dump", DUMPS, ids=lambda dump: dump.stem)
+def test_old_file_opens_with_its_run(dump, tmp_path):
+    """Whatever skep wrote it, the run and its rows are there."""
+    with open_store(file_from(dump, tmp_path / "old.sqlite3")) as store:
+        run = store.run("last")
+        assert (run.id, run.state, run.requests) == ("20261115-142233-a1b2c3", RunState.DONE, 1)
+        (request,) = store.requests(run.id)
+        assert (request.output_tokens, request.arrivals_s, request.engine.decode_tok_s) == (50, (1.0, 2.0), 50.0)
+        assert len(store.client_samples(run.id)) == 1
+
+
+@pytest.mark.parametrize("dump", DUMPS, ids=lambda dump: dump.stem)
+def test_upgraded_schema_is_the_fresh_one(dump, tmp_path):
+    """Old files and new ones end up alike."""
+    old = file_from(dump, tmp_path / "old.sqlite3")
+    open_store(old).close()
+    open_store(tmp_path / "fresh.sqlite3").close()
+    assert schema(old) == schema(tmp_path / "fresh.sqlite3")

@@ -1,0 +1,256 @@
+"""The fake engine as a process: protocol, slots, hang-ups, life and death."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http.client
+import json
+import os
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+from fake_raw_client import call, chat, read_all, send
+
+from skep.testing.fake_control import is_met
+from skep.testing.process import FakeEngine, to_argv
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with FakeEngine(slots=2, token_ms=2, ctx=50) as engine:
+        yield engine
+
+
+def test_engine_tells_about_itself(engine):
+    """Health, models, slots, props and metrics in the forms of the real ones."""
+    assert call(engine.url, "GET", "/health").json() == {"status": "ok"}
+    model = call(engine.url, "GET", "/v1/models").json()["data"][0]
+    assert (model["id"], model["owned_by"]) == ("fake-model", "skep-fake")
+    assert call(engine.url, "GET", "/slots").json()[1] == {"id": 1, "n_ctx": 50, "is_processing": False}
+    assert call(engine.url, "GET", "/props").json()["total_slots"] == 2
+    assert b"llamacpp:requests_processing 0\n" in call(engine.url, "GET", "/metrics").body
+    assert call(engine.url, "GET", "/odd").status == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_whole_answer_counts_its_tokens(engine, path):
+    """Usage and timings agree."""
+    body = chat(words=4, tokens=6, stream=False) | {"prompt": "word " * 4}
+    answer = call(engine.url, "POST", path, body).json()
+    assert answer["usage"]["prompt_tokens"] == answer["timings"]["prompt_n"] == 4
+    assert answer["usage"]["completion_tokens"] == answer["timings"]["predicted_n"] == 6
+    speed = answer["timings"]["predicted_per_second"]
+    assert speed == pytest.approx(5 / answer["timings"]["predicted_ms"] * 1000)
+
+
+def test_stream_ends_with_usage_and_done(engine):
+    """As asked for by stream_options."""
+    reply = call(engine.url, "POST", "/v1/chat/completions", chat(stream_options={"include_usage": True}))
+    assert reply.headers["content-type"] == "text/event-stream"
+    assert b'"completion_tokens":8' in reply.body
+    assert reply.body.endswith(b"data: [DONE]\n\n")
+
+
+def test_prompt_over_the_context_is_a_clean_400(engine):
+    """In OpenAI form, with the code clients look for."""
+    reply = call(engine.url, "POST", "/v1/chat/completions", chat(words=50))
+    assert (reply.status, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"{}", b'{"messages": [1], "max_tokens": "many"}'])
+def test_body_that_cannot_be_read_is_a_clean_400(engine, body):
+    """The connection stays usable, the engine alive."""
+    reply = call(engine.url, "POST", "/v1/chat/completions", body)
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_other_posts_give_their_bytes_back(engine):
+    """So that a proxy can be shown to change nothing."""
+    body = bytes(range(256)) * 1000
+    reply = call(engine.url, "POST", "/v1/embeddings", body)
+    assert reply.body == body
+    assert reply.headers["x-body-sha256"] == hashlib.sha256(body).hexdigest()
+    state = engine.state()
+    assert (state["last_path"], state["last_body_sha256"]) == ("/v1/embeddings", reply.headers["x-body-sha256"])
+    assert state["last_headers"]["content-length"] == str(len(body))
+
+
+def test_connection_serves_one_request_after_another(engine):
+    """Also a second one that was sent before the first was answered."""
+    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=10)
+    before = engine.state()["connections_total"]
+    connection.request("POST", "/v1/chat/completions", json.dumps(chat(tokens=3)))
+    connection.sock.sendall(b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n")
+    assert b" carry" in connection.getresponse().read()
+    assert connection.sock.recv(4096).endswith(b'{"status":"ok"}')
+    connection.close()
+    assert engine.state()["connections_total"] == before + 1
+
+
+def test_loading_engine_answers_503_until_it_is_ready():
+    """Every path but its own control."""
+    with FakeEngine(load_s=0.3) as engine:
+        reply = call(engine.url, "GET", "/health")
+        assert (reply.status, reply.json()["error"]["message"]) == (503, "Loading model")
+        deadline = time.monotonic() + 5
+        while call(engine.url, "GET", "/health").status == 503:
+            assert time.monotonic() < deadline
+
+
+def test_requests_beyond_the_slots_wait_inside():
+    """And beyond the inner queue they get 503 with Retry-After."""
+
+    async def crowd(engine):
+        streams = [await send(engine.url, chat(tokens=500)) for _ in range(3)]
+        await asyncio.to_thread(engine.wait_for, running=2, waiting=1)
+        refused = await read_all(engine.url, chat())
+        assert b" 503 " in refused.raw
+        assert b"retry-after: 1" in refused.raw
+        for stream in streams:
+            await stream.hang_up()
+
+    with FakeEngine(slots=2, inner_queue=1, token_ms=10) as engine:
+        asyncio.run(crowd(engine))
+        state = engine.wait_for(running=0, waiting=0, hangups=3)
+        assert (state["max_running"], state["max_inside"]) == (2, 3)
+
+
+def test_hang_up_frees_the_slot_at_once_and_the_next_one_starts():
+    """The one that waited gets its whole answer."""
+
+    async def leave(engine):
+        first = await send(engine.url, chat(tokens=5000))
+        await first.until(b" bees")
+        second = asyncio.create_task(read_all(engine.url, chat(tokens=3)))
+        await asyncio.to_thread(engine.wait_for, waiting=1)
+        await first.hang_up()
+        assert b"[DONE]" in (await asyncio.wait_for(second, 5)).raw
+
+    with FakeEngine(slots=1, token_ms=2) as engine:
+        asyncio.run(leave(engine))
+
+
+def test_deaf_engine_keeps_the_slot_of_a_client_that_has_gone():
+    """Visible in /slots, for the time named."""
+
+    async def leave(engine):
+        stream = await send(engine.url, chat(stream=False, tokens=5000))
+        await asyncio.to_thread(engine.wait_for, running=1)
+        await stream.hang_up()
+        await asyncio.to_thread(engine.wait_for, hangups=1)
+
+    with FakeEngine(deaf_ms=200, token_ms=2) as engine:
+        asyncio.run(leave(engine))
+        left_s = time.monotonic()
+        assert call(engine.url, "GET", "/slots").json()[0]["is_processing"]
+        engine.wait_for(running=0)
+        assert time.monotonic() - left_s > 0.1
+        assert not call(engine.url, "GET", "/slots").json()[0]["is_processing"]
+
+
+def test_idle_connection_is_closed_after_its_time():
+    """As the real one does after five seconds: the client reads an end."""
+    with FakeEngine(idle_close_s=0.05) as engine:
+        connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=10)
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+        assert connection.sock.recv(1) == b""
+        connection.close()
+
+
+def test_tokens_keep_their_times():
+    """The gaps average out to the token time: what was late is not added up."""
+
+    async def ask():
+        with FakeEngine(ttft_ms=30, token_ms=5) as engine:
+            started = time.perf_counter()
+            stream = await read_all(engine.url, chat(tokens=81))
+            return started, stream.arrivals_s
+
+    started, arrivals = asyncio.run(ask())
+    assert len(arrivals) == 80
+    assert arrivals[0] - started > 0.03
+    assert (arrivals[-1] - arrivals[0]) / 79 == pytest.approx(0.005, rel=0.1)
+
+
+def test_many_streams_run_at_once():
+    """256 answers side by side, each whole."""
+
+    async def crowd(url):
+        return await asyncio.gather(*(read_all(url, chat(tokens=5)) for _ in range(256)))
+
+    with FakeEngine(slots=256, token_ms=30, ttft_ms=300) as engine:
+        streams = asyncio.run(crowd(engine.url))
+        assert all(stream.raw.count(b"[DONE]") == 1 for stream in streams)
+        assert engine.state()["max_running"] > 200
+
+
+def test_start_takes_a_fraction_of_a_second():
+    """A test may start as many as it likes."""
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        with FakeEngine():
+            times.append(time.perf_counter() - started)
+    assert statistics.median(times) < 1.0
+
+
+def test_address_is_printed_without_a_report_descriptor():
+    """For a person who starts it by hand; SIGTERM ends it with 0."""
+    argv = [sys.executable, "-m", "skep.testing.fake_engine"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        line = process.stdout.readline().decode()
+        process.terminate()
+    assert line.startswith("listening on http://127.0.0.1:")
+    assert process.returncode == 0
+
+
+def test_engine_may_ignore_sigterm():
+    """Then only SIGKILL ends it."""
+    with FakeEngine(ignore_term=True) as engine:
+        os.kill(engine.pid, signal.SIGTERM)
+        assert call(engine.url, "GET", "/health").status == 200
+        assert engine.kill() == -signal.SIGKILL
+
+
+def test_grandchild_outlives_sigterm_and_its_process_group():
+    """An orphan to be found by its pid only; it still ends with the test."""
+    with FakeEngine(grandchild=True) as engine:
+        [pid] = engine.state()["grandchildren"]
+        watch = os.pidfd_open(pid)
+        assert os.getsid(pid) != os.getsid(engine.pid)
+        engine.kill(signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)
+        assert select.select([watch], [], [], 0.1)[0] == []
+    assert select.select([watch], [], [], 5)[0] == [watch]
+    os.close(watch)
+
+
+def test_engine_ends_with_the_process_that_started_it():
+    """Also when that one is killed and cannot clean up."""
+    code = "import sys; from skep.testing.process import FakeEngine as E; print(E().start().pid, flush=True); input()"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with parent:
+        watch = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+        assert select.select([watch], [], [], 5)[0] == [watch]
+        os.close(watch)
+
+
+def test_options_become_arguments():
+    """True is a flag, False and None are left out, a list repeats, an object is JSON."""
+    argv = to_argv({"token_ms": 5, "no_timings": True, "ignore_term": False, "fault": ["500", {"kind": "html"}]})
+    assert argv == ["--token-ms=5", "--no-timings", "--fault=500", '--fault={"kind": "html"}']
+
+
+def test_counters_may_be_past_what_is_waited_for():
+    """Gauges must be equal."""
+    state = {"requests": 3, "running": 1}
+    assert is_met({"requests": 2, "running": 1}, state)
+    assert not is_met({"requests": 2, "running": 0}, state)

@@ -1,0 +1,163 @@
+"""Every odd form carries the same answer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from skep.errors import UserError
+from skep.testing.fake_answers import WORDS, answer, parse_ask, split_words
+from skep.testing.fake_streams import FORMS, AnswerHead, StreamEncoder, parse_form, whole_answer
+
+HEAD = AnswerHead("chatcmpl-1", "fake-model", 0, chat=True, prompt_tokens=5)
+TOKENS = tuple(WORDS[:7])
+
+
+def writes(form: str, *, include_usage: bool = True) -> tuple[list[bytes], list[list[bytes]], list[bytes]]:
+    encoder = StreamEncoder(parse_form(form), HEAD, total=len(TOKENS), include_usage=include_usage)
+    opening = encoder.opening()
+    return opening, [encoder.token(token) for token in TOKENS], encoder.ending("length", {"predicted_n": 7})
+
+
+def all_bytes(form: str, **more: bool) -> bytes:
+    opening, middle, end = writes(form, **more)
+    return b"".join([*opening, *(data for part in middle for data in part), *end])
+
+
+def events(data: bytes) -> list[dict]:
+    """The chunks of a stream, decoded as the server-sent events standard says."""
+    blocks = data.decode().replace("\r\n", "\n").split("\n\n")
+    texts = [
+        "\n".join(line.removeprefix("data: ") for line in block.split("\n") if line.startswith("data: "))
+        for block in blocks
+    ]
+    return [json.loads(text) for text in texts if text and text != "[DONE]"]
+
+
+def deltas(data: bytes, name: str) -> str:
+    return "".join(
+        choice["delta"].get(name, "") for event in events(data) for choice in event["choices"] if choice["delta"]
+    )
+
+
+@pytest.mark.parametrize("form", [*FORMS, "cut,crlf,coalesced", "multi-line,crlf,comments,usage-every"])
+def test_every_form_carries_the_whole_answer(form):
+    """A reader that follows the standards gets the same words from each."""
+    data = all_bytes(form)
+    assert deltas(data, "reasoning_content") + deltas(data, "content") == "".join(TOKENS)
+    assert [c["finish_reason"] for e in events(data) for c in e["choices"]].count("length") == 1
+
+
+def test_usual_form_sends_role_tokens_end_usage_and_done():
+    """One event per token, usage in a chunk without choices, timings in the last chunk."""
+    data = all_bytes("normal")
+    chunks = events(data)
+    assert len(chunks) == 1 + len(TOKENS) + 2
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == len(TOKENS)
+    assert chunks[-1]["timings"] == {"predicted_n": 7}
+    assert data.endswith(b"data: [DONE]\n\n")
+
+
+def test_usage_is_sent_only_when_asked_for():
+    """Without include_usage the last chunk is the one with the finish reason."""
+    chunks = events(all_bytes("normal", include_usage=False))
+    assert all("usage" not in chunk for chunk in chunks)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_forms_without_done_or_usage_leave_them_out():
+    """Both were asked for."""
+    assert b"[DONE]" not in all_bytes("no-done")
+    assert b"usage" not in all_bytes("no-usage")
+
+
+def test_usage_in_every_chunk_counts_up():
+    """As vLLM does with continuous usage."""
+    seen = [chunk["usage"]["completion_tokens"] for chunk in events(all_bytes("usage-every"))]
+    assert seen == sorted(seen)
+    assert seen[-1] == len(TOKENS)
+
+
+def test_early_role_goes_out_before_the_first_token():
+    """A first byte that is no first token."""
+    opening, middle, _ = writes("early-role")
+    assert b'"role":"assistant"' in b"".join(opening)
+    assert b"role" not in b"".join(middle[0])
+
+
+def test_reasoning_comes_before_content():
+    """The first quarter of the tokens is thought."""
+    data = all_bytes("reasoning")
+    assert deltas(data, "reasoning_content") == TOKENS[0]
+
+
+def test_several_tokens_share_a_chunk():
+    """Chunks are no tokens."""
+    assert len(events(all_bytes("several-tokens"))) == 1 + 3 + 2
+
+
+def test_coalesced_events_share_a_write():
+    """Most tokens write nothing, one write holds four events."""
+    _, middle, _ = writes("coalesced")
+    sizes = [data.count(b"data: ") for part in middle for data in part]
+    assert sizes == [4]
+
+
+def test_cut_form_cuts_events_and_characters():
+    """Some writes end inside a character, and none ends an event."""
+    _, middle, _ = writes("cut")
+    data = [b"".join(part) for part in middle]
+    assert not any(part.endswith(b"\n\n") for part in data)
+    with pytest.raises(UnicodeDecodeError):
+        data[5].decode()  # naïve
+
+
+def test_comments_and_line_ends_are_as_named():
+    """Comment lines stand between events; CRLF leaves no bare line feed."""
+    assert all_bytes("comments").startswith(b": ping\n\n")
+    assert all_bytes("crlf").count(b"\r\n") == all_bytes("crlf").count(b"\n")
+    assert b'data: "choices": [\ndata: ' in all_bytes("multi-line")
+
+
+def test_unknown_form_is_the_callers_mistake():
+    """The hint lists the forms."""
+    with pytest.raises(UserError, match="`odd`"):
+        parse_form("cut,odd")
+
+
+def test_whole_answer_has_the_same_words():
+    """A chat answer has a message, a completion has text."""
+    body = json.loads(whole_answer(HEAD, parse_form("reasoning"), TOKENS, "stop", None))
+    message = body["choices"][0]["message"]
+    assert message["reasoning_content"] + message["content"] == "".join(TOKENS)
+    assert body["usage"]["total_tokens"] == 5 + len(TOKENS)
+
+
+def test_prompt_tokens_are_the_words_of_all_messages():
+    """Also where a message is a list of parts."""
+    parts = [{"type": "text", "text": "c d"}, {"type": "text", "text": "e"}]
+    body = {"messages": [{"role": "system", "content": "a b"}, {"role": "user", "content": parts}]}
+    assert parse_ask(json.dumps(body).encode(), chat=True).prompt_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "count", "finish"),
+    [({"max_tokens": 3}, 3, "length"), ({}, 9, "stop"), ({"max_tokens": 99}, 18, "length")],
+)
+def test_answer_has_the_tokens_asked_for(fields, count, finish):
+    """Never more than the context leaves room for."""
+    ask = parse_ask(json.dumps({"prompt": "a b", **fields}).encode(), chat=False)
+    got = answer(ask, default_tokens=9, ctx=20)
+    assert (len(got.tokens), got.finish_reason) == (count, finish)
+
+
+def test_stored_answer_is_given_to_its_prompt():
+    """Split into words that join to the same text."""
+    ask = parse_ask(b'{"prompt": "what is two and two"}', chat=False)
+    got = answer(ask, default_tokens=64, ctx=99, answers=[("three", "no"), ("two and two", "It is\n four. ")])
+    assert "".join(got.tokens) == "It is\n four. "
+    assert got.finish_reason == "stop"
+    assert split_words("a b") == ["a", " b"]

