@@ -50,9 +50,7 @@ def user_paths(env: Mapping[str, str]) -> Paths:
         "cache": _folder(env, "XDG_CACHE_HOME", home / ".cache"),
         "state": _folder(env, "XDG_STATE_HOME", home / ".local/state"),
     }
-    mark = hashlib.sha256("\0".join(str(folders[key]) for key in ("config", "data", "state")).encode()).hexdigest()[
-        :8
-    ]
+    mark = hashlib.sha256("\0".join(str(folders[key]) for key in ("config", "data", "state")).encode()).hexdigest()[:8]
     runtime = Path(env.get("XDG_RUNTIME_DIR") or "/nonexistent") / f"skep-{mark}"
     if not runtime.parent.is_dir() or len(os.fsencode(runtime / "control.sock")) > MAX_SOCKET_PATH:
         runtime = Path(f"/tmp/skep-{os.getuid()}-{mark}")  # noqa: S108 - made private and checked by `make_runtime`

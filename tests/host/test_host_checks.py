@@ -174,9 +174,7 @@ def test_x86_without_avx2_is_a_warning(captured):
     host = replace(HOST, cpu_model=parse_cpu_model(text), cpu_features=parse_cpu_features(text), cpu_cores=8)
     found = cpu_finding(host)
     assert found.verdict is Verdict.WARNING
-    assert (
-        found.detail == "Intel(R) Core(TM) i7-3770K CPU @ 3.50GHz, 8 cores, f16c avx; without AVX2 llama.cpp is slow"
-    )
+    assert found.detail == "Intel(R) Core(TM) i7-3770K CPU @ 3.50GHz, 8 cores, f16c avx; without AVX2 llama.cpp is slow"
     assert found.hint is not None
 
 

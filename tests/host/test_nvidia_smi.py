@@ -14,9 +14,7 @@ DRIVER_GONE = (
 
 def test_card_is_read_with_all_its_fields(captured):
     """Each column of the query reaches its field, with units taken off."""
-    assert parse_gpus(captured("h200/query.csv")) == (
-        Gpu(0, "NVIDIA H200", 143771 * MIB, "9.0", 5, 5, 16, 16, 700.0),
-    )
+    assert parse_gpus(captured("h200/query.csv")) == (Gpu(0, "NVIDIA H200", 143771 * MIB, "9.0", 5, 5, 16, 16, 700.0),)
 
 
 def test_columns_may_be_missing_or_in_another_order():

@@ -41,8 +41,8 @@ def levels():
     return (
         _level(1, (40.9, 42.6), 44.1, 0.0, (92.0, 131.0)),
         _level(4, (121.4, 133.0), 36.2, 17.9, (148.0, 305.0)),
-        _level(8, (188.1, 201.7), 28.0, 36.5, (236.0, 610.0), truncated=3),
-        _level(16, (219.5, 243.9), 17.3, 60.8, (498.0, 1480.0), failed=3, limited=True, truncated=2),
+        _level(8, (188.1, 201.7), 28.0, 36.5, (236.0, 610.0), failed=3, truncated=3),
+        _level(16, (219.5, 243.9), 17.3, 60.8, (498.0, 1480.0), limited=True, truncated=2),
     )
 
 
@@ -94,7 +94,7 @@ def run():
 @pytest.fixture(scope="session")
 def rows():
     return tuple(
-        Request(level=16, repeat=0, index=i, kind="fix", started_s=1.0, ended_s=4.0, error_kind=kind, error=error)
+        Request(level=8, repeat=0, index=i, kind="fix", started_s=1.0, ended_s=4.0, error_kind=kind, error=error)
         for i, (kind, error) in enumerate(
             [
                 ("timeout", "no byte for 60 s"),

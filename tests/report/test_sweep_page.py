@@ -81,6 +81,13 @@ def test_headline_figures_name_their_level(page, levels):
     assert "TTFT p50 498 ms at C = 16; 92 ms at C = 1" in text
 
 
+def test_failed_requests_forbid_a_speedup(run, summary):
+    """Walls of unequal work are not compared, and the page says why."""
+    text = Outline(sweep_page(run, replace(summary, speedup=None), ())).text
+    assert "Swarm speedup – not comparable: requests failed" in text
+    assert "Not comparable: requests failed." in text
+
+
 def test_page_says_what_ran_where(page):
     """Model, URL, engine, host, Python, skep version, seed, run id, state and time are all on it."""
     text = Outline(page).text

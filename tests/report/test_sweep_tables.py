@@ -57,14 +57,14 @@ def test_client_limited_level_is_flagged(levels):
 def test_failures_are_counted_by_kind(levels, rows):
     """Each kind of error of a level has a count and its first message."""
     assert _cells(failure_table(levels, rows))[1:] == [
-        ["16", "http_503", "1", "the engine said: queue is full"],
-        ["16", "timeout", "2", "no byte for 60 s"],
+        ["8", "http_503", "1", "the engine said: queue is full"],
+        ["8", "timeout", "2", "no byte for 60 s"],
     ]
 
 
 def test_failures_without_rows_are_still_shown(levels):
     """Where only the summary knows of failures, their kind is not recorded, but they are not hidden."""
-    assert _cells(failure_table(levels, ()))[1:] == [["16", "not recorded", "3", "–"]]
+    assert _cells(failure_table(levels, ()))[1:] == [["8", "not recorded", "3", "–"]]
 
 
 def test_failed_warm_up_is_named(levels, rows):
@@ -75,4 +75,4 @@ def test_failed_warm_up_is_named(levels, rows):
 
 def test_no_failures_make_no_table(levels, rows):
     """A clean run has no empty section."""
-    assert failure_table(levels[:3], rows[3:]) is None
+    assert failure_table(levels[:2], rows[3:]) is None

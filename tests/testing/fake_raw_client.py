@@ -70,9 +70,7 @@ async def send(url: str, body: dict[str, Any]) -> Stream:
     where = urlsplit(url)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     data = json.dumps(body).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
-    )
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
     writer.write(head.encode() + data)
     return Stream(reader, writer)
 

@@ -9,6 +9,7 @@ import json
 import os
 import select
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -83,13 +84,15 @@ def test_other_posts_give_their_bytes_back(engine):
 
 def test_connection_serves_one_request_after_another(engine):
     """Also a second one that was sent before the first was answered."""
-    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=10)
     before = engine.state()["connections_total"]
-    connection.request("POST", "/v1/chat/completions", json.dumps(chat(tokens=3)))
-    connection.sock.sendall(b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n")
-    assert b" carry" in connection.getresponse().read()
-    assert connection.sock.recv(4096).endswith(b'{"status":"ok"}')
-    connection.close()
+    body = json.dumps(chat(tokens=3)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", engine.port), timeout=10) as raw:
+        raw.sendall(head.encode() + body + b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n")
+        got = b""
+        while not got.endswith(b'{"status":"ok"}'):
+            got += raw.recv(4096)
+    assert got.index(b" carry") < got.index(b"[DONE]") < got.index(b"status")
     assert engine.state()["connections_total"] == before + 1
 
 
@@ -205,8 +208,12 @@ def test_address_is_printed_without_a_report_descriptor():
     """For a person who starts it by hand; SIGTERM ends it with 0."""
     argv = [sys.executable, "-m", "skep.testing.fake_engine"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
-        line = process.stdout.readline().decode()
-        process.terminate()
+        try:
+            line = process.stdout.readline().decode()
+            process.terminate()
+            process.wait(10)
+        finally:
+            process.kill()
     assert line.startswith("listening on http://127.0.0.1:")
     assert process.returncode == 0
 

@@ -100,10 +100,10 @@ def test_several_tokens_share_a_chunk():
 
 
 def test_coalesced_events_share_a_write():
-    """Most tokens write nothing, one write holds four events."""
+    """Most tokens write nothing, each write holds four events."""
     _, middle, _ = writes("coalesced")
     sizes = [data.count(b"data: ") for part in middle for data in part]
-    assert sizes == [4]
+    assert sizes == [4, 4]
 
 
 def test_cut_form_cuts_events_and_characters():

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from skep.engines.base import Engine, Launch
 from skep.engines.front import Front
@@ -103,9 +102,8 @@ class Supervisor:
         if failure is not None:
             raise failure
 
-    async def rows(self) -> list[Message]:
-        """What `skep ps` shows: one row a replica, and one for the gateway."""
-        status = await self._front.status()
+    def rows(self, status: Message) -> list[Message]:
+        """What `skep ps` shows: one row a replica, and one for the gateway. `status` is the gateway's answer."""
         busy = status.get("busy", {})
         rows: list[Message] = [
             {
@@ -138,6 +136,16 @@ class Supervisor:
             }
         )
         return rows
+
+    def description(self) -> Message:
+        """What `skep up --json` prints."""
+        return {
+            "url": self.hive.url,
+            "openai_base_url": f"{self.hive.url}/v1",
+            "models": list(self.hive.models),
+            "pid": os.getpid(),
+            "replicas": [row for row in self.rows({}) if row["kind"] == "replica"],
+        }
 
     # Inside
 
@@ -199,7 +207,8 @@ class Supervisor:
     async def _control(self, message: Message) -> Message:
         match message.get("op"):
             case "status":
-                return {"phase": self.phase, "url": self.hive.url, "pid": os.getpid(), "rows": await self.rows()}
+                rows = self.rows(await self._front.status())
+                return {"phase": self.phase, "url": self.hive.url, "pid": os.getpid(), "rows": rows}
             case "down":
                 self.stop()
                 return {"ok": True, "pid": os.getpid()}
@@ -218,14 +227,3 @@ class Supervisor:
                 return {"ok": True}
         known = ", ".join(["gateway", *(replica.launch.name for replica in self._replicas)])
         return {"error": f"there is no `{name}` here", "hint": f"known: {known}"}
-
-
-def hive_json(supervisor: Supervisor, rows: list[Message]) -> dict[str, Any]:
-    """What `skep up --json` prints."""
-    return {
-        "url": supervisor.hive.url,
-        "openai_base_url": f"{supervisor.hive.url}/v1",
-        "models": list(supervisor.hive.models),
-        "pid": os.getpid(),
-        "replicas": rows,
-    }

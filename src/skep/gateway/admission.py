@@ -146,9 +146,7 @@ class Admission:
 
     # Events
 
-    def set_replicas(
-        self, specs: tuple[ReplicaSpec, ...], now: float, *, models: tuple[str, ...] = ()
-    ) -> list[Action]:
+    def set_replicas(self, specs: tuple[ReplicaSpec, ...], now: float, *, models: tuple[str, ...] = ()) -> list[Action]:
         """The whole table anew. `models` may name models that have no replica at the moment: their requests wait.
 
         A replica seen for the first time may still be busy with what an earlier gateway sent it: if it can be asked,

@@ -188,9 +188,7 @@ class Exchange:
     def forward(self, action: Forward) -> None:
         self._granted = action
         pool = self._proxy.pool(action.replica)
-        head = request_bytes(
-            self._request.method, self._request.target, self._upstream_headers(pool.origin.authority)
-        )
+        head = request_bytes(self._request.method, self._request.target, self._upstream_headers(pool.origin.authority))
         self._call = pool.send(head + self._request.body, self)
 
     def reject(self, action: Reject) -> None:

@@ -64,9 +64,7 @@ def contention_chart(levels: Sequence[LevelSummary]) -> Spec | None:
     return {
         "layer": [
             _layer(rows, bar, x=x, y=y),
-            _layer(
-                [r for r in rows if r["pct"] <= 90], _text("center", dy=-9, weight=600), x=x, y=above, text="label"
-            ),
+            _layer([r for r in rows if r["pct"] <= 90], _text("center", dy=-9, weight=600), x=x, y=above, text="label"),
             _layer(
                 [r for r in rows if r["pct"] > 90],
                 _text("center", dy=13, weight=600, color=theme.PAPER),
@@ -106,7 +104,7 @@ def ttft_chart(levels: Sequence[LevelSummary]) -> Spec | None:
 
 
 def wall_chart(summary: SweepSummary) -> Spec | None:
-    """The tasks one after another and side by side, as two bars."""
+    """Wall time at C=1 and at the largest C, as two bars."""
     serial, swarm = summary.serial_wall_s, summary.swarm_wall_s
     if serial is None or swarm is None or not (known(serial) and known(swarm)):
         return None

@@ -10,22 +10,10 @@ from collections.abc import Sequence
 
 from skep.records import LevelSummary, Request, Run, RunState, SweepSummary
 from skep.report import charts, theme
-from skep.report.figures import (
-    UNKNOWN,
-    fact_list,
-    known,
-    milliseconds,
-    moment,
-    number,
-    percent,
-    printable,
-    public_url,
-    seconds,
-    shortened,
-    times,
-)
+from skep.report.figures import UNKNOWN, fact_list, moment, number, printable, public_url, shortened
+from skep.report.headline import cards, comparable, lead
 from skep.report.levels import failure_table, level_table
-from skep.report.markup import Markup, banner, card, definitions, figure, section, tag, text, trusted
+from skep.report.markup import Markup, banner, definitions, figure, section, tag, text, trusted
 from skep.report.style import document, mark
 from skep.report.svg import picture, standalone
 from skep.report.terms import terms
@@ -39,11 +27,11 @@ def sweep_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
         tag("h1", text(run.model)),
         tag("p", text(f"{public_url(run.url)} · {moment(run.created_at)}"), class_="where"),
         *_banners(run, summary),
-        _lead(summary.levels),
+        lead(summary.levels),
     )
     main = tag(
         "main",
-        _cards(summary),
+        cards(summary),
         section("pictures", "What concurrency gives, and what it costs", _pictures(summary)),
         section("levels", "Every level", level_table(summary.levels)),
         failure_table(summary.levels, rows),
@@ -67,9 +55,7 @@ def sweep_picture(run: Run, summary: SweepSummary) -> str:
     first = charts.sized(
         charts.ttft_chart(levels), "Time to first token", "median whole, 95th percentile dashed", 290, 100
     )
-    loss = charts.sized(
-        charts.contention_chart(levels), "Contention", "loss of per-task speed against C = 1", 290, 100
-    )
+    loss = charts.sized(charts.contention_chart(levels), "Contention", "loss of per-task speed against C = 1", 290, 100)
     spec = {
         "title": _title(run),
         "hconcat": [gain, {"vconcat": [first, loss], "spacing": 130, "bounds": "flush"}],
@@ -110,61 +96,6 @@ def _banners(run: Run, summary: SweepSummary) -> list[Markup]:
     return banners
 
 
-def _best(levels: Sequence[LevelSummary]) -> LevelSummary | None:
-    return max(
-        (level for level in levels if known(level.effective_tok_s)),
-        key=lambda level: level.effective_tok_s or 0.0,
-        default=None,
-    )
-
-
-def _widest(levels: Sequence[LevelSummary]) -> LevelSummary | None:
-    return max(levels, key=lambda level: level.concurrency, default=None)
-
-
-def _alone(levels: Sequence[LevelSummary]) -> LevelSummary | None:
-    return next((level for level in levels if level.concurrency == 1), None)
-
-
-def _lead(levels: Sequence[LevelSummary]) -> Markup | None:
-    """The finding in one sentence, only where all of its figures are known."""
-    best, alone = _best(levels), _alone(levels)
-    if best is None or alone is None or best is alone or not best.effective_tok_s or not alone.effective_tok_s:
-        return None
-    sentence = (
-        f"{best.concurrency} agents at once get {number(best.effective_tok_s)} tok/s together, "
-        f"{number(best.effective_tok_s / alone.effective_tok_s)} times what one agent gets alone"
-    )
-    if best.task_tok_s is not None and known(best.task_tok_s):
-        sentence += f"; each of them streams at {number(best.task_tok_s)} tok/s"
-    return tag("p", text(f"{sentence}."), class_="lead")
-
-
-def _cards(summary: SweepSummary) -> Markup:
-    best, widest, alone = _best(summary.levels), _widest(summary.levels), _alone(summary.levels)
-    ttft = widest.ttft_ms if widest else None
-    solo = (
-        f"; {milliseconds(alone.ttft_ms.p50)} at C\u00a0=\u00a01"
-        if alone and alone.ttft_ms and alone is not widest
-        else ""
-    )
-    return tag(
-        "dl",
-        card(number(best.effective_tok_s if best else None), "Effective tok/s", _at(best, "the best of all levels")),
-        card(times(summary.speedup), "Swarm speedup", f"{seconds(summary.serial_wall_s)} serial, "
-             f"{seconds(summary.swarm_wall_s)} swarm"),
-        card(percent(widest.contention_pct if widest else None), "Contention", _at(widest, "the largest level")),
-        card(milliseconds(ttft.p50 if ttft else None), "TTFT p50", f"{_at(widest)}{solo}"),
-        class_="cards",
-    )  # fmt: skip
-
-
-def _at(level: LevelSummary | None, remark: str = "") -> str:
-    if level is None:
-        return UNKNOWN
-    return f"at C\u00a0=\u00a0{level.concurrency}" + (f", {remark}" if remark else "")
-
-
 def _pictures(summary: SweepSummary) -> Markup:
     levels = summary.levels
     drawn = (
@@ -172,9 +103,14 @@ def _pictures(summary: SweepSummary) -> Markup:
          f"Band: slowest to fastest repeat{_hollow(levels)}."),
         (charts.contention_chart(levels), "Contention", "How much slower one task streams than it does alone."),
         (charts.ttft_chart(levels), "Time to first token", "Median whole, 95th percentile dashed."),
-        (charts.wall_chart(summary), "Serial against swarm", "The tasks one after another, and side by side."),
+        (charts.wall_chart(summary), "Serial against swarm", _wall_note(summary)),
     )  # fmt: skip
     return tag("div", *(_figure(spec, title, caption) for spec, title, caption in drawn), class_="charts")
+
+
+def _wall_note(summary: SweepSummary) -> str:
+    note = "The same tasks at C = 1 and at the largest C."
+    return note if comparable(summary) else f"{note} Not comparable: requests failed."
 
 
 def _figure(spec: charts.Spec | None, title: str, caption: str) -> Markup:

@@ -6,13 +6,15 @@ from skep.report.markup import Markup, join, tag, text
 
 _TERMS = {
     "Effective tok/s": """Output tokens of all answers of a level over the wall time of that level, all agents
-        together. The range is that of its slowest and fastest repeat.""",
+        together. A failed request counts with its time, not with tokens. The range is that of its slowest and fastest
+        repeat.""",
     "Per-task tok/s": """Median over tasks of output tokens over the time from first to last token: the speed that
         one agent sees while its answer streams.""",
     "Contention": """1 − per-task tok/s at C over per-task tok/s at C = 1: the share of its solo speed that an agent
         loses to the others.""",
-    "Speedup": "Serial wall time over swarm wall time.",
-    "Wall": "Wall time, summed over the repeats of a level.",
+    "Speedup": """Serial wall time (C = 1) over swarm wall time (the largest C), for the same tasks. Not given when a
+        request of either failed.""",
+    "Wall": "From the first request sent to the last answer ended, summed over the repeats of a level.",
     "TTFT, TPOT": "Time to first token, from sending the request; time per output token after the first.",
     "Ideal": "C times the effective tok/s of one agent: what a machine without limits would give.",
     "Engine tok/s": """The engine's own decode speed per stream, median, on the engine's clock. It leaves out

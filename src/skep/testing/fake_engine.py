@@ -29,15 +29,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     grandchildren = tuple(start_grandchild(options.parent_fd) for _ in range(options.grandchildren))
     if options.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    loop = new_loop()
-    for number in (signal.SIGINT, *(() if options.ignore_term else (signal.SIGTERM,))):
-        loop.add_signal_handler(number, loop.stop)
+    new_loop().run_until_complete(serve(options, grandchildren))
+    os._exit(0)  # open streams are cut, as an engine that is told to stop cuts them
+
+
+async def serve(options: Options, grandchildren: tuple[int, ...]) -> None:
+    """Until a signal says stop. The address is told last: whoever knows it may send the signal."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT,) if options.ignore_term else (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
     if options.parent_fd is not None:
         loop.add_reader(options.parent_fd, os._exit, 0)
     control = Control(options, grandchildren)
-    report(options, loop.run_until_complete(control.open()))
-    loop.run_forever()
-    os._exit(0)  # open streams are cut, as an engine that is told to stop cuts them
+    report(options, await control.open())
+    await stop.wait()
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

@@ -6,7 +6,7 @@ A plan of faults answers one question: does one strike this request? The server 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
@@ -94,7 +94,7 @@ class FaultPlan:
     def for_connection(self) -> Fault | None:
         return self._take(lambda fault: fault.kind is FaultKind.SLOW_ACCEPT)
 
-    def _take(self, wanted: Any) -> Fault | None:
+    def _take(self, wanted: Callable[[Fault], bool]) -> Fault | None:
         for place, fault in enumerate(self._faults):
             if wanted(fault):
                 if fault.times is not None and fault.times > 1:

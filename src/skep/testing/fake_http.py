@@ -6,7 +6,6 @@ Knows no routes: a handler receives each request together with the connection it
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import struct
 from collections import deque
@@ -43,6 +42,7 @@ class Connection(asyncio.Protocol):
         self._idle_close_s = idle_close_s
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
+        self._unread: list[bytes] | None = None  # a list while paused
         self._url = b""
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
@@ -60,6 +60,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._disarm_idle_close()
+        if self._unread is not None:
+            self._unread.append(data)
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:  # a bug of ours: let the loop print it
@@ -153,13 +156,13 @@ class Connection(asyncio.Protocol):
     def pause(self, seconds: float) -> None:
         """Read nothing for a while: to the client, a server that is slow to accept."""
         if self._transport is not None:
-            self._transport.pause_reading()
+            self._unread = []
             asyncio.get_running_loop().call_later(seconds, self._resume)
 
     def _resume(self) -> None:
-        if self._transport is not None:
-            with contextlib.suppress(RuntimeError):  # closing already
-                self._transport.resume_reading()
+        unread, self._unread = self._unread, None
+        if self._transport is not None and unread:
+            self.data_received(b"".join(unread))
 
     def _head(self, status: int, headers: Mapping[str, str]) -> bytes:
         keep = self._current is not None and self._current.keep_alive

@@ -63,9 +63,7 @@ class Job:
         self._clock = DecodeClock(self._speed, self._started_s, ask.prompt_tokens)
         if ask.stream:
             total = len(self._work.answer.tokens)
-            self._stream = StreamEncoder(
-                self._work.form, self._work.head, total=total, include_usage=ask.include_usage
-            )
+            self._stream = StreamEncoder(self._work.form, self._work.head, total=total, include_usage=ask.include_usage)
             if opening := self._stream.opening():
                 self._connection.begin_stream()
                 self._send(opening)

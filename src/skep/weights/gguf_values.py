@@ -18,7 +18,7 @@ _NESTED_STEPS = 16  # no model known nests arrays; each costs an object
 _MAX_DEPTH = 4
 
 
-class Damaged(Exception):  # noqa: N818 - never leaves this package
+class Damaged(Exception):
     """What is wrong with the file, as the end of a sentence about it."""
 
     def __init__(self, what: str, *, hint: str = "delete it and pull it again") -> None:

@@ -57,8 +57,7 @@ TINY = (
     Idea(
         "first_{thing}",
         "finds the first of the {things} whose {field} exceeds {number}",
-        "def first_{thing}({things}):\n    for x in {things}:\n"
-        "        if x.{field} > {number}:\n            return x",
+        "def first_{thing}({things}):\n    for x in {things}:\n        if x.{field} > {number}:\n            return x",
         ("            return x", "            return {things}"),
     ),
     Idea(

@@ -22,16 +22,16 @@ Kind = Literal["implement", "test", "fix", "document"]
 Size = Literal["short", "medium", "long"]
 KINDS: tuple[Kind, ...] = ("implement", "test", "fix", "document")
 
-# In characters, system and user message together: about 45, 250 and 1000 tokens.
-TARGETS: Mapping[Size, int] = {"short": 180, "medium": 1000, "long": 4000}
+# In characters, system and user message together: about 50, 250 and 1000 tokens, fewer or more by tokenizer.
+TARGETS: Mapping[Size, int] = {"short": 155, "medium": 900, "long": 3600}
 FEWEST_WORDS = 30
 _WORDS_FOR_FULL_IDEAS = 120
 
 _TASKS: Mapping[Kind, str] = {
     "implement": "Write a Python function `{name}` that {summary}.",
-    "test": "Write pytest tests for this code:\n{code}",
-    "fix": "Find and fix the bug:\n{code}",
-    "document": "Write the docstring for:\n{code}",
+    "test": "Write pytest tests for:\n{code}",
+    "fix": "Fix the bug in:\n{code}",
+    "document": "Write the docstring of:\n{code}",
 }
 _MODULE = "\n\nIt belongs to this module:\n{code}"
 
@@ -83,9 +83,10 @@ def _budget(size: Size, words: int | None) -> _Budget:
 
 
 def _compose(rng: Random, kind: Kind, serial: int, budget: _Budget) -> Prompt:
-    system = f"{rng.getrandbits(32):08x}-{serial} You write Python."
-    idea, names = _pick(rng, FULL if budget.full else TINY), _names(rng)
-    user = _task(kind, idea, names, fenced=budget.full)
+    system = f"{rng.getrandbits(24):06x}-{serial} You write Python."
+    names = _names(rng)
+    tasks = [_task(kind, idea, names, fenced=budget.full) for idea in (FULL if budget.full else TINY)]
+    user = _pick(rng, [task for task in tasks if budget.left(system, task) >= 0] or tasks)
     if budget.full:
         user += _module(rng, budget, budget.left(system, user, _MODULE))
     wishes = _wishes(rng, names, budget, budget.left(system, user))
@@ -127,7 +128,7 @@ def _wishes(rng: Random, names: Mapping[str, str], budget: _Budget, room: int) -
 
 def _names(rng: Random) -> dict[str, str]:
     thing, things = _pick(rng, THINGS)
-    number = str(2 + int(rng.random() * 498))
+    number = str(2 + int(rng.random() * 998))
     return {"thing": thing, "things": things, "Thing": thing.title(), "field": _pick(rng, FIELDS), "number": number}
 
 

@@ -1,0 +1,86 @@
+"""`skep doctor`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from skep.catalog.models import pullable
+from skep.cli.output import print_json
+from skep.engines.base import engine_named
+from skep.host.checks import disk_finding, examine
+from skep.host.facts import host_json, read_host
+from skep.host.nvidia import read_nvidia
+from skep.records import Finding, Verdict
+from skep.settings import EMBEDDED_MODEL, Paths, user_paths
+from skep.weights.pull import installed
+
+MARKS = {Verdict.OK: "ok", Verdict.WARNING: "warning", Verdict.PROBLEM: "problem"}
+COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "red"}
+
+
+def run_doctor(*, as_json: bool) -> int:
+    paths = user_paths(os.environ)
+    nvidia = read_nvidia()
+    facts = read_host(nvidia)
+    findings = [
+        *examine(facts, nvidia_error=nvidia.error),
+        embedded_finding(),
+        weights_finding(paths),
+        _disk(paths),
+    ]
+    if as_json:
+        print_json({"findings": [_finding_json(finding) for finding in findings], "host": host_json(facts)})
+    else:
+        _print(findings)
+    return 1 if any(finding.verdict is Verdict.PROBLEM for finding in findings) else 0
+
+
+def embedded_finding() -> Finding:
+    version = engine_named("embedded").version()
+    if version is None:
+        hint = "run `pip install 'skep[embedded]'`"
+        return Finding("embedded engine", Verdict.WARNING, "not installed", hint)
+    return Finding("embedded engine", Verdict.OK, version)
+
+
+def weights_finding(paths: Paths) -> Finding:
+    path = installed(EMBEDDED_MODEL, paths.cache)
+    if path is None:
+        hint = f"`skep pull {EMBEDDED_MODEL}` fetches them; `skep up` does so by itself"
+        return Finding("embedded weights", Verdict.OK, "not fetched yet", hint)
+    return Finding("embedded weights", Verdict.OK, str(path))
+
+
+def _disk(paths: Paths) -> Finding:
+    folder = paths.cache
+    while not folder.exists():
+        folder = folder.parent
+    model = pullable(EMBEDDED_MODEL)
+    need = 0 if installed(EMBEDDED_MODEL, paths.cache) else model.wheel_bytes + model.gguf_bytes
+    return disk_finding(str(_short(paths.cache)), shutil.disk_usage(folder).free, need)
+
+
+def _short(path: Path) -> Path:
+    home = Path.home()
+    return Path("~") / path.relative_to(home) if path.is_relative_to(home) else path
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    return {**asdict(finding), "verdict": finding.verdict.value}
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True, highlight=False)
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        mark = Text(f"{MARKS[finding.verdict]:8}", style=COLOURS[finding.verdict])
+        console.print(mark + Text(f"{finding.check:{width}}  {finding.detail}"))
+        if finding.hint:
+            console.print(Text(f"{'':8}{'':{width}}  → {finding.hint}", style="dim"))

@@ -1,0 +1,67 @@
+"""The process behind `skep up -d`: settings from stdin, announcements as JSON lines until it is ready, then silence."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from skep.engines.supervisor import Supervisor
+from skep.errors import SkepError
+from skep.settings import Gateway, Serve, Settings, user_paths
+from skep.wiring import run_hive
+
+
+class Announcer:
+    """Writes to the process that started us, as long as it listens."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_inheritable(fd, False)
+        self._pipe = os.fdopen(fd, "w", buffering=1)
+
+    def tell(self, **message: Any) -> None:
+        if not self._pipe.closed:
+            try:
+                self._pipe.write(json.dumps(message) + "\n")
+            except OSError:
+                self._pipe.close()
+
+    def changed(self, supervisor: Supervisor) -> None:
+        if supervisor.phase == "ready":
+            self.tell(ready=supervisor.description())
+            self._pipe.close()
+        else:
+            self.tell(rows=supervisor.rows({}))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="skep-detached")
+    parser.add_argument("--announce-fd", type=int, required=True)
+    announcer = Announcer(parser.parse_args().announce_fd)
+    settings = settings_of(json.load(sys.stdin))
+    try:
+        run_hive(
+            settings,
+            user_paths(os.environ),
+            announcer.changed,
+            progress=lambda done, total: announcer.tell(done=done, total=total),
+        )
+    except SkepError as error:
+        announcer.tell(error=error.message, hint=error.hint, exit_code=error.exit_code)
+        return error.exit_code
+    except Exception as error:
+        announcer.tell(error=f"unexpected {type(error).__name__}: {error}", hint="see `skep logs skep`", exit_code=1)
+        raise
+    return 0
+
+
+def settings_of(document: dict[str, Any]) -> Settings:
+    """The inverse of `asdict(settings)`, through JSON."""
+    serve = tuple(Serve(**{**table, "extra": tuple(table["extra"])}) for table in document["serve"])
+    return Settings(Gateway(**document["gateway"]), serve, document["drain_s"], document["start_deadline_s"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

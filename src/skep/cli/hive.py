@@ -1,0 +1,167 @@
+"""Running a hive from the command line: here, in the background, or announcing to the process that started us."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+
+from skep.cli.output import byte_progress, note, number, print_json, print_table
+from skep.errors import EngineError, SkepError
+from skep.settings import Paths, Settings
+
+if TYPE_CHECKING:
+    from skep.engines.supervisor import Supervisor
+
+REFRESH_S = 0.5
+
+
+def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
+    """In the foreground until Ctrl-C or `skep down`; a live table on a terminal, a line per change elsewhere."""
+    from skep.wiring import run_hive
+
+    story = _Story(paths, as_json=as_json)
+    try:
+        with byte_progress("fetching the weights") as progress:
+            run_hive(settings, paths, story.changed, progress=progress)
+    finally:
+        story.end()
+    note("skep is down")
+
+
+def serve_detached(settings: Settings, paths: Paths, *, as_json: bool) -> None:
+    """Start it in a session of its own and return when it is ready, with what it said."""
+    ready = start_detached(settings, paths, os.environ.copy())
+    if as_json:
+        print_json(ready)
+        return
+    note(f"skep is up (pid {ready['pid']}): {', '.join(ready['models'])}")
+    note("`skep ps` shows it, `skep logs NAME` its output, `skep down` stops it")
+    print(ready["url"])  # noqa: T201
+
+
+def start_detached(settings: Settings, paths: Paths, env: dict[str, str]) -> dict[str, Any]:
+    """The description of the hive once it is ready. A Ctrl-C meanwhile stops what was started."""
+    paths.logs.mkdir(parents=True, exist_ok=True)
+    read_fd, write_fd = os.pipe()
+    with (paths.logs / "skep.log").open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "skep.cli.detached", "--announce-fd", str(write_fd)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=[write_fd],
+            start_new_session=True,
+            env=env,
+        )
+    os.close(write_fd)
+    assert child.stdin is not None
+    with child.stdin:
+        child.stdin.write(json.dumps(asdict(settings)).encode())
+    try:
+        ready = _await_ready(child, read_fd)
+    except BaseException:
+        child.send_signal(signal.SIGTERM)
+        child.wait()
+        raise
+    if ready is None:
+        child.wait()
+        hint = f"the end of {paths.logs / 'skep.log'} says more"
+        raise EngineError(f"skep ended with code {child.returncode} before it was ready", hint=hint)
+    return ready
+
+
+def _await_ready(child: subprocess.Popen[bytes], read_fd: int) -> dict[str, Any] | None:
+    """Follow the announcements to the first that decides; None if the process ends without one."""
+    with os.fdopen(read_fd) as pipe, byte_progress("fetching the weights") as progress:
+        for line in pipe:
+            message = json.loads(line)
+            if "ready" in message:
+                return cast("dict[str, Any]", message["ready"])
+            if "error" in message:
+                child.wait()
+                error = EngineError(message["error"], hint=message["hint"])
+                error.exit_code = message["exit_code"]
+                raise error
+            if "done" in message:
+                progress(message["done"], message["total"])
+    return None
+
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    columns = ("NAME", "STATE", "PID", "SLOTS", "BUSY", "QUEUED", "RESTARTS", "URL", "NOTE")
+    right = ("PID", "SLOTS", "BUSY", "QUEUED", "RESTARTS")
+    print_table(columns, [_cells(row) for row in rows], right=right)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    counts = [number(row.get(key), 0).replace(",", "") for key in ("pid", "slots", "busy", "queued", "restarts")]
+    return [row["name"], row["state"], *counts, row["url"] or "–", row.get("why") or ""]
+
+
+class _Story:
+    """Tells a person what happens in the foreground."""
+
+    def __init__(self, paths: Paths, *, as_json: bool) -> None:
+        self._paths = paths
+        self._as_json = as_json
+        self._said: dict[str, str] = {}
+        self._ready = False
+        self._ended = threading.Event()
+        self._view: threading.Thread | None = None
+
+    def changed(self, supervisor: Supervisor) -> None:
+        for row in supervisor.rows({}):
+            if self._said.get(row["name"]) != row["state"]:
+                self._said[row["name"]] = row["state"]
+                if self._view is None:
+                    note(f"{row['name']}: {row['state']}" + (f" ({row['why']})" if row.get("why") else ""))
+        if supervisor.phase == "ready" and not self._ready:
+            self._ready = True
+            self._announce(supervisor)
+        elif supervisor.phase == "stopping" and self._said.get("") != "stopping":
+            self._said[""] = "stopping"
+            note("stopping: waiting for answers under way (Ctrl-C again: at once)")
+
+    def end(self) -> None:
+        self._ended.set()
+        if self._view is not None:
+            self._view.join()
+
+    def _announce(self, supervisor: Supervisor) -> None:
+        if self._as_json:
+            print_json(supervisor.description())
+            sys.stdout.flush()
+            return
+        note(f"ready: {supervisor.hive.url}/v1 serves {', '.join(supervisor.hive.models)}; Ctrl-C stops it")
+        if sys.stderr.isatty():
+            self._view = threading.Thread(target=self._show, daemon=True)
+            self._view.start()
+
+    def _show(self) -> None:
+        """A table that follows the control socket, as `skep ps` would show it."""
+        from rich.console import Console
+        from rich.live import Live
+        from rich.table import Table
+
+        from skep.engines.control import ask
+
+        began = time.monotonic()
+        with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+            while not self._ended.wait(REFRESH_S):
+                try:
+                    rows = ask(self._paths.socket, {"op": "status"}, timeout_s=2)["rows"]
+                except SkepError:
+                    continue
+                table = Table(box=None, caption=f"up {int(time.monotonic() - began)} s", caption_justify="left")
+                for column in ("NAME", "STATE", "PID", "SLOTS", "BUSY", "QUEUED", "RESTARTS", "URL", "NOTE"):
+                    table.add_column(column)
+                for row in rows:
+                    table.add_row(*_cells(row))
+                live.update(table, refresh=True)

@@ -1,0 +1,86 @@
+"""`skep store` and `skep gc`: what is kept, a copy of it, and what goes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from skep.cli.output import note, print_json
+from skep.errors import UserError
+from skep.records import Run, RunState
+from skep.settings import Paths, user_paths
+from skep.store.database import Store, open_store
+from skep.units import format_bytes, parse_seconds
+
+
+def store_info(*, as_json: bool) -> None:
+    path = user_paths(os.environ).store
+    if not path.exists():
+        document: dict[str, Any] = {"path": str(path), "bytes": 0, "runs": 0, "requests": 0}
+    else:
+        with open_store(path, read_only=True) as store:
+            runs = store.runs()
+            requests = sum(run.requests for run in runs)
+            document = {"path": str(path), "bytes": store.size_bytes(), "runs": len(runs), "requests": requests}
+    if as_json:
+        print_json(document)
+        return
+    size = format_bytes(document["bytes"])
+    print(f"{document['path']}: {size}, {document['runs']} runs, {document['requests']} requests")  # noqa: T201
+
+
+def store_backup(to: Path, *, overwrite: bool) -> None:
+    path = user_paths(os.environ).store
+    if not path.exists():
+        raise UserError("there is no store yet", hint="`skep bench sweep` makes one")
+    with open_store(path, read_only=True) as store:
+        store.backup(to, overwrite=overwrite)
+    note(f"copied to {to} ({format_bytes(to.stat().st_size)})")
+
+
+def collect_garbage(older_than: str | None, *, incomplete: bool, dry_run: bool, as_json: bool) -> None:
+    paths = user_paths(os.environ)
+    age_s = None if older_than is None else parse_seconds(older_than)
+    files = _old_logs(paths)
+    before = paths.store.stat().st_size if paths.store.exists() else 0
+    doomed: list[Run] = []
+    if paths.store.exists():
+        with open_store(paths.store) as store:
+            doomed = _doomed(store, age_s, incomplete=incomplete)
+            if not dry_run:
+                store.delete_runs([run.id for run in doomed])
+                store.vacuum()
+    freed = sum(file.stat().st_size for file in files)
+    if not dry_run:
+        for file in files:
+            file.unlink(missing_ok=True)
+        freed += max(0, before - (paths.store.stat().st_size if paths.store.exists() else 0))
+    _report(doomed, files, freed, dry_run=dry_run, as_json=as_json)
+
+
+def _doomed(store: Store, age_s: float | None, *, incomplete: bool) -> list[Run]:
+    """A run that is being written is never deleted."""
+    now = time.time()
+    return [
+        run
+        for run in store.runs()
+        if run.state is not RunState.RUNNING
+        and ((age_s is not None and now - run.created_at > age_s) or (incomplete and run.state is RunState.INCOMPLETE))
+    ]
+
+
+def _old_logs(paths: Paths) -> list[Path]:
+    return sorted(paths.logs.glob("*.log.[0-9]*")) if paths.logs.is_dir() else []
+
+
+def _report(runs: list[Run], files: list[Path], freed: int, *, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        names = [str(file) for file in files]
+        print_json({"dry_run": dry_run, "runs": [run.id for run in runs], "files": names, "freed_bytes": freed})
+        return
+    verb = "would delete" if dry_run else "deleted"
+    note(f"{verb} {len(runs)} runs and {len(files)} old logs: {format_bytes(freed)}")
+    for run in runs:
+        print(run.id)  # noqa: T201

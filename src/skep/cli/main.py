@@ -1,0 +1,72 @@
+"""`skep`: the tree of commands, and the one place where an error becomes a line and an exit code.
+
+Nothing heavy is imported here: `skep --help` answers at once, each command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from skep import __version__
+from skep.cli import measure, serve, upkeep
+from skep.errors import SkepError
+
+app = typer.Typer(
+    name="skep",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="One endpoint for a swarm of agents, on the cards you own: serve a model, measure it under concurrency, "
+    "keep the results.",
+    epilog="Example: skep up -d && skep bench sweep --concurrency 1,2,4 && skep report last -o report.html",
+)
+serve.register(app)
+measure.register(app)
+upkeep.register(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"skep {__version__}")  # noqa: T201
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _version_wanted: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> int:
+    try:
+        app()
+    except SkepError as error:
+        say_error(error.message, error.hint)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: no second complaint at exit
+        return 1
+    except OSError as error:
+        where = f" `{error.filename}`" if error.filename else ""
+        say_error(f"{error.strerror or error}{where}", "check the disk, the permissions and the path")
+        return 1
+    except Exception as error:
+        if os.environ.get("SKEP_DEBUG"):
+            raise
+        say_error(f"unexpected {type(error).__name__}: {error}", "SKEP_DEBUG=1 shows where; please report it")
+        return 1
+    return 0
+
+
+def say_error(message: str, hint: str | None) -> None:
+    print(f"error: {message}", file=sys.stderr)  # noqa: T201
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)  # noqa: T201

@@ -1,0 +1,74 @@
+"""How commands speak: data on stdout, narration on stderr, progress only where somebody watches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+PIPE_WIDTH = 1000  # of a table that nobody watches: no cell is cut
+
+
+def print_json(document: Any) -> None:
+    print(json.dumps(document, ensure_ascii=False, indent=2))  # noqa: T201
+
+
+def note(text: str) -> None:
+    """One line of narration."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """Columns in `right` are numbers. Plain text when piped: no colour, no line breaks inside rows."""
+    from rich.console import Console
+    from rich.table import Table
+
+    watched = sys.stdout.isatty()
+    console = Console(width=None if watched else PIPE_WIDTH)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=not watched)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """An en dash for unknown: never a zero that was not measured."""
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+@contextmanager
+def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar of bytes on a terminal; a line at the start and at the end elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Lines(label)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(label), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None, start=False)
+
+        def show(done: int, total: int | None) -> None:
+            bar.start_task(task)
+            bar.update(task, completed=done, total=total)
+
+        yield show
+
+
+class _Lines:
+    """Says each quarter once."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._said = -1
+
+    def __call__(self, done: int, total: int | None) -> None:
+        quarter = 4 * done // total if total else 0
+        if quarter > self._said:
+            self._said = quarter
+            note(f"{self._label}: {25 * quarter} %" if total else f"{self._label} ...")

@@ -1,0 +1,112 @@
+"""Stored runs as a list, and a run as a report."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from skep.bench.metrics import summarise
+from skep.cli.output import note, print_json, print_table
+from skep.errors import UserError
+from skep.records import Request, Run, SweepSummary
+from skep.store.database import Store, open_store
+
+
+def print_runs(store_path: Path, limit: int, *, as_json: bool) -> None:
+    runs = _runs(store_path, limit)
+    if as_json:
+        print_json([_run_json(run) for run in runs])
+        return
+    if not runs:
+        note("no runs yet; `skep bench sweep` makes one")
+        return
+    columns = ("RUN", "WHEN", "STATE", "MODEL", "URL", "C", "REQUESTS", "NOTE")
+    print_table(columns, [_run_cells(run) for run in runs], right=("REQUESTS",))
+
+
+def write_report(store_path: Path, name: str, output: Path) -> None:
+    """Written beside its place and moved there, so that a reader never sees half a file."""
+    with _existing(store_path) as store:
+        run, summary, rows = load_run(store, name)
+    from skep.report.sweep import sweep_page, sweep_picture
+
+    if not summary.levels:
+        raise UserError(f"run `{run.id}` has no measured requests", hint="`skep runs` lists the others")
+    text = sweep_picture(run, summary) if output.suffix == ".svg" else sweep_page(run, summary, rows)
+    write_whole(output, text)
+    note(f"{run.id} ({run.state.value}) written to {output}")
+
+
+def write_whole(output: Path, text: str) -> None:
+    if output.is_dir() or not output.parent.is_dir():
+        what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
+        raise UserError(f"--output `{output}` {what}", hint="name a file, such as report.html")
+    descriptor, draft = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(draft).chmod(0o644)
+        Path(draft).replace(output)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+
+
+def load_run(store: Store, name: str) -> tuple[Run, SweepSummary, list[Request]]:
+    run = store.run(name)
+    rows = store.requests(run.id)
+    limited: dict[int, bool] = {}
+    for sample in store.client_samples(run.id):
+        limited[sample.level] = limited.get(sample.level, False) or sample.client_limited
+    return run, summarise(run.id, rows, limited), rows
+
+
+def _runs(store_path: Path, limit: int) -> list[Run]:
+    if not store_path.exists():
+        return []
+    with open_store(store_path, read_only=True) as store:
+        return store.runs(limit)
+
+
+def _existing(store_path: Path) -> Store:
+    if not store_path.exists():
+        raise UserError("there are no runs yet", hint="`skep bench sweep` makes one")
+    return open_store(store_path, read_only=True)
+
+
+def _run_json(run: Run) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "kind": run.kind,
+        "state": run.state.value,
+        "created_at": run.created_at,
+        "ended_at": run.ended_at,
+        "model": run.model,
+        "url": run.url,
+        "requests": run.requests,
+        "simulated": run.simulated,
+        "fingerprint": run.fingerprint,
+        "config": dict(run.config),
+        "engine": dict(run.engine),
+        "skep_version": run.skep_version,
+        "error": run.error,
+    }
+
+
+def _run_cells(run: Run) -> list[str]:
+    when = datetime.fromtimestamp(run.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
+    levels = ",".join(str(level) for level in run.config.get("concurrency", ()))
+    notes = [run.error or "", "simulated" if run.simulated else ""]
+    return [
+        run.id,
+        when,
+        run.state.value,
+        run.model,
+        run.url,
+        levels,
+        str(run.requests),
+        " ".join(filter(None, notes)),
+    ]

@@ -1,0 +1,138 @@
+"""Commands that serve: up, down, ps, logs, restart, service."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: skep up --replicas 2 --slots 4 -d")(up)
+    app.command(epilog="Example: skep down")(down)
+    app.command(epilog="Example: skep ps --json")(ps)
+    app.command(epilog="Example: skep logs smollm2-135m-0 -f")(logs)
+    app.command(epilog="Example: skep restart gateway")(restart)
+    app.command(epilog="Example: skep service > ~/.config/systemd/user/skep.service")(service)
+
+
+def up(
+    model: Annotated[
+        str | None, typer.Argument(help="Catalogue name or GGUF file; default: skep.toml, else the embedded model.")
+    ] = None,
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="The embedded model, even if there is a skep.toml.")
+    ] = False,
+    replicas: Annotated[int | None, typer.Option(min=1, max=64, help="Engine processes.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Sequences a replica decodes at a time.")] = None,
+    context: Annotated[int | None, typer.Option(min=64, help="Tokens of context per slot.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per replica.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address of the gateway; others than loopback want SKEP_API_KEY.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = None,
+    engine_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the first engine; 0 takes free ones.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file (default: skep.toml if there is one).")
+    ] = None,
+    detach: Annotated[bool, typer.Option("-d", "--detach", help="Go on in the background.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve a model behind one endpoint, in the foreground or (-d) in the background."""
+    from skep.cli import hive
+    from skep.configfile import load_settings
+    from skep.settings import EMBEDDED_MODEL, Serve, user_paths
+
+    paths = user_paths(os.environ)
+    settings = load_settings(config, paths, os.environ)
+    if embedded or model is not None:
+        settings = replace(settings, serve=(Serve(model=model or EMBEDDED_MODEL),))
+    given = {
+        "replicas": replicas,
+        "slots": slots,
+        "context_tokens": context,
+        "threads": threads,
+        "engine_port": engine_port,
+    }
+    chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    settings = replace(
+        settings,
+        serve=tuple(replace(serve, **chosen) for serve in settings.serve),
+        gateway=replace(
+            settings.gateway,
+            host=host or settings.gateway.host,
+            port=settings.gateway.port if port is None else port,
+        ),
+    )
+    if detach:
+        hive.serve_detached(settings, paths, as_json=as_json)
+    else:
+        hive.serve_here(settings, paths, as_json=as_json)
+
+
+def down(
+    wait: Annotated[str, typer.Option(help="How long to wait for the answers under way.")] = "60s",
+) -> None:
+    """Stop everything: finish what is under way, then end gateway and engines."""
+    from skep.cli.output import note
+    from skep.engines.control import ask_down
+    from skep.settings import user_paths
+    from skep.units import parse_seconds
+
+    ask_down(user_paths(os.environ).socket, timeout_s=parse_seconds(wait))
+    note("skep is down")
+
+
+def ps(as_json: JsonOption = False) -> None:
+    """What runs: replicas, slots, requests in flight and waiting."""
+    from skep.cli.hive import print_rows
+    from skep.cli.output import print_json
+    from skep.engines.control import NotRunning, ask
+    from skep.settings import user_paths
+
+    try:
+        rows = ask(user_paths(os.environ).socket, {"op": "status"})["rows"]
+    except NotRunning:
+        if not as_json:
+            raise
+        rows = []
+    if as_json:
+        print_json(rows)
+    else:
+        print_rows(rows)
+
+
+def logs(
+    name: Annotated[str, typer.Argument(help="A replica's name as in `skep ps`, `gateway` or `skep`.")],
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Lines from the end.")] = 100,
+) -> None:
+    """An engine's own output, kept and rotated."""
+    from skep.cli.logview import show_log
+    from skep.settings import user_paths
+
+    show_log(user_paths(os.environ).logs, name, lines, follow=follow)
+
+
+def restart(name: Annotated[str, typer.Argument(help="A replica's name as in `skep ps`, or `gateway`.")]) -> None:
+    """Restart one replica, or replace the gateway while the engines stay loaded and streams go on."""
+    from skep.cli.output import note
+    from skep.engines.control import ask
+    from skep.settings import user_paths
+
+    ask(user_paths(os.environ).socket, {"op": "restart", "name": name}, timeout_s=60)
+    note(f"{name} restarted")
+
+
+def service() -> None:
+    """Print a systemd user unit that runs `skep up` at login."""
+    from skep.cli.unit import systemd_unit
+
+    print(systemd_unit(), end="")  # noqa: T201

@@ -1,0 +1,79 @@
+"""Commands around the edges: pull, doctor, demo, store, gc."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skep.cli.serve import JsonOption
+
+store_app = typer.Typer(
+    no_args_is_help=True, help="The file with all runs: where, how large, a copy.", rich_markup_mode=None
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: skep demo")(demo)
+    app.command(epilog="Example: skep doctor")(doctor)
+    app.command(epilog="Example: skep pull smollm2-135m")(pull)
+    app.add_typer(store_app, name="store")
+    store_app.command(epilog="Example: skep store info")(info)
+    store_app.command(epilog="Example: skep store backup ~/skep-backup.sqlite3")(backup)
+    app.command(epilog="Example: skep gc --older-than 90d")(gc)
+
+
+def pull(
+    source: Annotated[str, typer.Argument(help="Catalogue name, GGUF file, or ORG/REPO:FILE on the Hugging Face hub.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch a model's weights once, checked, into the cache folder."""
+    from skep.cli.fetching import pull_model
+
+    pull_model(source, as_json=as_json)
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Look at this machine: what is fine, what will bite, what to do about it. Exit code 1 if there is a problem."""
+    from skep.cli.checkup import run_doctor
+
+    raise typer.Exit(run_doctor(as_json=as_json))
+
+
+def demo(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the report is written.")] = Path("report.html"),
+) -> None:
+    """Serve the embedded model, benchmark it, write a report, stop what was started. About a minute."""
+    from skep.cli.demo import run_demo
+
+    run_demo(output)
+
+
+def info(as_json: JsonOption = False) -> None:
+    """Where the store is, how large, and what is in it."""
+    from skep.cli.keeping import store_info
+
+    store_info(as_json=as_json)
+
+
+def backup(
+    to: Annotated[Path, typer.Argument(help="The file to write.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+) -> None:
+    """Copy the store to a file, consistently, also while runs are being written."""
+    from skep.cli.keeping import store_backup
+
+    store_backup(to, overwrite=overwrite)
+
+
+def gc(
+    older_than: Annotated[str | None, typer.Option(help="Delete runs older than this, such as 90d.")] = None,
+    incomplete: Annotated[bool, typer.Option("--incomplete", help="Delete runs that never ended.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Give space back: delete runs as asked, old logs of replicas, leftovers of broken downloads; compact the store."""
+    from skep.cli.keeping import collect_garbage
+
+    collect_garbage(older_than, incomplete=incomplete, dry_run=dry_run, as_json=as_json)

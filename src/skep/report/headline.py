@@ -1,0 +1,73 @@
+"""The figures at the top of a sweep's page, each with the level it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skep.records import LevelSummary, SweepSummary
+from skep.report.figures import UNKNOWN, known, milliseconds, number, percent, seconds, times
+from skep.report.markup import Markup, card, tag, text
+
+
+def lead(levels: Sequence[LevelSummary]) -> Markup | None:
+    """The finding in one sentence, only where all of its figures are known."""
+    best, alone = _best(levels), _alone(levels)
+    if best is None or alone is None or best is alone or not best.effective_tok_s or not alone.effective_tok_s:
+        return None
+    sentence = (
+        f"{best.concurrency} agents at once get {number(best.effective_tok_s)} tok/s together, "
+        f"{number(best.effective_tok_s / alone.effective_tok_s)} times what one agent gets alone"
+    )
+    if known(best.task_tok_s):
+        sentence += f"; each of them streams at {number(best.task_tok_s)} tok/s"
+    return tag("p", text(f"{sentence}."), class_="lead")
+
+
+def cards(summary: SweepSummary) -> Markup:
+    best, widest = _best(summary.levels), _widest(summary.levels)
+    ttft = widest.ttft_ms if widest else None
+    return tag(
+        "dl",
+        card(number(best.effective_tok_s if best else None), "Effective tok/s", _at(best, "the best of all levels")),
+        card(times(summary.speedup), "Swarm speedup", _walls(summary)),
+        card(percent(widest.contention_pct if widest else None), "Contention", _at(widest, "the largest level")),
+        card(milliseconds(ttft.p50 if ttft else None), "TTFT p50", _at(widest) + _solo_ttft(summary.levels)),
+        class_="cards",
+    )
+
+
+def comparable(summary: SweepSummary) -> bool:
+    """Whether serial and swarm did the same work: both walls without a speedup mean that requests failed."""
+    return summary.speedup is not None or not (known(summary.serial_wall_s) and known(summary.swarm_wall_s))
+
+
+def _walls(summary: SweepSummary) -> str:
+    if not comparable(summary):
+        return "not comparable: requests failed"
+    return f"{seconds(summary.serial_wall_s)} serial, {seconds(summary.swarm_wall_s)} swarm"
+
+
+def _solo_ttft(levels: Sequence[LevelSummary]) -> str:
+    alone = _alone(levels)
+    if alone is None or alone.ttft_ms is None or alone is _widest(levels):
+        return ""
+    return f"; {milliseconds(alone.ttft_ms.p50)} {_at(alone)}"
+
+
+def _best(levels: Sequence[LevelSummary]) -> LevelSummary | None:
+    measured = [level for level in levels if known(level.effective_tok_s)]
+    return max(measured, key=lambda level: level.effective_tok_s or 0.0, default=None)
+
+
+def _widest(levels: Sequence[LevelSummary]) -> LevelSummary | None:
+    return max(levels, key=lambda level: level.concurrency, default=None)
+
+
+def _alone(levels: Sequence[LevelSummary]) -> LevelSummary | None:
+    return next((level for level in levels if level.concurrency == 1), None)
+
+
+def _at(level: LevelSummary | None, remark: str = "") -> str:
+    if level is None:
+        return UNKNOWN
+    return f"at C\u00a0=\u00a0{level.concurrency}" + (f", {remark}" if remark else "")

@@ -1,0 +1,164 @@
+"""Coding prompts: distinct, of one length, the same for the same seed everywhere."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import random
+import re
+import subprocess
+import sys
+from itertools import islice
+
+import pytest
+
+from skep.errors import UserError
+from skep.workload.fingerprint import VERSION
+from skep.workload.ideas import FULL, TINY
+from skep.workload.prompts import KINDS, TARGETS, Prompt, coding_prompts, messages
+from skep.workload.vocabulary import FIELDS, THINGS
+
+sizes = pytest.mark.parametrize("size", list(TARGETS))
+
+DIGEST = """
+import hashlib, itertools, random
+from skep.workload.prompts import coding_prompts
+texts = (p.text for size in ("short", "medium", "long")
+         for p in itertools.islice(coding_prompts(random.Random(0), size=size), 40))
+print(hashlib.sha256("".join(texts).encode()).hexdigest())
+"""
+
+
+def some(n: int, *, seed: int = 1, **options) -> list[Prompt]:
+    return list(islice(coding_prompts(random.Random(seed), **options), n))
+
+
+def digest() -> str:
+    texts = (prompt.text for size in TARGETS for prompt in some(40, seed=0, size=size))
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
+
+
+def test_ten_thousand_prompts_without_a_repeat():
+    """No cache of whole prompts helps, and hardly any task is set twice."""
+    prompts = some(10_000, size="short")
+    assert len({prompt.text for prompt in prompts}) == 10_000
+    assert len({prompt.user for prompt in prompts}) > 9_950
+
+
+@sizes
+def test_prompts_part_ways_at_the_first_word(size):
+    """A prefix cache has nothing to share: the first words of all system messages differ."""
+    prompts = some(400, size=size)
+    assert len({prompt.system.split()[0] for prompt in prompts}) == 400
+    assert len({prompt.system[:6] for prompt in prompts}) > 395
+
+
+@sizes
+@pytest.mark.parametrize("seed", [1, 2])
+def test_prompts_of_one_size_are_of_one_length(size, seed):
+    """Levels differ in concurrency, not in prompt length: within 15 % of the target, alike on average."""
+    prompts = some(300, seed=seed, size=size)
+    assert all(abs(len(prompt.text) / TARGETS[size] - 1) < 0.15 for prompt in prompts)
+    for kind in KINDS:
+        lengths = [len(prompt.text) for prompt in prompts if prompt.kind == kind]
+        assert sum(lengths) / len(lengths) == pytest.approx(TARGETS[size], rel=0.03)
+
+
+@pytest.mark.parametrize("words", [30, 45, 119, 120, 500])
+def test_length_may_be_asked_for_in_words(words):
+    """About that many, system message included."""
+    for prompt in some(100, words=words):
+        assert len(prompt.text.split()) == pytest.approx(words, rel=0.15)
+
+
+def test_too_few_words_are_refused_at_once():
+    """Before the first prompt is taken, with the least that works."""
+    with pytest.raises(UserError, match="`29` words are too few") as caught:
+        coding_prompts(random.Random(1), words=29)
+    assert "30" in caught.value.hint
+
+
+@sizes
+def test_kinds_take_turns(size):
+    """Any four prompts in a row hold each kind once."""
+    kinds = [prompt.kind for prompt in some(40, size=size)]
+    assert all(set(kinds[start : start + 4]) == set(KINDS) for start in range(37))
+
+
+def test_order_of_the_kinds_comes_from_the_seed():
+    """Not every run starts with the same kind."""
+    assert len({some(1, seed=seed)[0].kind for seed in range(20)}) == 4
+
+
+@sizes
+def test_same_seed_gives_the_same_prompts(size):
+    """And another seed gives others."""
+    assert some(20, seed=5, size=size) == some(20, seed=5, size=size)
+    assert not {p.text for p in some(20, seed=5, size=size)} & {p.text for p in some(20, seed=6, size=size)}
+
+
+def test_prompts_are_made_one_at_a_time():
+    """The stream takes from its generator only what the prompts taken so far need."""
+    rng = random.Random(4)
+    stream = coding_prompts(rng, size="short")
+    next(stream)
+    after_one = rng.getstate()
+    next(stream)
+    assert rng.getstate() != after_one
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1", "4242"])
+def test_prompts_do_not_depend_on_the_process(hash_seed):
+    """No set or hash order shows through."""
+    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, "-c", DIGEST]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert output.strip() == digest()
+
+
+def test_changed_prompts_need_a_new_version():
+    """Runs are compared by fingerprint: whoever changes a word here raises VERSION and this digest together."""
+    assert (VERSION, digest()[:16]) == ("coding-1", "69900531341ada6c")
+
+
+@pytest.mark.parametrize("idea", [*TINY, *FULL], ids=lambda idea: idea.name)
+def test_code_is_python_whatever_the_names(idea):
+    """Each idea, right and broken, parses with every thing and every field, and the bug is there."""
+    for (thing, things), field in [(pair, FIELDS[0]) for pair in THINGS] + [(THINGS[0], f) for f in FIELDS]:
+        names = {"thing": thing, "things": things, "Thing": thing.title(), "field": field, "number": "7"}
+        right, broken = idea.code.format_map(names), idea.broken_code.format_map(names)
+        ast.parse(right)
+        ast.parse(broken)
+        assert right != broken
+        assert "{" not in idea.summary.format_map(names)
+
+
+@sizes
+def test_prompts_hold_the_code_they_speak_of(size):
+    """What is to be tested, mended or documented is in the message, and all code in it parses."""
+    for prompt in some(60, size=size):
+        assert "{thing" not in prompt.user
+        blocks = re.findall(r"```python\n(.*?)\n```", prompt.user, re.DOTALL)
+        for block in blocks:
+            ast.parse(block)
+        if prompt.kind == "implement":
+            assert "Write a Python function `" in prompt.user
+        else:
+            assert "def " in prompt.user
+        assert bool(blocks) == (size != "short")
+
+
+def test_vocabulary_has_no_repeats():
+    """A word listed twice would be drawn twice as often."""
+    assert len(set(THINGS)) == len(THINGS)
+    assert len(set(FIELDS)) == len(FIELDS)
+
+
+def test_messages_for_the_chat_api():
+    """System first, then user."""
+    assert messages(Prompt("fix", "be", "do")) == [
+        {"role": "system", "content": "be"},
+        {"role": "user", "content": "do"},
+    ]
+    assert Prompt("fix", "be", "do").text == "be\n\ndo"
