@@ -20,8 +20,8 @@ from skep.engines.control import NotRunning, ask_down
 from skep.settings import EMBEDDED_MODEL, Gateway, Paths, Serve, Settings, user_paths
 from skep.units import format_seconds
 
-SLOTS = 4
-PLAN = SweepPlan(concurrency=(1, 2, 4, 8), tasks=8, runs=2, max_tokens=32, fixed_output=True, size="short", seed=1)
+SLOTS = 2
+PLAN = SweepPlan(concurrency=(1, 2, 4), tasks=8, runs=2, max_tokens=20, fixed_output=True, size="short", seed=1)
 
 
 def run_demo(output: Path) -> None:
@@ -37,7 +37,7 @@ def run_demo(output: Path) -> None:
         note(f"2/4 serving it: one llama.cpp replica with {SLOTS} slots behind the gateway")
         ready = start_detached(settings, paths, env)
         note(f"    {ready['openai_base_url']}")
-        note("3/4 the swarm benchmark: C=8 is twice the slots, so half of it waits in the gateway")
+        note("3/4 the swarm benchmark: C=4 is twice the slots, so half of it waits in the gateway")
         summary = measure_endpoint(PLAN, ready["url"], EMBEDDED_MODEL)
     finally:
         _stop(paths)

@@ -6,6 +6,7 @@ One `Exchange` per request ties a client's connection to a replica's. No task, n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
@@ -30,6 +31,7 @@ class Proxy:
         self._loop = asyncio.get_running_loop()
         self._exchanges: dict[str, Exchange] = {}
         self._pools: dict[str, Pool] = {}  # by replica URL
+        self._wake = asyncio.Event()  # something may be in release: do not wait for the next tick
         self._prefix = secrets.token_hex(3)
         self._counter = 0
         self.drained = asyncio.Event()  # set while no exchange is open
@@ -62,6 +64,7 @@ class Proxy:
         for url in self._pools.keys() - {spec.url for spec in specs}:
             self._pools.pop(url).retire()
         self.carry_out(self.admission.set_replicas(specs, self._loop.time(), models=models))
+        self._wake.set()
 
     def carry_out(self, actions: list[Action]) -> None:
         for action in actions:
@@ -84,7 +87,10 @@ class Proxy:
                         tasks.create_task(self._ask_busy(spec)).add_done_callback(
                             lambda _, name=spec.name: asking.discard(name)  # type: ignore[misc]
                         )
-                await asyncio.sleep(CONFIRM_EVERY_S if releasing else TICK_S)
+                self._wake.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CONFIRM_EVERY_S if releasing else TICK_S):
+                        await self._wake.wait()
 
     async def close(self) -> None:
         for pool in self._pools.values():
@@ -104,6 +110,10 @@ class Proxy:
         self.carry_out(actions)
         if not self._exchanges:
             self.drained.set()
+
+    def left(self, exchange: Exchange, actions: list[Action]) -> None:
+        self.ended(exchange, actions)
+        self._wake.set()
 
     # Inside
 
@@ -237,7 +247,7 @@ class Exchange:
         if self._call is not None:
             self._call.abort()
         now = asyncio.get_running_loop().time()
-        self._proxy.ended(self, self._proxy.admission.hung_up(self.id, now))
+        self._proxy.left(self, self._proxy.admission.hung_up(self.id, now))
 
     def _pause(self) -> None:
         if self._call is not None:

@@ -106,6 +106,8 @@ class Pool:
         for connection in list(self._open):
             connection.close()
         self._idle.clear()
+        while self._open:
+            await asyncio.sleep(0)  # an aborted transport is closed in the loop's next round
 
     def _dispatch(self, call: Call, *, fresh: bool) -> None:
         connection = None if fresh else self._take_idle()

@@ -1,0 +1,106 @@
+"""A replica's life, decided without a clock."""
+
+from skep.engines.lifecycle import Do, Lifecycle, RestartPolicy, State
+
+POLICY = RestartPolicy(first_delay_s=1.0, max_delay_s=8.0, failures_before_ready=3, failures_after_ready=5, stable_s=60)
+
+
+def ready_life():
+    life = Lifecycle(POLICY)
+    assert life.start(0.0) == [Do.SPAWN]
+    assert life.addressed("http://e") == [Do.PROBE]
+    assert life.healthy(1.0) == [Do.WARM_UP]
+    assert life.warmed(2.0) == [Do.PUBLISH]
+    return life
+
+
+def test_traffic_is_let_in_only_after_the_warm_up():
+    life = ready_life()
+    assert life.state is State.READY
+    assert life.due_at is None
+
+
+def test_a_dead_engine_is_started_again_after_growing_pauses():
+    life = ready_life()
+    now, pauses = 10.0, []
+    for _ in range(4):
+        retracted = life.exited("boom", now)
+        assert retracted == ([Do.RETRACT] if not pauses else [])
+        pauses.append(life.due_at - now)
+        now = life.due_at
+        assert life.tick(now - 0.01) == []
+        assert life.tick(now) == [Do.SPAWN]
+    assert pauses == [1.0, 2.0, 4.0, 8.0]
+    assert life.restarts == 4
+
+
+def test_giving_up_says_why():
+    life = Lifecycle(POLICY)
+    life.start(0.0)
+    for n in range(3):
+        life.exited(f"CUDA out of memory ({n})", 1.0)
+        if life.due_at is not None:
+            life.tick(life.due_at)
+    assert life.state is State.FAILED
+    assert life.why == "CUDA out of memory (2)"
+
+
+def test_an_end_that_would_come_again_is_not_tried_again():
+    """A missing file, an occupied port: the second start would fail like the first."""
+    life = Lifecycle(POLICY)
+    life.start(0.0)
+    life.exited("port 9 is in use", 0.5, final=True)
+    assert life.state is State.FAILED
+
+
+def test_failures_before_a_long_good_time_are_forgotten():
+    life = ready_life()
+    for _ in range(4):
+        life.exited("boom", 10.0)
+        life.tick(life.due_at)
+    life.addressed("http://e")
+    life.healthy(20.0)
+    life.warmed(20.0)
+    life.exited("boom", 100.0)
+    assert life.due_at == 101.0
+
+
+def test_an_engine_that_is_not_healthy_in_time_is_ended_with_that_reason():
+    life = Lifecycle(POLICY)
+    life.start(0.0)
+    assert life.tick(POLICY.start_deadline_s) == [Do.TERMINATE]
+    life.exited("killed by signal 15", 181.0)
+    assert life.state is State.BACKOFF
+
+
+def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason():
+    life = Lifecycle(POLICY)
+    life.start(0.0)
+    life.addressed("http://e")
+    life.healthy(1.0)
+    assert life.warm_up_failed("HTTP 500") == [Do.TERMINATE]
+    life.exited("killed by signal 15", 2.0)
+    assert life.why == "the warm-up generation failed: HTTP 500"
+
+
+def test_a_stop_while_ready_takes_the_traffic_away_first():
+    life = ready_life()
+    assert life.stop() == [Do.RETRACT, Do.TERMINATE]
+    assert life.exited("exit code 0", 5.0) == []
+    assert life.state is State.STOPPED
+
+
+def test_a_stop_while_waiting_for_a_restart_starts_nothing():
+    life = ready_life()
+    life.exited("boom", 10.0)
+    assert life.stop() == []
+    assert life.state is State.STOPPED
+    assert life.tick(1000.0) == []
+
+
+def test_late_words_of_an_engine_that_is_gone_change_nothing():
+    life = ready_life()
+    life.stop()
+    assert life.healthy(3.0) == []
+    assert life.warmed(3.0) == []
+    assert life.addressed("http://x") == []

@@ -1,0 +1,136 @@
+"""The drawing in docs/architecture.md is the code: layers, no cycles, one sentence a package."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SRC = ROOT / "src" / "skep"
+
+# From the top down. A package may import from the rows below its own; inside a row, `>` points to what may be imported.
+LAYERS = [
+    [{"__main__"}, {"cli", "mcp_server", "web"}],
+    [{"wiring"}, {"configfile"}, {"settings"}],
+    [{"gateway", "monitor", "swarm", "tuner", "cluster"}],
+    [{"quality"}, {"bench"}],
+    [{"engines", "store", "sandbox", "weights"}, {"wire", "host"}],
+    [{"report"}],
+    [{"planner", "stats", "workload"}],
+    [{"catalog", "records"}, {"units"}, {"errors"}],
+    [{"__init__"}],
+]
+BESIDE = {"testing"}  # imports only the values at the bottom, is imported by tests and by its own command line
+PURE = {"catalog", "planner", "stats", "workload", "report", "records", "units", "errors"}
+IMPURE_MODULES = {"socket", "asyncio", "threading", "subprocess", "time", "sqlite3", "http", "os", "tempfile"}
+
+RANK = {name: (row, place) for row, groups in enumerate(LAYERS) for place, group in enumerate(groups) for name in group}
+
+
+def modules():
+    for path in sorted(SRC.rglob("*.py")):
+        yield path, ".".join(("skep", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def piece(module):
+    """`skep.gateway.proxy` → gateway; `skep` itself → __init__."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imports(path):
+    """Every imported module, wherever in the file it is imported."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            if node.module == "skep" or node.module in ("skep.cli",):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def known(module):
+    return module if (SRC.parent / Path(*module.split("."))).with_suffix(".py").exists() else None
+
+
+def test_imports_point_down():
+    wrong = []
+    for path, module in modules():
+        here = piece(module)
+        for target in imports(path):
+            if not target.startswith("skep") or target in ("skep.__version__",):
+                continue
+            there = piece(target)
+            if there == here or there == "__version__":
+                continue
+            if here in BESIDE:
+                allowed = there in ("records", "units", "errors", "__init__")
+            elif there in BESIDE:
+                allowed = False
+            else:
+                allowed = RANK[there] > RANK[here]
+            if not allowed:
+                wrong.append(f"{module} imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_there_are_no_import_cycles():
+    graph = {}
+    for path, module in modules():
+        graph[module] = {target for target in imports(path) if target.startswith("skep.") and known(target)}
+    done, walking = set(), []
+
+    def walk(module):
+        if module in walking:
+            raise AssertionError("cycle: " + " -> ".join([*walking[walking.index(module) :], module]))
+        if module in done:
+            return
+        walking.append(module)
+        for target in sorted(graph.get(module, ())):
+            walk(target)
+        walking.pop()
+        done.add(module)
+
+    for module in sorted(graph):
+        walk(module)
+
+
+def test_pure_packages_touch_neither_clock_nor_disk_nor_network():
+    wrong = [
+        f"{module} imports {target}"
+        for path, module in modules()
+        if piece(module) in PURE
+        for target in imports(path)
+        if target.split(".")[0] in IMPURE_MODULES or target == "urllib.request"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_package_has_its_sentence_in_the_drawing():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    documented = set(re.findall(r"^    src/skep/(\w+)/  ", text, re.MULTILINE))
+    assert documented == {path.name for path in SRC.iterdir() if (path / "__init__.py").exists()}
+
+
+def test_every_symbol_named_in_the_design_notes_exists():
+    """`skep.gateway.admission.Admission` in docs/*.md must be importable by that path."""
+    import importlib
+
+    wrong = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for name in set(re.findall(r"`(skep(?:\.\w+)+)`", page.read_text())):
+            module, _, symbol = name.rpartition(".")
+            try:
+                found = importlib.import_module(name)
+            except ImportError:
+                found = getattr(importlib.import_module(module), symbol, None)
+            if found is None:
+                wrong.append(f"{page.name}: {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", [path for path, _ in modules()], ids=lambda path: str(path.relative_to(SRC)))
+def test_no_module_is_a_grab_bag(path):
+    assert path.stem not in {"utils", "util", "common", "helpers", "manager", "misc"}
+    assert len(path.read_text().splitlines()) <= 400

@@ -1,0 +1,312 @@
+"""The client and the server of `wire` on real sockets, against each other and against plain ones."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from skep.wire.client import Pool, WireFailure
+from skep.wire.fetch import fetch, fetch_once
+from skep.wire.heads import Origin, parse_url
+from skep.wire.server import HttpServer, ServerLimits
+
+
+@contextlib.asynccontextmanager
+async def serving(handler, limits=None):
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    server = HttpServer(handler, limits)
+    await server.listen(sock)
+    try:
+        yield Origin("127.0.0.1", sock.getsockname()[1])
+    finally:
+        server.stop_accepting()
+        server.abort_all()
+        while "0 connections" not in repr(server):
+            await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def plain_server(handler):
+    """A server of asyncio's own, for answers that ours would not give."""
+    writers = []
+
+    async def handle(reader, writer):
+        writers.append(writer)
+        await handler(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield Origin("127.0.0.1", server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+async def raw(origin, data, *, half_close=False):
+    """Send bytes, return all that comes back until the server closes."""
+    reader, writer = await asyncio.open_connection(origin.host, origin.port)
+    writer.write(data)
+    if half_close:
+        writer.write_eof()
+    answer = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return answer
+
+
+def echo(request):
+    request.respond(
+        200, [(b"content-type", b"text/plain")], request.method + b" " + request.target + b" " + request.body
+    )
+
+
+def test_a_request_and_its_answer_pass_whole():
+    async def run():
+        async with serving(echo) as origin:
+            answer = await fetch_once(origin, "POST", "/x?y=1", body={"a": "ü"})
+        assert (answer.status, answer.body.decode()) == (200, 'POST /x?y=1 {"a": "ü"}')
+
+    asyncio.run(run())
+
+
+def test_one_connection_serves_many_requests():
+    async def run():
+        async with serving(echo) as origin:
+            pool = Pool(origin)
+            for n in range(5):
+                assert (await fetch(pool, "GET", f"/{n}")).body == b"GET /%d " % n
+            assert repr(pool).endswith("1 open, 1 idle>")
+            await pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_pooled_connection_that_died_is_replaced_without_the_caller_noticing():
+    """llama.cpp closes idle connections after 5 s: the next request must not fail because of it."""
+
+    async def run():
+        seen = []
+
+        async def one_answer_per_connection(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            seen.append(1)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+            await writer.drain()
+            await reader.read(1)  # the next request arrives on a connection about to close, and gets nothing
+
+        async with plain_server(one_answer_per_connection) as origin:
+            pool = Pool(origin)
+            for _ in range(3):
+                assert (await fetch(pool, "GET", "/")).body == b"ok"
+            assert len(seen) == 3
+            await pool.close()
+
+    asyncio.run(run())
+
+
+def answering(data):
+    async def handler(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(data)
+
+    return handler
+
+
+def test_a_fresh_connection_that_dies_is_reported_once_and_not_retried():
+    async def run():
+        connections = []
+
+        async def slam(reader, writer):
+            connections.append(1)
+            await reader.readuntil(b"\r\n\r\n")
+
+        async with plain_server(slam) as origin:
+            with pytest.raises(WireFailure) as caught:
+                await fetch_once(origin, "GET", "/")
+        assert (caught.value.kind, len(connections)) == ("closed", 1)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"garbage that is no HTTP\r\n\r\n", "protocol"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc", "closed"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab", "closed"),
+        (b"", "closed"),
+    ],
+)
+def test_an_answer_that_is_not_whole_is_a_failure_of_a_known_kind(answer, kind):
+    async def run():
+        async with plain_server(answering(answer)) as origin:
+            with pytest.raises(WireFailure) as caught:
+                await fetch_once(origin, "GET", "/")
+        assert caught.value.kind == kind
+
+    asyncio.run(run())
+
+
+def test_a_body_that_ends_with_the_connection_is_whole():
+    async def run():
+        async with plain_server(answering(b"HTTP/1.1 200 OK\r\n\r\nall of it")) as origin:
+            assert (await fetch_once(origin, "GET", "/")).body == b"all of it"
+
+    asyncio.run(run())
+
+
+def test_nobody_listening_is_one_clear_failure():
+    async def run():
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            origin = Origin("127.0.0.1", taken.getsockname()[1])
+            with pytest.raises(WireFailure, match="refused") as caught:
+                await fetch_once(origin, "GET", "/")
+        assert caught.value.kind == "connect"
+
+    asyncio.run(run())
+
+
+def test_a_server_that_never_answers_ends_in_a_timeout_and_a_closed_connection():
+    async def run():
+        gone = asyncio.Event()
+
+        def never(request):
+            request.on_gone = gone.set
+
+        async with serving(never) as origin:
+            with pytest.raises(WireFailure) as caught:
+                await fetch_once(origin, "GET", "/", timeout_s=0.2)
+            assert caught.value.kind == "timeout"
+            await asyncio.wait_for(gone.wait(), 5)
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_caller_closes_its_connection():
+    async def run():
+        asked, gone = asyncio.Event(), asyncio.Event()
+
+        def never(request):
+            asked.set()
+            request.on_gone = gone.set
+
+        async with serving(never) as origin:
+            task = asyncio.create_task(fetch_once(origin, "GET", "/"))
+            await asked.wait()
+            task.cancel()
+            await asyncio.wait_for(gone.wait(), 5)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_in_mid_answer_is_noticed_at_once():
+    async def run():
+        gone = asyncio.Event()
+
+        def half(request):
+            request.on_gone = gone.set
+            request.start(200, [], None)
+            request.write(b"first")
+
+        async with serving(half) as origin:
+            reader, writer = await asyncio.open_connection(origin.host, origin.port)
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            await reader.readuntil(b"first")
+            writer.close()
+            await writer.wait_closed()
+            await asyncio.wait_for(gone.wait(), 5)
+
+    asyncio.run(run())
+
+
+def test_pipelined_requests_are_answered_in_order():
+    async def run():
+        async with serving(echo) as origin:
+            data = b"GET /1 HTTP/1.1\r\nhost: x\r\n\r\nGET /2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+            answer = await raw(origin, data)
+        assert answer.index(b"GET /1 ") < answer.index(b"GET /2 ")
+
+    asyncio.run(run())
+
+
+def test_a_stream_to_an_old_client_ends_with_the_connection():
+    async def run():
+        def stream(request):
+            request.start(200, [], None)
+            request.write(b"part")
+            request.finish()
+
+        async with serving(stream) as origin:
+            answer = await raw(origin, b"GET / HTTP/1.0\r\n\r\n")
+        assert answer.endswith(b"\r\n\r\npart")
+        assert b"chunked" not in answer
+
+    asyncio.run(run())
+
+
+def test_a_client_that_asks_first_is_told_to_go_on():
+    async def run():
+        async with serving(echo) as origin:
+            reader, writer = await asyncio.open_connection(origin.host, origin.port)
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"hi")
+            assert b"200 OK" in await reader.readuntil(b"POST / hi")
+            writer.close()
+            await writer.wait_closed()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00 TLS to a plain port\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5000\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3e8\r\n" + b"x" * 1000 + b"\r\n", 413),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nbig: " + b"x" * 3000 + b"\r\n\r\n", 431),
+    ],
+)
+def test_bad_requests_get_one_answer_and_a_closed_connection(request_bytes, status):
+    async def run():
+        async with serving(echo, ServerLimits(head_bytes=2000, body_bytes=900)) as origin:
+            answer = await raw(origin, request_bytes)
+        assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+        assert b"connection: close" in answer
+
+    asyncio.run(run())
+
+
+def test_a_request_that_does_not_arrive_is_given_up():
+    async def run():
+        async with serving(echo, ServerLimits(head_timeout_s=0.1)) as origin:
+            assert b" 408 " in await raw(origin, b"GET / HTTP/1.1\r\nhost:")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("url", "origin", "path"),
+    [
+        ("http://127.0.0.1:8400", Origin("127.0.0.1", 8400), ""),
+        ("http://127.0.0.1:8400/v1/", Origin("127.0.0.1", 8400), "/v1"),
+        ("localhost:9", Origin("localhost", 9), ""),
+        ("https://api.example.com/v1", Origin("api.example.com", 443, tls=True), "/v1"),
+        ("http://[::1]:80", Origin("::1", 80), ""),
+    ],
+)
+def test_urls_are_taken_as_people_write_them(url, origin, path):
+    assert parse_url(url) == (origin, path)
