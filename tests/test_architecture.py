@@ -46,7 +46,7 @@ def imports(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
-            if node.module == "skep" or node.module in ("skep.cli",):
+            if node.module in ("skep", "skep.cli"):
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
@@ -59,10 +59,10 @@ def test_imports_point_down():
     for path, module in modules():
         here = piece(module)
         for target in imports(path):
-            if not target.startswith("skep") or target in ("skep.__version__",):
+            if not target.startswith("skep") or target == "skep.__version__":
                 continue
             there = piece(target)
-            if there == here or there == "__version__":
+            if there in (here, "__version__"):
                 continue
             if here in BESIDE:
                 allowed = there in ("records", "units", "errors", "__init__")

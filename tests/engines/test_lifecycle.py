@@ -71,6 +71,15 @@ def test_an_engine_that_is_not_healthy_in_time_is_ended_with_that_reason():
     assert life.tick(POLICY.start_deadline_s) == [Do.TERMINATE]
     life.exited("killed by signal 15", 181.0)
     assert life.state is State.BACKOFF
+    assert life.why == "not healthy within 180 s"
+
+
+def test_a_restart_that_was_asked_for_is_no_failure():
+    life = ready_life()
+    assert life.restart() == [Do.TERMINATE]
+    assert life.exited("exit code 0", 5.0) == [Do.RETRACT]
+    assert life.tick(5.0) == [Do.SPAWN]
+    assert (life.restarts, life.why) == (1, None)
 
 
 def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason():

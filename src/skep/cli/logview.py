@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -20,10 +19,9 @@ def show_log(folder: Path, name: str, lines: int, *, follow: bool) -> None:
         raise UserError(f"there is no log of `{name}`", hint=f"known: {', '.join(known) or 'none yet'}")
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        kept = file.read().splitlines(keepends=True)[-lines:] if lines else []
-        _write(b"".join(kept))
+        seen = file.read().splitlines(keepends=True)
+        _write(b"".join(seen[-lines:] if lines else ()))
         if follow:
-            file.seek(0, os.SEEK_END) if not lines else None
             _follow(path, file.tell())
 
 
@@ -32,7 +30,11 @@ def _follow(path: Path, position: int) -> None:
     inode = path.stat().st_ino
     try:
         while True:
-            found = path.stat()
+            try:
+                found = path.stat()
+            except FileNotFoundError:  # between two steps of a rotation
+                time.sleep(POLL_S)
+                continue
             if found.st_ino != inode or found.st_size < position:
                 inode, position = found.st_ino, 0
             if found.st_size > position:

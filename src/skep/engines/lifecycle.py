@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 
+RESTART = "restart asked for"
+
+
 class State(Enum):
     STARTING = "starting"  # the process runs, or is about to; it is not healthy yet
     WARMING = "warming"  # healthy; its first generation is under way
@@ -52,6 +55,7 @@ class Lifecycle:
         self._failures = 0
         self._ready_at: float | None = None
         self._was_ready = False
+        self._ending: str | None = None  # why we are ending the process ourselves
 
     def __repr__(self) -> str:
         return f"<Lifecycle {self.state.value}, {self.restarts} restarts, {self._failures} failures in a row>"
@@ -87,9 +91,7 @@ class Lifecycle:
     def warm_up_failed(self, why: str) -> list[Do]:
         if self.state is not State.WARMING:
             return []
-        self.why = f"the warm-up generation failed: {why}"
-        self.due_at = None
-        return [Do.TERMINATE]
+        return self._end(f"the warm-up generation failed: {why}")
 
     def exited(self, why: str, now: float, *, final: bool = False) -> list[Do]:
         """The process is gone. `final`: it would end in the same way again."""
@@ -99,7 +101,11 @@ class Lifecycle:
             self.state = State.STOPPED if before is not State.FAILED else State.FAILED
             self.due_at = None
             return retract
-        self.why = self.why if before is State.WARMING and self.why else why
+        ending, self._ending = self._ending, None
+        if ending == RESTART:
+            self.state, self.due_at = State.BACKOFF, now
+            return retract
+        self.why = ending or why
         if self._ready_at is not None and now - self._ready_at >= self.policy.stable_s:
             self._failures = 0
         self._ready_at = None
@@ -121,19 +127,14 @@ class Lifecycle:
                 self.restarts += 1
                 return self._spawn(now)
             case State.STARTING:
-                self.why = f"not healthy within {self.policy.start_deadline_s:g} s"
-            case State.WARMING:
-                self.why = f"the warm-up generation took longer than {self.policy.warm_deadline_s:g} s"
+                return self._end(f"not healthy within {self.policy.start_deadline_s:g} s")
             case _:
-                pass
-        self.due_at = None
-        return [Do.TERMINATE]
+                return self._end(f"the warm-up generation took longer than {self.policy.warm_deadline_s:g} s")
 
     def restart(self) -> list[Do]:
         """Asked for by the user: end the process; its exit leads to a start."""
         if self.state in (State.STARTING, State.WARMING, State.READY):
-            self.why = "restart asked for"
-            return [Do.TERMINATE]
+            return self._end(RESTART)
         return []
 
     def stop(self) -> list[Do]:
@@ -145,6 +146,11 @@ class Lifecycle:
         if self.state is State.BACKOFF:
             self.state = State.STOPPED
         return []
+
+    def _end(self, why: str) -> list[Do]:
+        self._ending = why
+        self.due_at = None
+        return [Do.TERMINATE]
 
     def _spawn(self, now: float) -> list[Do]:
         self.state = State.STARTING

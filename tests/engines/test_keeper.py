@@ -1,0 +1,161 @@
+"""The keeper on real processes: whatever an engine starts ends with it, and with us."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from skep.engines.keeper import descendants
+from skep.engines.logfile import RotatingLog
+
+
+class KeptEngine:
+    def __init__(self, log, *argv):
+        self.link, theirs = socket.socketpair()
+        with theirs:
+            self.keeper = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "skep.engines.keeper",
+                    "--link-fd",
+                    str(theirs.fileno()),
+                    "--log",
+                    str(log),
+                    "--",
+                    *argv,
+                ],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._lines = self.link.makefile("r")
+
+    def read(self):
+        line = self._lines.readline()
+        return json.loads(line) if line else None
+
+    def close(self):
+        self._lines.close()
+        self.link.close()
+        self.keeper.wait(10)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    made = []
+
+    def make(*argv):
+        made.append(KeptEngine(tmp_path / "engine.log", *argv))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_dead(*pids):
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, [pid for pid in pids if alive(pid)]
+        os.sched_yield()
+
+
+# An engine whose grandchild leaves the process group, ignores TERM, and holds no pipe.
+FAMILY = """
+import os, signal, subprocess, sys
+child = '''
+import os, signal, time
+os.setsid()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+time.sleep(600)
+'''
+grandchild = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE)
+pid = int(grandchild.stdout.readline())
+os.write(int(sys.argv[1]), b'{"url": "%d"}\\n' % pid)
+signal.pause()
+"""
+
+STUBBORN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(int(sys.argv[1]), b'{"url": "x"}\\n')
+time.sleep(600)
+"""
+
+
+def start_family(kept):
+    engine = kept(sys.executable, "-c", FAMILY, "{report_fd}")
+    pid = engine.read()["pid"]
+    return engine, pid, int(engine.read()["url"])
+
+
+def test_when_skep_dies_the_engine_and_its_grandchildren_die_too(kept):
+    """A parent-death signal would not reach a grandchild that left the group."""
+    engine, pid, grandchild = start_family(kept)
+    assert {pid, grandchild} <= set(descendants(engine.keeper.pid))
+    engine.link.shutdown(socket.SHUT_RDWR)
+    engine.keeper.wait(10)
+    wait_dead(pid, grandchild)
+
+
+def test_a_killed_engine_leaves_no_grandchildren(kept):
+    engine, pid, grandchild = start_family(kept)
+    os.kill(pid, 9)
+    assert engine.read()["code"] == -9
+    wait_dead(pid, grandchild)
+
+
+def test_a_killed_keeper_takes_the_engine_with_it(kept):
+    engine = kept(sys.executable, "-c", "import time; time.sleep(600)")
+    pid = engine.read()["pid"]
+    engine.keeper.kill()
+    wait_dead(pid)
+
+
+def test_an_engine_that_ignores_term_is_killed_after_the_grace(kept):
+    engine = kept(sys.executable, "-c", STUBBORN, "{report_fd}")
+    engine.read()
+    assert engine.read()["url"] == "x"
+    engine.link.sendall(b'{"op":"term","grace_s":0.2}\n')
+    assert engine.read()["code"] == -9
+
+
+def test_the_last_words_of_a_dying_engine_come_with_its_exit_code(kept, tmp_path):
+    engine = kept(
+        sys.executable, "-c", "import sys; print('loading'); print('CUDA out of memory', file=sys.stderr); sys.exit(3)"
+    )
+    engine.read()
+    end = engine.read()
+    assert (end["event"], end["code"]) == ("exit", 3)
+    assert "CUDA out of memory" in end["tail"]
+    assert "loading" in (tmp_path / "engine.log").read_text()
+
+
+def test_an_engine_that_cannot_be_started_is_reported_like_one_that_died(kept):
+    end = kept("/no/such/engine").read()
+    assert (end["event"], end["code"]) == ("exit", 127)
+    assert "/no/such/engine" in end["tail"][0]
+
+
+def test_a_log_is_rotated_and_keeps_its_last_lines(tmp_path):
+    log = RotatingLog(tmp_path / "e.log", max_bytes=1000, keep=2, tail_lines=3)
+    for n in range(200):
+        log.write(b"line %d of the engine\n" % n)
+    log.write(b"unfinished")
+    log.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.log", "e.log.1", "e.log.2"]
+    assert all(path.stat().st_size <= 1100 for path in tmp_path.iterdir())
+    assert log.tail == [f"line {n} of the engine" for n in (197, 198, 199)] + ["unfinished"]
