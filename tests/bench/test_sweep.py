@@ -1,0 +1,218 @@
+"""Sweeps against the fake engine: known truth, odd streams, faults."""
+
+import asyncio
+import random
+import sqlite3
+
+import pytest
+
+from skep.bench.endpoint import find_endpoint
+from skep.bench.sweep import Progress, SweepPlan, run_fingerprint, run_sweep
+from skep.errors import EndpointError, UserError
+from skep.host.facts import read_host
+from skep.host.nvidia import NvidiaReport
+from skep.records import RunState
+from skep.store.database import open_store
+from skep.testing.process import FakeEngine
+
+HOST = read_host(NvidiaReport())
+
+
+def sweep(engine, store, progress=lambda _: None, **fields):
+    plan = SweepPlan(**{"concurrency": (1, 2), "tasks": 4, "runs": 2, "max_tokens": 8, "seed": 3, **fields})
+
+    async def run():
+        return await run_sweep(plan, await find_endpoint(engine.url, None), store, HOST, progress)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(tmp_path / "s.sqlite3") as opened:
+        yield opened
+
+
+def test_a_sweep_measures_what_the_engine_does(store):
+    """Truth: 40 ms to the first token, 10 ms a token, never less. The engine's own clock sees the same busy machine."""
+    with FakeEngine(slots=2, ttft_ms=40, token_ms=10) as engine:
+        summary = sweep(engine, store, max_tokens=20)
+    one, two = summary.levels
+    assert one.requests == two.requests == 8
+    assert one.failed == two.failed == 0
+    assert one.output_tokens == 160
+    assert one.ttft_ms.p50 >= 40
+    assert one.tpot_ms.p50 >= 9.9
+    assert 1000 / one.tpot_ms.p50 == pytest.approx(one.engine_tok_s, rel=0.1)
+    assert one.task_tok_s == pytest.approx(1000 / one.tpot_ms.p50 * 20 / 19, rel=0.1)
+    assert summary.speedup == pytest.approx(one.wall_s / two.wall_s)
+
+
+def test_every_request_is_stored_raw_with_both_clocks(store):
+    with FakeEngine(slots=2, token_ms=2) as engine:
+        summary = sweep(engine, store)
+    run = store.run(summary.run_id)
+    rows = store.requests(run.id)
+    assert run.state is RunState.DONE
+    assert len(rows) == 2 + 2 * 2 * 4  # the warm-up is stored too, as level 0
+    counted = [row for row in rows if row.level]
+    assert all(row.output_tokens == 8 and len(row.arrivals_s) >= 1 for row in counted)
+    assert all(row.engine.decode_tok_s for row in counted)
+    assert all(
+        row.started_s < row.first_byte_s <= row.first_token_s <= row.last_token_s <= row.ended_s for row in counted
+    )
+    assert len({row.prompt for row in rows}) == len(rows)
+    assert {row.kind for row in counted} == {"implement", "test", "fix", "document"}
+
+
+def test_prompts_can_be_left_unstored(store, tmp_path):
+    with FakeEngine(slots=2, token_ms=2) as engine:
+        sweep(engine, store, keep_text=False)
+    with sqlite3.connect(tmp_path / "s.sqlite3") as database:
+        (texts,) = database.execute("SELECT count(prompt) + count(answer) FROM requests").fetchone()
+    database.close()
+    assert texts == 0
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "early-role",
+        "reasoning",
+        "several-tokens",
+        "coalesced",
+        "cut",
+        "crlf",
+        "comments",
+        "multi-line",
+        "usage-every",
+        "empty-choices",
+    ],
+)
+def test_tokens_and_times_are_right_in_every_form_of_stream(store, form):
+    with FakeEngine(slots=2, token_ms=2, ttft_ms=30, stream_form=form) as engine:
+        summary = sweep(engine, store, concurrency=(1,), tasks=2, runs=1)
+    (level,) = summary.levels
+    assert (level.failed, level.output_tokens) == (0, 16)
+    assert level.ttft_ms.p50 >= 30
+
+
+def test_a_stream_without_done_but_with_a_finish_is_whole(store):
+    with FakeEngine(slots=2, token_ms=2, stream_form="no-done") as engine:
+        assert sweep(engine, store, concurrency=(1,)).levels[0].failed == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ({"kind": "500"}, "http_500"),
+        ({"kind": "503"}, "http_503"),
+        ({"kind": "429"}, "http_429"),
+        ({"kind": "garbage"}, "protocol"),
+        ({"kind": "html"}, "garbage"),
+        ({"kind": "invalid-json"}, "garbage"),
+        ({"kind": "close-first"}, "closed"),
+        ({"kind": "close-mid", "after_tokens": 3}, "cut"),
+        ({"kind": "hang-first"}, "timeout"),
+        ({"kind": "hang-mid", "after_tokens": 3}, "timeout"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["kind"],
+)
+def test_faults_are_counted_by_kind_and_never_as_tokens(store, fault, kind):
+    with FakeEngine(slots=2, token_ms=2) as engine:
+        calls = []
+
+        def after_warm_up(progress: Progress):
+            if progress.level and not calls:
+                calls.append(engine.fault(**fault, times=None))
+
+        summary = sweep(engine, store, after_warm_up, concurrency=(1,), tasks=2, runs=1, timeout_s=0.5)
+        engine.fault(kind="none")
+    (level,) = summary.levels
+    rows = [row for row in store.requests(summary.run_id) if row.level]
+    assert {row.error_kind for row in rows} == {kind}
+    assert (level.failed, level.output_tokens, level.effective_tok_s) == (2, 0, None)
+    assert all(row.error for row in rows)
+
+
+def test_an_answer_without_usage_is_a_failure_and_not_a_guess(store):
+    with FakeEngine(slots=2, token_ms=2, stream_form="no-usage") as engine, pytest.raises(EndpointError, match="usage"):
+        sweep(engine, store)
+    assert store.run("last").state is RunState.FAILED
+
+
+def test_a_server_that_refuses_the_warm_up_ends_the_sweep_with_its_words(store):
+    with FakeEngine(slots=2) as engine:
+        engine.fault(kind="500", times=None)
+        with pytest.raises(EndpointError, match="answered none of 2 warm-up requests"):
+            sweep(engine, store)
+
+
+def test_a_cancelled_sweep_keeps_its_rows_and_says_interrupted(store):
+    async def run():
+        plan = SweepPlan(concurrency=(2,), tasks=100, runs=1, max_tokens=4)
+        endpoint = await find_endpoint(engine.url, None)
+        enough = asyncio.Event()
+        task = asyncio.create_task(run_sweep(plan, endpoint, store, HOST, lambda p: p.done >= 10 and enough.set()))
+        await enough.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with FakeEngine(slots=2, token_ms=2) as engine:
+        asyncio.run(run())
+        engine.wait_for(running=0)
+    stored = store.run("last")
+    assert (stored.state, stored.error) == (RunState.FAILED, "interrupted")
+    assert stored.requests >= 10
+
+
+def test_the_same_seed_asks_the_same_questions(store):
+    seed = random.SystemRandom().randrange(1000)
+    print("seed", seed)
+    asked = []
+    with FakeEngine(slots=2, token_ms=1) as engine:
+        for _ in range(2):
+            summary = sweep(engine, store, seed=seed, concurrency=(2,), runs=1)
+            asked.append({row.prompt for row in store.requests(summary.run_id)})
+    assert asked[0] == asked[1]
+
+
+def test_repeats_have_one_fingerprint_and_other_workloads_another(store):
+    async def run():
+        with FakeEngine(slots=2) as engine:
+            endpoint = await find_endpoint(engine.url, None)
+        return [
+            run_fingerprint(plan, endpoint, HOST) for plan in (SweepPlan(seed=1), SweepPlan(seed=2), SweepPlan(tasks=3))
+        ]
+
+    one, other_seed, other_tasks = asyncio.run(run())
+    assert one == other_seed != other_tasks
+
+
+def test_the_url_may_have_v1_or_not_and_the_only_model_need_not_be_named():
+    with FakeEngine() as engine:
+        for url in (engine.url, f"{engine.url}/", f"{engine.url}/v1", engine.url.removeprefix("http://")):
+            endpoint = asyncio.run(find_endpoint(url, None))
+            assert (endpoint.base, endpoint.model) == ("/v1", "fake-model")
+
+
+def test_a_wrong_model_name_is_met_with_the_nearest_one():
+    with FakeEngine(model="qwen3-32b") as engine, pytest.raises(UserError, match="does not serve `qwen3-32`") as caught:
+        asyncio.run(find_endpoint(engine.url, "qwen3-32"))
+    assert caught.value.hint == "did you mean `qwen3-32b`?"
+
+
+def test_nobody_at_the_url_is_one_clear_error():
+    with pytest.raises(EndpointError, match=r"127\.0\.0\.1:9 cannot be reached"):
+        asyncio.run(find_endpoint("http://127.0.0.1:9", None))
+
+
+def test_writing_never_waits_for_a_reader(store, tmp_path):
+    """`skep runs` may look at any moment."""
+    with FakeEngine(slots=2, token_ms=1) as engine, open_store(tmp_path / "s.sqlite3", read_only=True) as reader:
+        seen = []
+        summary = sweep(engine, store, lambda _: seen.append(len(reader.runs())), tasks=10)
+    assert seen[-1] == 1
+    assert store.run(summary.run_id).state is RunState.DONE
+    assert (tmp_path / "s.sqlite3").stat().st_mode & 0o077 == 0
