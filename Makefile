@@ -3,9 +3,9 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(shell scripts/find-python)
-PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test install lint fmt docs clean
+.PHONY: help demo test install lint fmt docs clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -20,6 +20,7 @@ test: $(VENV)/.installed-dev  ## everything CI checks: ruff, mypy, pytest
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/skep pull smollm2-135m
 	$(BIN)/pytest
 
 lint: $(VENV)/.installed-dev  ## ruff and mypy only
@@ -42,10 +43,10 @@ $(VENV)/.created:
 	@"$(PYTHON)" -m venv $(VENV) || { echo "error: \`$(PYTHON) -m venv\` failed" >&2; echo "hint: on Debian and Ubuntu, \`apt install python3-venv\`" >&2; rm -rf $(VENV); exit 1; }
 	@touch $@
 
-$(VENV)/.installed: pyproject.toml $(VENV)/.created
+$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
 	$(PIP_INSTALL) -e '.[embedded]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml $(VENV)/.created
+$(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.created
 	$(PIP_INSTALL) -q -e '.[embedded,dev]'
 	@touch $@ $(VENV)/.installed

@@ -121,6 +121,8 @@ def test_every_symbol_named_in_the_design_notes_exists():
     for page in sorted((ROOT / "docs").rglob("*.md")):
         for name in set(re.findall(r"`(skep(?:\.\w+)+)`", page.read_text())):
             module, _, symbol = name.rpartition(".")
+            if symbol in ("toml", "sqlite3"):
+                continue  # a file of that name
             try:
                 found = importlib.import_module(name)
             except ImportError:

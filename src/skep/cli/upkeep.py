@@ -73,7 +73,7 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give space back: delete runs as asked, old logs of replicas, leftovers of broken downloads; compact the store."""
+    """Give space back: delete runs as asked and rotated logs, compact the store."""
     from skep.cli.keeping import collect_garbage
 
     collect_garbage(older_than, incomplete=incomplete, dry_run=dry_run, as_json=as_json)

@@ -1,0 +1,39 @@
+"""The page docs/cli.md, from the commands themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+_INTRO = """\
+# The command line
+
+Written by `make docs` from the commands' own help; a test holds it against them.
+
+Data goes to stdout, narration and progress to stderr. `--json` prints [one JSON document](json.md) on stdout.
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 does not fit, 4 regression.
+"""
+
+
+def cli_reference() -> str:
+    from skep.cli.main import app
+
+    root = typer.main.get_command(app)
+    pages = [_INTRO]
+    for path, command in _walk(root, ("skep",)):
+        context = _context(command, path)
+        pages.append(f"## `{' '.join(path)}`\n\n```text\n{command.get_help(context).rstrip()}\n```\n")
+    return "\n".join(pages)
+
+
+def _walk(command: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
+    found = [(path, command)]
+    for name, child in sorted(getattr(command, "commands", {}).items()):
+        found.extend(_walk(child, (*path, name)))
+    return found
+
+
+def _context(command: Any, path: tuple[str, ...]) -> Any:
+    """A fixed width, so that the page does not depend on a terminal."""
+    return command.context_class(command, info_name=" ".join(path), terminal_width=100, max_content_width=100)

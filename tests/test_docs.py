@@ -1,0 +1,88 @@
+"""Documentation is held against the product: commands, settings, errors, JSON keys, files it links to."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from skep.cli.main import app
+from skep.cli.reference import cli_reference
+from skep.configfile import GatewayTable, ServeTable, SettingsFile
+from skep.gateway.admission import RejectCode
+from skep.gateway.dialect import ERRORS
+from skep.records import LevelSummary, SweepSummary
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def commands(command, path=()):
+    children = getattr(command, "commands", {})
+    if not children:
+        yield path, command
+    for name, child in children.items():
+        yield from commands(child, (*path, name))
+
+
+LEAVES = list(commands(typer.main.get_command(app)))
+
+
+def test_the_command_reference_is_what_the_commands_say():
+    """`make docs` writes it anew."""
+    assert (DOCS / "cli.md").read_text() == cli_reference()
+
+
+@pytest.mark.parametrize(("path", "command"), LEAVES, ids=[" ".join(path) for path, _ in LEAVES])
+def test_every_command_says_what_it_does_and_gives_an_example(path, command):
+    assert command.help
+    assert f"skep {' '.join(path)}" in command.epilog
+
+
+@pytest.mark.parametrize("code", sorted(ERRORS))
+def test_every_error_code_has_its_heading(code):
+    assert f"### `{code}`" in (DOCS / "errors.md").read_text()
+
+
+def test_every_rejection_has_an_error_code():
+    assert {code.value for code in RejectCode} <= set(ERRORS)
+
+
+@pytest.mark.parametrize("table", [SettingsFile, GatewayTable, ServeTable], ids=lambda table: table.__name__)
+def test_every_key_of_the_configuration_file_is_in_its_page(table):
+    text = (DOCS / "configuration.md").read_text()
+    for key in table.model_fields:
+        assert re.search(rf"^{key} = |\[+{key}\]+", text, re.MULTILINE), key
+
+
+def test_the_example_configuration_is_valid():
+    import tomllib
+
+    from skep.configfile import parse_settings
+
+    (block,) = re.findall(r"```toml\n(.*?)```", (DOCS / "configuration.md").read_text(), re.DOTALL)
+    assert parse_settings(tomllib.loads(block), "docs", {}).gateway.port == 8400
+
+
+@pytest.mark.parametrize("record", [LevelSummary, SweepSummary], ids=lambda record: record.__name__)
+def test_every_key_of_a_sweep_is_documented(record):
+    text = (DOCS / "json.md").read_text()
+    for field in dataclasses.fields(record):
+        assert f'"{field.name}"' in text or f"`{field.name}`" in text, field.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_named_in_the_pages_exist(page):
+    known = {path[: len(path)] for path, _ in LEAVES} | {path[:1] for path, _ in LEAVES}
+    for line in re.findall(r"`skep ([a-z][a-z -]*)", page.read_text()):
+        words = tuple(word for word in line.split() if not word.startswith("-"))
+        assert any(words[: len(path)] == path or words == path[: len(words)] for path in known), line
