@@ -12,6 +12,7 @@ from pathlib import Path
 from skep.errors import UserError
 
 DEFAULT_PORT = 8400
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EMBEDDED_MODEL = "smollm2-135m"
 MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes, some systems' 104
 

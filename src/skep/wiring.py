@@ -17,11 +17,10 @@ from skep.engines.supervisor import Hive, Supervisor
 from skep.errors import GatewayError, UserError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.settings import Gateway, Paths, Serve, Settings, make_runtime
+from skep.settings import LOOPBACK, Gateway, Paths, Serve, Settings, make_runtime
 from skep.weights.gguf import check_file
 from skep.weights.pull import pull
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PullProgress = Callable[[int, int | None], None]
 
 

@@ -51,6 +51,7 @@ def test_a_sweep_is_listed_and_reported(skep, tmp_path):
 def test_failed_requests_make_the_exit_code_1(env, tmp_path):
     with FakeEngine(slots=2, token_ms=2) as engine:
         command = [sys.executable, "-m", "skep", "bench", "sweep", "--url", engine.url, "-c", "1", "--tasks", "100"]
+        command += ["--runs", "1", "--max-tokens", "2"]
         process = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         engine.wait_for(requests=3)
         engine.fault(kind="500", times=1)

@@ -16,9 +16,10 @@ from skep.cli.output import note, number, print_json, print_table
 from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.records import LevelSummary, SweepSummary
-from skep.settings import user_paths
+from skep.settings import LOOPBACK, user_paths
 from skep.store.database import open_store
 from skep.units import format_seconds, parse_int_list, parse_seconds
+from skep.wire.heads import parse_url
 from skep.workload.prompts import Size
 
 
@@ -58,7 +59,7 @@ def plan_of(wishes: SweepWishes) -> SweepPlan:
 def run_sweep_command(wishes: SweepWishes, *, as_json: bool) -> int:
     """0 when every request was answered, 1 when some failed."""
     plan = plan_of(wishes)
-    key = _key(wishes.key_env)
+    key = _key(wishes.key_env, wishes.url)
     summary = measure_endpoint(plan, wishes.url, wishes.model, key=key)
     if as_json:
         print_json(sweep_json(summary))
@@ -140,9 +141,10 @@ def _headline(plan: SweepPlan, endpoint: Endpoint) -> str:
     )
 
 
-def _key(variable: str | None) -> str | None:
+def _key(variable: str | None, url: str) -> str | None:
+    """The variable asked for; else the gateway's own key, which is sent to this machine only."""
     if variable is None:
-        return os.environ.get("SKEP_API_KEY")
+        return os.environ.get("SKEP_API_KEY") if parse_url(url)[0].host in LOOPBACK else None
     value = os.environ.get(variable)
     if not value:
         raise UserError(f"--key-env `{variable}` is not set", hint=f"export {variable}=... first")
