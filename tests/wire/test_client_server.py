@@ -268,6 +268,19 @@ def test_a_client_that_asks_first_is_told_to_go_on():
     asyncio.run(run())
 
 
+def test_an_offer_to_speak_another_protocol_is_passed_over():
+    """What `curl --http2` sends to a plain port."""
+
+    async def run():
+        async with serving(echo) as origin:
+            offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+            second = b"GET /2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+            answer = await raw(origin, b"GET /1 HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n" + second)
+        assert answer.index(b"GET /1 ") < answer.index(b"GET /2 ")
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [

@@ -19,19 +19,25 @@ class Announcer:
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
-        self._pipe = os.fdopen(fd, "w", buffering=1)
+        self._fd = fd
+        self._gone = False
+
+    def close(self) -> None:
+        if not self._gone:
+            self._gone = True
+            os.close(self._fd)
 
     def tell(self, **message: Any) -> None:
-        if not self._pipe.closed:
+        if not self._gone:
             try:
-                self._pipe.write(json.dumps(message) + "\n")
+                os.write(self._fd, json.dumps(message).encode() + b"\n")
             except OSError:
-                self._pipe.close()
+                self.close()
 
     def changed(self, supervisor: Supervisor) -> None:
         if supervisor.phase == "ready":
             self.tell(ready=supervisor.description())
-            self._pipe.close()
+            self.close()
         else:
             self.tell(rows=supervisor.rows({}))
 

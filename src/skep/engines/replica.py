@@ -131,6 +131,10 @@ class Replica:
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
             )
+        except OSError as error:
+            ours.close()
+            self._events.put_nowait(("exit", 1, [f"error: the keeper cannot be started: {error.strerror}"]))
+            return
         finally:
             theirs.close()
         self._link = await Link.over(ours)

@@ -180,6 +180,7 @@ class _Connection(asyncio.Protocol):
         self._headers: Headers = []
         self._head: ResponseHead | None = None
         self._at = 0.0
+        self._paused = False
         self.used = False  # has carried a whole exchange before this one
         self.answered = False  # a byte of the current answer came
         self.idle_since = 0.0
@@ -200,11 +201,13 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def pause(self) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._paused:
+            self._paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        if self._transport is not None:
+        if self._transport is not None and self._paused:
+            self._paused = False
             self._transport.resume_reading()
 
     # asyncio's side
@@ -267,6 +270,7 @@ class _Connection(asyncio.Protocol):
         call, self._call = self._call, None
         self._head = None
         call._connection = None  # noqa: SLF001
+        self.resume()  # the answer's last bytes may have paused it; an idle connection must hear
         if self._parser.should_keep_alive():
             self.used = True
             self.idle_since = self._at

@@ -179,8 +179,12 @@ class ServerConnection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, "protocol upgrades are not supported")
+        except httptools.HttpParserUpgrade as upgrade:
+            # Offers to speak another protocol (`curl --http2`) are passed over: what follows is HTTP/1.1 still.
+            self._parser = httptools.HttpRequestParser(self)
+            rest = data[upgrade.args[0] :]
+            if rest:
+                self.data_received(rest)
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
             if not isinstance(cause, _Refusal):
