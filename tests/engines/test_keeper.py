@@ -27,6 +27,8 @@ class KeptEngine:
                     str(theirs.fileno()),
                     "--log",
                     str(log),
+                    "--mark",
+                    str(log),
                     "--",
                     *argv,
                 ],

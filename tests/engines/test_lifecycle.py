@@ -53,6 +53,25 @@ def test_an_end_that_would_come_again_is_not_tried_again():
     assert life.state is State.FAILED
 
 
+def test_a_replica_that_was_given_up_starts_again_when_it_is_asked_to():
+    life = Lifecycle(POLICY)
+    life.start(0.0)
+    life.exited("port 9 is in use", 0.5, final=True)
+    assert life.restart(9.0) == [Do.SPAWN]
+    assert life.state is State.STARTING
+
+
+def test_an_engine_that_dies_in_its_warm_up_is_quoted_itself():
+    """Its own last words say more than our broken connection."""
+    life = Lifecycle(POLICY)
+    life.start(0.0)
+    life.addressed("http://e")
+    life.healthy(1.0)
+    life.warm_up_failed("closed the connection")
+    life.exited("CUDA error at layer 3 (exit code 42)", 1.1, by_itself=True)
+    assert life.why == "CUDA error at layer 3 (exit code 42)"
+
+
 def test_failures_before_a_long_good_time_are_forgotten():
     life = ready_life()
     for _ in range(4):
@@ -76,7 +95,7 @@ def test_an_engine_that_is_not_healthy_in_time_is_ended_with_that_reason():
 
 def test_a_restart_that_was_asked_for_is_no_failure():
     life = ready_life()
-    assert life.restart() == [Do.TERMINATE]
+    assert life.restart(4.0) == [Do.TERMINATE]
     assert life.exited("exit code 0", 5.0) == [Do.RETRACT]
     assert life.tick(5.0) == [Do.SPAWN]
     assert (life.restarts, life.why) == (1, None)

@@ -167,7 +167,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert self.where[action.request_id] == "waiting"
             self.where[action.request_id] = "running" if isinstance(action, Forward) else "ended"
             if isinstance(action, Forward):
-                assert self.decider.busy(action.replica.name) <= action.replica.slots
+                assert len(self.decider._replicas[action.replica.name].leases) <= action.replica.slots
 
     def pick(self, data, state):
         names = sorted(name for name, where in self.where.items() if where == state)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,19 +168,19 @@ class Reading:
 async def measure(
     task: Task, endpoint: Endpoint, pool: Pool, origin_s: float, *, timeout_s: float, keep_text: bool
 ) -> Request:
-    """Send one task and give its row; times count from `origin_s` on the loop's clock. Does not raise for faults."""
+    """Send one task and give its row; times count from `origin_s` on `time.monotonic()`. Does not raise for faults."""
     loop = asyncio.get_running_loop()
     reading = Reading(loop.create_future())
     target = f"{endpoint.base}/chat/completions"
     payload = json_request(endpoint.origin, "POST", target, body_of(task, endpoint.model), dict(endpoint.headers))
-    started = loop.time()
+    started = time.monotonic()
     call = pool.send(payload, reading)
     try:
         async with asyncio.timeout(timeout_s):
             ended = await reading.done
     except TimeoutError:
         call.abort()
-        ended = loop.time()
+        ended = time.monotonic()
         reading.done = loop.create_future()
         reading.fail("timeout", f"no complete answer within {timeout_s:g} s", ended)
     except asyncio.CancelledError:

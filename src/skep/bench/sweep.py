@@ -120,8 +120,7 @@ class _Sweep:
         self._store = store
         self._run_id = run_id
         self._on_progress = on_progress
-        self._loop = asyncio.get_running_loop()
-        self._origin_s = self._loop.time()
+        self._origin_s = time.monotonic()
         self._pool = Pool(endpoint.origin, max_idle=max(plan.concurrency))
         self._unsaved: list[Request] = []
         self._done = self._failed = self._level_tokens = 0
@@ -156,7 +155,7 @@ class _Sweep:
 
     async def _level(self, level: int, repeat: int, prompts: Iterator[Prompt]) -> None:
         tasks = [self._task(level, repeat, i, next(prompts)) for i in range(self._plan.tasks)]
-        self._level_tokens, self._level_began = 0, self._loop.time()
+        self._level_tokens, self._level_began = 0, time.monotonic()
         self._tell(level, repeat)
         async with watch_client() as health:
             await self._at_once(tasks, level)
@@ -227,7 +226,7 @@ class _Sweep:
         self._store.append_requests(self._run_id, rows)
 
     def _tell(self, level: int, repeat: int) -> None:
-        span = self._loop.time() - self._level_began
+        span = time.monotonic() - self._level_began
         progress = Progress(
             level=level,
             repeat=repeat,

@@ -1,12 +1,13 @@
 """The gateway as the supervisor sees it: a child that may crash or be replaced while the engines stay loaded.
 
 The supervisor holds the listening socket; each gateway process gets a copy. Knows the gateway only by its command
-line and its link messages.
+line and its link messages. One process is *current* and takes new connections; replaced ones finish their answers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import socket
 import subprocess
@@ -14,10 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from skep.errors import GatewayError
 from skep.wire.link import Link, Message
 
 RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
 STABLE_S = 30.0
+LISTEN_DEADLINE_S = 20.0
 
 
 class Front:
@@ -39,20 +42,23 @@ class Front:
         self._log = log
         self._table = table
         self._changed = changed
-        self._child: _Child | None = None
+        self._current: _Child | None = None
+        self._retired: set[_Child] = set()
+        self._retiring: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()  # at most one process is being made current
+        self._ever_listened = False
         self.restarts = -1
         self.why: str | None = None
         self.broken = False
-        self._ever_listened = False
 
     @property
     def pid(self) -> int | None:
-        return self._child.pid if self._child else None
+        return self._current.pid if self._current else None
 
     @property
     def listening(self) -> bool:
-        return self._child is not None and self._child.listening
+        return self._current is not None and self._current.listening.is_set()
 
     async def run(self) -> None:
         """Start it, and again whenever it dies, until `stop`; given up (`broken`) if it never came to listen."""
@@ -60,14 +66,14 @@ class Front:
         failures = 0
         while not self._stopping.is_set():
             started = loop.time()
-            child = self._child or await self._start()
-            code = await child.ended
-            if child is not self._child:
-                continue  # it was replaced: follow its successor
-            self._child = None
+            try:
+                async with self._one_at_a_time:
+                    self._current = await self._start()
+                await self._until_nobody_serves()
+            except OSError as error:  # no process or descriptor to be had: a failed start like any other
+                self.why = f"the gateway cannot be started: {error.strerror}"
             if self._stopping.is_set():
                 return
-            self.why = f"the gateway ended with code {code}; its log is {self._log}"
             failures = 1 if loop.time() - started > STABLE_S else failures + 1
             self.broken = not self._ever_listened and failures >= len(RESTART_DELAYS_S)
             self._changed()
@@ -76,67 +82,92 @@ class Front:
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
 
     def publish(self) -> None:
-        """Send the replica table as it stands."""
-        if self._child is not None:
-            self._child.link.send({"op": "replicas", **self._table()})
+        """Send the replica table as it stands, to those that only finish their answers too."""
+        for child in (self._current, *self._retired):
+            if child is not None:
+                child.link.send({"op": "replicas", **self._table()})
 
     async def status(self, timeout_s: float = 1.0) -> Message:
         """`queued`, `in_flight`, `busy` by replica; empty while there is no gateway to ask."""
-        if self._child is None:
+        if self._current is None:
             return {}
-        return await self._child.ask({"op": "status"}, timeout_s) or {}
+        return await self._current.ask({"op": "status"}, timeout_s) or {}
 
     async def replace(self, drain_s: float) -> None:
-        """A new process takes the connections; the old one finishes its answers and goes."""
-        old = self._child
-        if old is None:
-            return
-        await self._start()
-        await old.ask({"op": "drain", "hand_over": True, "timeout_s": drain_s}, drain_s + 5)
-        old.link.send({"op": "exit"})
+        """A new process takes the connections; the old one finishes its answers in its own time and goes.
+
+        The old one is let go only when the new one listens: an upgrade that does not start changes nothing.
+        """
+        async with self._one_at_a_time:
+            new = await self._start()
+            if not await new.came_to_listen(LISTEN_DEADLINE_S):
+                new.process.kill()
+                hint = f"the old one goes on serving; the end of {self._log} says why"
+                raise GatewayError("the new gateway did not start", hint=hint)
+            old, self._current = self._current, new
+        if old is not None:
+            self._retire(old, drain_s)
+        self._changed()
 
     async def drain(self, timeout_s: float) -> int:
         """Nothing new is admitted; wait for what is under way. How many were left when the time was over."""
-        if self._child is None or not self._child.listening:
+        if not self.listening or self._current is None:
             return 0
-        answer = await self._child.ask({"op": "drain", "timeout_s": timeout_s}, timeout_s + 5)
+        answer = await self._current.ask({"op": "drain", "timeout_s": timeout_s}, timeout_s + 5)
         return int(answer["left"]) if answer else 0
 
     async def stop(self) -> None:
         self._stopping.set()
-        if self._child is not None:
-            self._child.link.send({"op": "exit"})
-            try:
-                async with asyncio.timeout(3.0):
-                    await asyncio.shield(self._child.ended)
-            except TimeoutError:
-                self._child.process.kill()
-                await self._child.ended
-
-    def _listening(self) -> None:
-        self._ever_listened = True
-        self._changed()
+        for task in self._retiring:
+            task.cancel()
+        for child in (self._current, *self._retired):
+            if child is not None:
+                await child.end()
 
     async def _start(self) -> _Child:
-        self.restarts += 1
         child = await _Child.spawn(self._argv, self._listener, self._log)
+        self.restarts += 1
+        child.on_listening = self._came_to_listen
         child.link.send(self._setup)
-        child.on_listening = self._listening
-        self._child = child
-        self.publish()
-        self._changed()
+        child.link.send({"op": "replicas", **self._table()})
         return child
+
+    def _came_to_listen(self) -> None:
+        self._ever_listened = True
+        self.why = None
+        self._changed()
+
+    async def _until_nobody_serves(self) -> None:
+        """Until the current process has ended; by then it may be another one than at first."""
+        while (child := self._current) is not None:
+            code = await child.ended
+            if child is self._current:
+                self._current = None
+                self.why = f"the gateway ended with code {code}; its log is {self._log}"
+
+    def _retire(self, child: _Child, drain_s: float) -> None:
+        async def finish() -> None:
+            try:
+                await child.ask({"op": "drain", "hand_over": True, "timeout_s": drain_s}, drain_s + 5)
+            finally:
+                await child.end()
+                self._retired.discard(child)
+
+        self._retired.add(child)
+        task = asyncio.get_running_loop().create_task(finish())
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
 
 class _Child:
     def __init__(self, process: asyncio.subprocess.Process, link: Link) -> None:
         self.process = process
         self.link = link
-        self.listening = False
+        self.listening = asyncio.Event()
         self.on_listening: Callable[[], None] = lambda: None
         self._ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Message | None]] = {}
-        self.ended: asyncio.Task[int] = asyncio.create_task(self._follow())
+        self.ended: asyncio.Task[int] = asyncio.get_running_loop().create_task(self._follow())
 
     @property
     def pid(self) -> int:
@@ -145,43 +176,59 @@ class _Child:
     @classmethod
     async def spawn(cls, argv: list[str], listener: socket.socket, log: Path) -> _Child:
         ours, theirs = socket.socketpair()
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output, theirs:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                *("--listen-fd", str(listener.fileno()), "--link-fd", str(theirs.fileno())),
-                pass_fds=[listener.fileno(), theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("ab") as output, theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    *("--listen-fd", str(listener.fileno()), "--link-fd", str(theirs.fileno())),
+                    pass_fds=[listener.fileno(), theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         return cls(process, await Link.over(ours))
 
+    async def came_to_listen(self, timeout_s: float) -> bool:
+        waiting = asyncio.get_running_loop().create_task(self.listening.wait())
+        await asyncio.wait({waiting, self.ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        return self.listening.is_set() and not self.ended.done()
+
+    async def end(self) -> None:
+        self.link.send({"op": "exit"})
+        await asyncio.wait({self.ended}, timeout=3.0)
+        if not self.ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+            await asyncio.wait({self.ended})
+
     async def ask(self, message: dict[str, Any], timeout_s: float) -> Message | None:
+        """Its answer; None if it ends or is silent for so long."""
         number = next(self._ids)
         answer: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         self.link.send({"id": number, **message})
         try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            return None
+            ends: set[asyncio.Future[Any]] = {answer, self.ended}
+            await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            return answer.result() if answer.done() else None
         finally:
             self._asked.pop(number, None)
 
     async def _follow(self) -> int:
         while (message := await self.link.receive()) is not None:
             if message.get("event") == "listening":
-                self.listening = True
+                self.listening.set()
                 self.on_listening()
             asked = self._asked.get(message.get("id", 0))
             if asked is not None and not asked.done():
                 asked.set_result(message)
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_result(None)
-        self.listening = False
+        self.listening.clear()
         await self.link.close()
         return await self.process.wait()

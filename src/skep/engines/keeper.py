@@ -28,10 +28,13 @@ from skep.engines.logfile import RotatingLog
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.2
+TELL_S = 5.0
+MARK = "SKEP_REPLICA"  # in the environment of an engine and of all it starts
 
 
 class Keeper:
-    def __init__(self, link: socket.socket, log: RotatingLog, argv: list[str]) -> None:
+    def __init__(self, link: socket.socket, log: RotatingLog, argv: list[str], mark: str) -> None:
+        self._mark = mark
         self._link = link
         self._log = log
         self._argv = argv
@@ -51,7 +54,6 @@ class Keeper:
             os.close(report_write)
         self._tell(event="spawned", pid=engine.pid)
         assert engine.stdout is not None
-        self._link.setblocking(False)
         os.set_blocking(report_read, False)
         os.set_blocking(engine.stdout.fileno(), False)
         self._selector.register(self._link, selectors.EVENT_READ, self._read_link)
@@ -62,7 +64,7 @@ class Keeper:
         while engine.poll() is None:
             self._step(engine)
         kill_descendants()
-        self._read_output(engine.stdout.fileno())
+        self._last_words(engine.stdout.fileno())
         self._tell(event="exit", code=engine.returncode, tail=self._log.tail)
         return 0
 
@@ -74,6 +76,7 @@ class Keeper:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=[report_fd],
+            env={**os.environ, MARK: self._mark},
             process_group=0,
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
         )
@@ -114,15 +117,26 @@ class Keeper:
             os.close(fd)
 
     def _read_output(self, fd: int) -> None:
+        """One read a round: an engine that floods its output must not keep us from hearing that skep is gone."""
+        try:
+            data = os.read(fd, 1 << 20)
+        except BlockingIOError:
+            return
+        self._log.write(data)
+        if not data:
+            self._selector.unregister(fd)
+
+    def _last_words(self, fd: int) -> None:
+        """What is left in the pipe; all its writers are dead."""
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(fd, 65536):
+            while data := os.read(fd, 1 << 20):
                 self._log.write(data)
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(fd)
 
     def _tell(self, **message: object) -> None:
+        self._link.settimeout(TELL_S)
         with contextlib.suppress(OSError):
             self._link.sendall(json.dumps(message).encode() + b"\n")
+        self._link.setblocking(False)
 
 
 def descendants(root: int) -> list[int]:
@@ -158,6 +172,20 @@ def kill_descendants() -> None:
         time.sleep(0.02)
 
 
+def kill_marked(mark: str) -> int:
+    """SIGKILL every process of ours whose environment says that it belongs to a replica of this name; how many.
+
+    For what a killed keeper leaves behind: a process that left the group and whose parents are gone.
+    """
+    wanted, killed = f"\0{MARK}={mark}".encode(), 0
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in b"\0" + (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
+                os.kill(int(entry.name), signal.SIGKILL)
+                killed += 1
+    return killed
+
+
 def _die_with_parent() -> None:
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -171,13 +199,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="skep-keeper")
     parser.add_argument("--link-fd", type=int, required=True)
     parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--mark", required=True)
     parser.add_argument("argv", nargs="+")
     args = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Only skep's word, or its end, ends the engine. Not SIG_IGN: the engine would inherit that.
         signal.signal(number, lambda *_: None)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    return Keeper(socket.socket(fileno=args.link_fd), RotatingLog(args.log), args.argv).run()
+    return Keeper(socket.socket(fileno=args.link_fd), RotatingLog(args.log), args.argv, args.mark).run()
 
 
 if __name__ == "__main__":

@@ -92,19 +92,18 @@ class Lifecycle:
             return []
         return self._end(f"the warm-up generation failed: {why}")
 
-    def exited(self, why: str, now: float, *, final: bool = False) -> list[Do]:
-        """The process is gone. `final`: it would end in the same way again."""
+    def exited(self, why: str, now: float, *, final: bool = False, by_itself: bool = False) -> list[Do]:
+        """The process is gone. `final`: it would end in the same way again. `by_itself`: not because we ended it."""
         before, self.url = self.state, None
         retract = [Do.RETRACT] if before is State.READY else []
-        if before in (State.STOPPING, State.STOPPED, State.FAILED):
-            self.state = State.STOPPED if before is not State.FAILED else State.FAILED
-            self.due_at = None
-            return retract
+        if before in (State.STOPPING, State.STOPPED):
+            self.state, self.due_at = State.STOPPED, None
+            return []
         ending, self._ending = self._ending, None
         if ending == RESTART:
             self.state, self.due_at = State.BACKOFF, now
             return retract
-        self.why = ending or why
+        self.why = why if by_itself or ending is None else ending
         if self._ready_at is not None and now - self._ready_at >= self.policy.stable_s:
             self._failures = 0
         self._ready_at = None
@@ -130,11 +129,17 @@ class Lifecycle:
             case _:
                 return self._end(f"the warm-up generation took longer than {self.policy.warm_deadline_s:g} s")
 
-    def restart(self) -> list[Do]:
-        """Asked for by the user: end the process; its exit leads to a start."""
-        if self.state in (State.STARTING, State.WARMING, State.READY):
-            return self._end(RESTART)
-        return []
+    def restart(self, now: float) -> list[Do]:
+        """Asked for by the user: end the process, its exit leads to a start; or start what waits or was given up."""
+        match self.state:
+            case State.STARTING | State.WARMING | State.READY:
+                return self._end(RESTART)
+            case State.BACKOFF | State.FAILED:
+                self.restarts += 1
+                self._failures = 0
+                return self._spawn(now)
+            case _:
+                return []
 
     def stop(self) -> list[Do]:
         retract = [Do.RETRACT] if self.state is State.READY else []
@@ -142,7 +147,7 @@ class Lifecycle:
         if self.state in (State.STARTING, State.WARMING, State.READY):
             self.state = State.STOPPING
             return [*retract, Do.TERMINATE]
-        if self.state is State.BACKOFF:
+        if self.state in (State.BACKOFF, State.FAILED):
             self.state = State.STOPPED
         return []
 

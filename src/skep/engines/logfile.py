@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from pathlib import Path
 
 from skep.units import MIB
+
+MAX_LINE = 1000  # of what is kept as last words
 
 
 class RotatingLog:
@@ -29,23 +32,24 @@ class RotatingLog:
     def write(self, data: bytes) -> None:
         """A full disk costs log lines, never the engine."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        self._rest = self._rest[-65536:]
-        self._tail.extend(line.decode(errors="replace").rstrip("\r") for line in lines)
-        try:
+        self._rest = self._rest[-MAX_LINE:]
+        self._tail.extend(line[:MAX_LINE].decode(errors="replace").rstrip("\r") for line in lines)
+        with contextlib.suppress(OSError):
             self._file.write(data)
             if self._file.tell() > self._max_bytes:
                 self._rotate()
-        except OSError:
-            pass
 
     def close(self) -> None:
         self._file.close()
 
     def _rotate(self) -> None:
-        self._file.close()
+        """The old file is given up only when the new one is open."""
         for number in range(self._keep - 1, 0, -1):
             older = self._path.with_name(f"{self._path.name}.{number}")
             if older.exists():
                 os.replace(older, self._path.with_name(f"{self._path.name}.{number + 1}"))  # noqa: PTH105
-        os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))  # noqa: PTH105
-        self._file = self._path.open("ab", buffering=0)
+        with contextlib.suppress(FileNotFoundError):  # deleted by somebody: a new one is begun
+            os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))  # noqa: PTH105
+        fresh = self._path.open("ab", buffering=0)
+        self._file.close()
+        self._file = fresh

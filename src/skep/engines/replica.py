@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from skep.engines.base import EXIT_FINAL, Engine, Launch
+from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import Do, Lifecycle, RestartPolicy, State
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch_once
 from skep.wire.heads import parse_url
 from skep.wire.link import Link
 
+ENDED_BY_US = (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)  # how a process ends that was told to
 PROBE_EVERY_S = 0.1
 WARM_UP_TOKENS = 8
 
@@ -38,6 +40,7 @@ class Replica:
         self.engine = engine
         self.life = Lifecycle(policy)
         self.pid: int | None = None
+        self._mark = f"{log.parent}:{launch.name};"  # ends with a mark of its own: no name is another's beginning
         self._log = log
         self._changed = changed
         self._link: Link | None = None
@@ -47,11 +50,6 @@ class Replica:
     def __repr__(self) -> str:
         return f"<Replica {self.launch.name} {self.life.state.value} pid={self.pid} url={self.life.url}>"
 
-    @property
-    def settled(self) -> bool:
-        """Stopped or given up: nothing of it runs."""
-        return self.life.state in (State.STOPPED, State.FAILED) and self.pid is None
-
     def stop(self) -> None:
         self._events.put_nowait(("stop",))
 
@@ -59,10 +57,10 @@ class Replica:
         self._events.put_nowait(("restart",))
 
     async def run(self) -> None:
-        """Until stopped or given up."""
+        """Until stopped. A replica that was given up waits here for `restart` or `stop`."""
         async with asyncio.TaskGroup() as tasks:
             await self._carry_out(self.life.start(self._loop.time()), tasks)
-            while not self.settled:
+            while not (self.life.state is State.STOPPED and self.pid is None):
                 due = self.life.due_at
                 try:
                     async with asyncio.timeout_at(due):
@@ -89,10 +87,10 @@ class Replica:
                 self.pid = None
                 self._link = None
                 code, tail = args
-                final = code in (EXIT_FINAL, 127)
-                return self.life.exited(self.engine.explain(code, tail), now, final=final)
+                why = self.engine.explain(code, tail)
+                return self.life.exited(why, now, final=code in (EXIT_FINAL, 127), by_itself=code not in ENDED_BY_US)
             case "restart":
-                return self.life.restart()
+                return self.life.restart(now)
             case _:
                 return self.life.stop()
 
@@ -113,15 +111,8 @@ class Replica:
 
     async def _spawn(self, tasks: asyncio.TaskGroup) -> None:
         ours, theirs = socket.socketpair()
-        argv = [
-            sys.executable,
-            "-m",
-            "skep.engines.keeper",
-            "--link-fd",
-            str(theirs.fileno()),
-            "--log",
-            str(self._log),
-        ]
+        argv = [sys.executable, "-m", "skep.engines.keeper", "--link-fd", str(theirs.fileno())]
+        argv += ["--log", str(self._log), "--mark", self._mark]
         try:
             keeper = await asyncio.create_subprocess_exec(
                 *argv,
@@ -159,6 +150,7 @@ class Replica:
             if engine_pid is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(engine_pid, signal.SIGKILL)
+                await asyncio.to_thread(kill_marked, self._mark)
             await link.close()
             await keeper.wait()
             self._events.put_nowait(("exit", *ended))

@@ -21,6 +21,8 @@ from skep.engines.replica import Replica
 from skep.errors import EngineError, GatewayError, SkepError
 from skep.wire.link import Link, Message
 
+REST_POLL_S = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Hive:
@@ -50,6 +52,9 @@ class Supervisor:
         self._started_at = time.time()
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._drain_s = hive.drain_s
+        self._controls: set[asyncio.Task[None]] = set()  # connections to the control socket
+        self._resting: set[str] = set()  # replicas that finish their answers before a restart
         self.phase = "starting"
         log = hive.log_dir
         self._replicas = [
@@ -72,14 +77,16 @@ class Supervisor:
     def ready(self) -> bool:
         return self._front.listening and all(r.life.state is State.READY for r in self._replicas)
 
-    def stop(self) -> None:
-        """Drain, then end everything. Asked a second time: do not wait for the drain."""
+    def stop(self, drain_s: float | None = None) -> None:
+        """Drain for so long (default: the hive's own time), then end everything. Asked again: end it now."""
         if self._stop_asked.is_set():
             self._hurry.set()
+        elif drain_s is not None:
+            self._drain_s = drain_s
         self._stop_asked.set()
 
     async def run(self) -> None:
-        """Raises EngineError if a replica does not come up at the start, or when all have been given up later."""
+        """Raises if a replica does not come up at the start, or when all have been given up later."""
         control = await asyncio.start_unix_server(self._serve_control, self.hive.socket_path)
         os.chmod(self.hive.socket_path, 0o600)  # noqa: PTH101
         try:
@@ -87,8 +94,9 @@ class Supervisor:
                 front = tasks.create_task(self._front.run())
                 lives = [tasks.create_task(replica.run()) for replica in self._replicas]
                 await self._stop_asked.wait()
+                failure = self._failure()
                 self.phase = "stopping"
-                self._notify(self)
+                self._tell()
                 await self._drain()
                 for replica in self._replicas:
                     replica.stop()
@@ -98,7 +106,7 @@ class Supervisor:
         finally:
             control.close()
             self.hive.socket_path.unlink(missing_ok=True)
-        failure = self._failure()
+            await self._close_controls()
         if failure is not None:
             raise failure
 
@@ -125,7 +133,7 @@ class Supervisor:
             {
                 "name": "gateway",
                 "kind": "gateway",
-                "state": "ready" if self._front.listening else "starting",
+                "state": self._front_state(),
                 "pid": self._front.pid,
                 "url": self.hive.url,
                 "slots": sum(row["slots"] for row in rows if row["state"] == "ready"),
@@ -136,6 +144,11 @@ class Supervisor:
             }
         )
         return rows
+
+    def _front_state(self) -> str:
+        if self.phase == "stopping":
+            return "stopping"
+        return "ready" if self._front.listening else "starting"
 
     def description(self) -> Message:
         """What `skep up --json` prints."""
@@ -149,8 +162,25 @@ class Supervisor:
 
     # Inside
 
+    async def _rest(self, name: str) -> None:
+        """Send the replica nothing new and wait for its answers under way, as long as a drain may take."""
+        self._resting.add(name)
+        self._front.publish()
+        try:
+            async with asyncio.timeout(self.hive.drain_s):
+                while (await self._front.status()).get("busy", {}).get(name):
+                    await asyncio.sleep(REST_POLL_S)
+        except TimeoutError:
+            pass
+        finally:
+            self._resting.discard(name)
+
     def _table(self) -> Message:
-        ready = [replica for replica in self._replicas if replica.life.state is State.READY]
+        ready = [
+            replica
+            for replica in self._replicas
+            if replica.life.state is State.READY and replica.launch.name not in self._resting
+        ]
         specs = [
             {
                 "name": replica.launch.name,
@@ -176,20 +206,26 @@ class Supervisor:
         hopeless = all(state is State.FAILED for state in states) or self._front.broken
         if hopeless or (self.phase == "starting" and State.FAILED in states):
             self._stop_asked.set()
-        self._notify(self)
+        self._tell()
+
+    def _tell(self) -> None:
+        """A listener that has gone (a closed terminal or pipe) is no reason to stop serving."""
+        with contextlib.suppress(OSError):
+            self._notify(self)
 
     def _failure(self) -> SkepError | None:
+        """Why this hive cannot serve. A replica given up beside others that serve is a note in `ps`, no failure."""
         if self._front.broken:
             return GatewayError(f"the gateway does not start: {self._front.why}", hint="the end of its log says why")
-        for replica in self._replicas:
-            if replica.life.state is State.FAILED:
-                log = self.hive.log_dir / f"{replica.launch.name}.log"
-                what = f"replica `{replica.launch.name}` did not start: {replica.life.why}"
-                return EngineError(what, hint=f"its log is {log}")
-        return None
+        failed = [replica for replica in self._replicas if replica.life.state is State.FAILED]
+        if not failed or (self.phase != "starting" and len(failed) < len(self._replicas)):
+            return None
+        name, why = failed[0].launch.name, failed[0].life.why
+        verb = "did not start" if self.phase == "starting" else "was given up"
+        return EngineError(f"replica `{name}` {verb}: {why}", hint=f"its log is {self.hive.log_dir / name}.log")
 
     async def _drain(self) -> None:
-        waiting = asyncio.create_task(self._front.drain(self.hive.drain_s))
+        waiting = asyncio.create_task(self._front.drain(self._drain_s))
         hurry = asyncio.create_task(self._hurry.wait())
         try:
             await asyncio.wait({waiting, hurry}, return_when=asyncio.FIRST_COMPLETED)
@@ -199,10 +235,23 @@ class Supervisor:
 
     async def _serve_control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = Link(reader, writer)
-        with contextlib.suppress(ConnectionError):
+        task = asyncio.current_task()
+        assert task is not None
+        self._controls.add(task)
+        try:
             while (message := await link.receive()) is not None:
                 link.send(await self._control(message))
-        await link.close()
+        except asyncio.CancelledError:
+            pass  # the hive is down; the end of the connection says so
+        finally:
+            self._controls.discard(task)
+            await link.close()
+
+    async def _close_controls(self) -> None:
+        for task in list(self._controls):
+            task.cancel()
+        while self._controls:
+            await asyncio.sleep(0)
 
     async def _control(self, message: Message) -> Message:
         match message.get("op"):
@@ -210,7 +259,7 @@ class Supervisor:
                 rows = self.rows(await self._front.status())
                 return {"phase": self.phase, "url": self.hive.url, "pid": os.getpid(), "rows": rows}
             case "down":
-                self.stop()
+                self.stop(message.get("drain_s"))
                 return {"ok": True, "pid": os.getpid()}
             case "restart":
                 return await self._restart(str(message.get("name")))
@@ -219,10 +268,14 @@ class Supervisor:
 
     async def _restart(self, name: str) -> Message:
         if name == "gateway":
-            await self._front.replace(self.hive.drain_s)
+            try:
+                await self._front.replace(self.hive.drain_s)
+            except (SkepError, OSError) as error:
+                return {"error": str(error), "hint": getattr(error, "hint", None)}
             return {"ok": True}
         for replica in self._replicas:
             if replica.launch.name == name:
+                await self._rest(name)
                 replica.restart()
                 return {"ok": True}
         known = ", ".join(["gateway", *(replica.launch.name for replica in self._replicas)])

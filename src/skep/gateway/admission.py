@@ -125,9 +125,9 @@ class Admission:
         return sum(lease.releasing_until is None for lease in self._leases.values())
 
     def busy(self, replica: str) -> int:
-        """Leases on the replica, releasing ones included."""
-        found = self._replicas.get(replica)
-        return len(found.leases) if found else 0
+        """Leases on the replica, releasing ones and those of a process that has left the table included."""
+        homes = [home for home in (self._replicas.get(replica), *self._leaving) if home and home.spec.name == replica]
+        return sum(len(home.leases) for home in homes)
 
     def releasing(self) -> tuple[ReplicaSpec, ...]:
         """The replicas that should be asked how many slots are busy."""
@@ -136,6 +136,9 @@ class Admission:
             for replica in self._replicas.values()
             if replica.spec.confirms and replica.active < len(replica.leases)
         )
+
+    def names(self) -> tuple[str, ...]:
+        return tuple({*self._replicas, *(home.spec.name for home in self._leaving)})
 
     def replica(self, name: str) -> ReplicaSpec | None:
         found = self._replicas.get(name)
@@ -216,8 +219,10 @@ class Admission:
         lease.releasing_until = now + lease.home.spec.release_bound_s
         return []
 
-    def failed(self, request_id: str, now: float, *, lost_s: float = 1.0) -> list[Action]:
+    def failed(self, request_id: str, now: float, *, counts: bool = True, lost_s: float = 1.0) -> list[Action]:
         """The replica gave no byte of an answer. The request goes back to the head of its queue, or is rejected.
+
+        `counts`: the engine got the request, so this was one of its attempts.
 
         The replica is passed over for `lost_s`.
         """
@@ -229,6 +234,7 @@ class Admission:
         self._end(lease)
         entry = lease.waiting
         entry.avoid = replica.spec.name
+        entry.attempts -= not counts
         if entry.attempts >= self._limits.attempts or self._closed:
             rejection = Reject(request_id, RejectCode.REPLICA_LOST, self._expected_wait_s(model))
             return [rejection, *self._serve(model, now)]

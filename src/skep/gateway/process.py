@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -40,6 +39,7 @@ async def serve(listener: socket.socket, link: Link) -> None:
     finally:
         clock.cancel()
         messages.cancel()
+        proxy.cut_all()
         server.abort_all()
         await proxy.close()
 
@@ -67,15 +67,17 @@ async def _drain(link: Link, proxy: Proxy, server: HttpServer, message: Message)
         server.stop_accepting()
     else:
         proxy.carry_out(proxy.admission.close())
-    with contextlib.suppress(TimeoutError):
+    try:
         async with asyncio.timeout(message["timeout_s"]):
             await proxy.drained.wait()
+    except TimeoutError:
+        proxy.carry_out(proxy.admission.close())
     link.send({"id": message.get("id"), "event": "drained", "left": proxy.admission.in_flight})
 
 
 def _status(proxy: Proxy) -> dict[str, Any]:
     admission = proxy.admission
-    busy = {spec.name: admission.busy(spec.name) for spec in admission.replicas()}
+    busy = {name: admission.busy(name) for name in admission.names()}
     return {"queued": admission.queued, "in_flight": admission.in_flight, "busy": busy}
 
 

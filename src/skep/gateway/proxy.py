@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import json
 import secrets
+import time
 from typing import Any
 
 from skep.gateway.admission import Action, Admission, Forward, Reject, ReplicaSpec
@@ -28,7 +29,6 @@ class Proxy:
     def __init__(self, admission: Admission, *, api_key: str | None = None) -> None:
         self.admission = admission
         self._key_digest = hashlib.sha256(api_key.encode()).digest() if api_key else None
-        self._loop = asyncio.get_running_loop()
         self._exchanges: dict[str, Exchange] = {}
         self._pools: dict[str, Pool] = {}  # by replica URL
         self._wake = asyncio.Event()  # something may be in release: do not wait for the next tick
@@ -63,7 +63,7 @@ class Proxy:
     def set_replicas(self, specs: tuple[ReplicaSpec, ...], models: tuple[str, ...]) -> None:
         for url in self._pools.keys() - {spec.url for spec in specs}:
             self._pools.pop(url).retire()
-        self.carry_out(self.admission.set_replicas(specs, self._loop.time(), models=models))
+        self.carry_out(self.admission.set_replicas(specs, time.monotonic(), models=models))
         self._wake.set()
 
     def carry_out(self, actions: list[Action]) -> None:
@@ -79,7 +79,7 @@ class Proxy:
         asking: set[str] = set()
         async with asyncio.TaskGroup() as tasks:
             while True:
-                self.carry_out(self.admission.tick(self._loop.time()))
+                self.carry_out(self.admission.tick(time.monotonic()))
                 releasing = self.admission.releasing()
                 for spec in releasing:
                     if spec.name not in asking:
@@ -91,6 +91,12 @@ class Proxy:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CONFIRM_EVERY_S if releasing else TICK_S):
                         await self._wake.wait()
+
+    def cut_all(self) -> None:
+        """The end of this process: nobody is left without a word."""
+        self.carry_out(self.admission.close())
+        for exchange in list(self._exchanges.values()):
+            exchange.cut("the gateway is ending")
 
     async def close(self) -> None:
         for pool in self._pools.values():
@@ -134,13 +140,13 @@ class Proxy:
         )
         self._exchanges[exchange.id] = exchange
         self.drained.clear()
-        self.carry_out(self.admission.arrive(exchange.id, model, self._loop.time()))
+        self.carry_out(self.admission.arrive(exchange.id, model, time.monotonic()))
 
     def _model_of(self, request: Incoming) -> str | None:
         """The body's `model`; where it names none, the one model served here."""
         try:
             body = json.loads(request.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         model = body.get("model") if isinstance(body, dict) else None
         if model is None and isinstance(body, dict) and len(self.admission.models) == 1:
@@ -167,14 +173,14 @@ class Proxy:
         request.respond(ERRORS[code][0], [JSON], error_body(code, message))
 
     async def _ask_busy(self, spec: ReplicaSpec) -> None:
-        asked_at = self._loop.time()
+        asked_at = time.monotonic()
         try:
             answer = await fetch(self.pool(spec), "GET", "/slots", timeout_s=5.0)
         except WireFailure:
             return
         busy = count_busy(answer.json())
         if busy is not None:
-            self.carry_out(self.admission.engine_busy(spec.name, busy, asked_at, self._loop.time()))
+            self.carry_out(self.admission.engine_busy(spec.name, busy, asked_at, time.monotonic()))
 
 
 class Exchange:
@@ -229,24 +235,40 @@ class Exchange:
 
     def on_failure(self, failure: WireFailure, at: float) -> None:
         self._call = None
-        if not self._request.started:
-            self._proxy.carry_out(self._proxy.admission.failed(self.id, at))
-            return
+        if self._request.started:
+            self._break_off(f"the replica broke off: {failure}")
+            self._proxy.ended(self, self._proxy.admission.finished(self.id, at))
+        else:
+            counts = (
+                failure.kind != "connect"
+            )  # nothing was sent: the engine is being restarted, or another one is tried
+            self._proxy.carry_out(self._proxy.admission.failed(self.id, at, counts=counts))
+
+    def cut(self, why: str) -> None:
+        if self._call is not None:
+            self._call.abort()
+        if self._request.started:
+            self._break_off(why)
+        else:
+            self._request.on_gone = None
+            self._request.respond(503, [JSON, (b"retry-after", b"1")], error_body("shutting_down", why))
+
+    def _break_off(self, why: str) -> None:
+        """The answer began and will not be whole: said inside a stream, by a broken connection elsewhere."""
         self._request.on_gone = None
         if self._streaming:
             self._request.keep_alive = False
-            self._request.write(error_event("stream_cut", f"the replica broke off: {failure}"))
+            self._request.write(error_event("stream_cut", why))
             self._request.finish()
         else:
             self._request.cut()
-        self._proxy.ended(self, self._proxy.admission.finished(self.id, at))
 
     # The client's side
 
     def _client_gone(self) -> None:
         if self._call is not None:
             self._call.abort()
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         self._proxy.left(self, self._proxy.admission.hung_up(self.id, now))
 
     def _pause(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections import deque
 from typing import Protocol, cast
 
@@ -15,9 +16,14 @@ import httptools
 
 from skep.wire.heads import Headers, Origin, ResponseHead
 
+STALE_S = 1.0
+
 
 class Receiver(Protocol):
-    """Gets one answer, piece by piece. `at` is the loop's clock when the bytes arrived, before they were parsed."""
+    """Gets one answer, piece by piece. `at` is `time.monotonic()` as the bytes arrived, before they were parsed.
+
+    Not the loop's clock: uvloop's stands still while it works through one round of events, in whole milliseconds.
+    """
 
     def on_head(self, head: ResponseHead, at: float) -> None: ...
     def on_body(self, data: bytes, at: float) -> None: ...
@@ -119,7 +125,7 @@ class Pool:
         task.add_done_callback(self._tasks.discard)
 
     def _take_idle(self) -> _Connection | None:
-        oldest_ok = self._loop.time() - self._idle_s
+        oldest_ok = time.monotonic() - self._idle_s
         while self._idle:
             connection = self._idle.pop()
             if connection.idle_since >= oldest_ok and not connection.closing:
@@ -144,7 +150,7 @@ class Pool:
                 protocol.start(call)
             return
         if not call.aborted:
-            call.receiver.on_failure(failure, self._loop.time())
+            call.receiver.on_failure(failure, time.monotonic())
 
     def opened(self, connection: _Connection) -> None:
         self._open.add(connection)
@@ -161,7 +167,7 @@ class Pool:
             self._idle.remove(connection)
         if call is None or call.aborted:
             return
-        if connection.used and not connection.answered and not call.retried:
+        if connection.was_stale(at) and not call.retried:
             call.retried = True
             self._dispatch(call, fresh=True)
         else:
@@ -181,9 +187,17 @@ class _Connection(asyncio.Protocol):
         self._head: ResponseHead | None = None
         self._at = 0.0
         self._paused = False
+        self._complete = False  # the whole answer has been parsed
+        self._reusable = False
+        self._surplus = False  # bytes came after it
+        self._sent_at = 0.0
         self.used = False  # has carried a whole exchange before this one
         self.answered = False  # a byte of the current answer came
         self.idle_since = 0.0
+
+    def was_stale(self, lost_at: float) -> bool:
+        """A used connection that was lost at once and without a byte had been closed before we wrote."""
+        return self.used and not self.answered and lost_at - self._sent_at < STALE_S
 
     @property
     def closing(self) -> bool:
@@ -193,8 +207,12 @@ class _Connection(asyncio.Protocol):
         self._call = call
         call._connection = self  # noqa: SLF001 - Call and _Connection are two halves of one thing
         self.answered = False
-        assert self._transport is not None
-        self._transport.write(call.payload)
+        self._sent_at = time.monotonic()
+        if self._transport is None:  # lost between connecting and sending
+            failure = WireFailure("closed", f"{self._pool.origin} closed the connection before it answered")
+            self._pool.lost(self, call, failure, self._sent_at)
+        else:
+            self._transport.write(call.payload)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -217,21 +235,26 @@ class _Connection(asyncio.Protocol):
         self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        self._at = self._loop.time()
+        self._at = time.monotonic()
         if self._call is None:
             self.close()  # bytes that nobody asked for
             return
         self.answered = True
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            self._fail(WireFailure("protocol", "the answer could not be taken"))
+            raise
         except httptools.HttpParserError as error:
             self._fail(WireFailure("protocol", f"{self._pool.origin} does not speak HTTP: {error}"))
+        if self._complete:
+            self._hand_back()
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        at = self._loop.time()
+        at = time.monotonic()
         call, self._call = self._call, None
         self._transport = None
         head = self._head
@@ -245,6 +268,7 @@ class _Connection(asyncio.Protocol):
     # httptools' side
 
     def on_message_begin(self) -> None:
+        self._surplus = self._complete
         self._headers = []
         self._head = None
 
@@ -253,7 +277,7 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200 or self._call is None:
+        if status < 200 or self._call is None or self._surplus:
             return
         lengths = [value for name, value in self._headers if name == b"content-length"]
         length = int(lengths[0]) if lengths and lengths[0].isdigit() else None
@@ -261,17 +285,25 @@ class _Connection(asyncio.Protocol):
         self._call.receiver.on_head(self._head, self._at)
 
     def on_body(self, data: bytes) -> None:
-        if self._call is not None and not self._call.aborted:
+        if self._call is not None and self._head is not None and not self._call.aborted:
             self._call.receiver.on_body(data, self._at)
 
     def on_message_complete(self) -> None:
         if self._head is None or self._call is None:
-            return  # an interim 1xx answer
-        call, self._call = self._call, None
+            return  # an interim 1xx answer, or one that nobody asked for
         self._head = None
+        self._complete = True
+        self._reusable = self._parser.should_keep_alive()
+
+    def _hand_back(self) -> None:
+        """The answer is whole: the connection goes back to the pool unless more came than was asked for."""
+        call, self._call = self._call, None
+        self._complete = False
+        if call is None:
+            return
         call._connection = None  # noqa: SLF001
         self.resume()  # the answer's last bytes may have paused it; an idle connection must hear
-        if self._parser.should_keep_alive():
+        if self._reusable and not self._surplus:
             self.used = True
             self.idle_since = self._at
             self._pool.idle(self)

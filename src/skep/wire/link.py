@@ -30,7 +30,7 @@ class Link:
         try:
             line = await self._reader.readline()
             message = json.loads(line) if line.endswith(b"\n") else None
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return message if isinstance(message, dict) else None
 

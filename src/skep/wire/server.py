@@ -7,6 +7,7 @@ streamed. Reading goes on while an answer is under way, because only so is a han
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -16,7 +17,9 @@ from typing import cast
 import httptools
 
 from skep.units import KIB, MIB
-from skep.wire.heads import Headers, response_bytes
+from skep.wire.heads import Headers, request_bytes, response_bytes
+
+LINGER_S = 2.0  # after a refusal, for what the client still sends
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,9 @@ class Incoming:
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], length: int | None) -> None:
         """Send the head. Without a length the body goes out in chunks, or until the close for HTTP/1.0."""
         fields = list(headers)
-        if length is not None:
+        if status in (204, 304):
+            length = None  # no body, and no word about its length
+        elif length is not None:
             fields.append((b"content-length", b"%d" % length))
         elif self.version == "1.0":
             self.keep_alive = False
@@ -86,6 +91,8 @@ class Incoming:
             fields.append((b"transfer-encoding", b"chunked"))
         if not self.keep_alive:
             fields.append((b"connection", b"close"))
+        elif self.version == "1.0":
+            fields.append((b"connection", b"keep-alive"))
         self._started = True
         self._connection.send(self, response_bytes(status, fields))
 
@@ -138,11 +145,12 @@ class ServerConnection(asyncio.Protocol):
 
     def close_when_idle(self) -> None:
         """For a graceful stop: finish what is under way, take nothing new."""
-        self._refused = True
-        if self._active is None and self._transport is not None:
+        for request in (self._active, self._reading, *self._waiting):
+            if request is not None:
+                request.keep_alive = False
+        if self._active is None and not self._in_message and self._transport is not None:
+            self._refused = True
             self._transport.close()
-        elif self._active is not None:
-            self._active.keep_alive = False
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -180,11 +188,7 @@ class ServerConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # Offers to speak another protocol (`curl --http2`) are passed over: what follows is HTTP/1.1 still.
-            self._parser = httptools.HttpRequestParser(self)
-            rest = data[upgrade.args[0] :]
-            if rest:
-                self.data_received(rest)
+            self._pass_over_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
             if not isinstance(cause, _Refusal):
@@ -251,6 +255,8 @@ class ServerConnection(asyncio.Protocol):
         self._body.append(data)
 
     def on_message_complete(self) -> None:
+        if self._parser.should_upgrade():
+            return  # the parser stops here; `data_received` goes on without the offer
         request, self._reading = self._reading, None
         self._in_message = False
         assert request is not None
@@ -258,15 +264,26 @@ class ServerConnection(asyncio.Protocol):
         self._body = []
         if self._active is None:
             self._hand_over(request)
-        elif len(self._waiting) < self._limits.pipelined:
-            self._waiting.append(request)
         else:
-            raise _Refusal(429, "too many pipelined requests")
+            self._waiting.append(request)
+            if len(self._waiting) > self._limits.pipelined:
+                raise _Refusal(429, "too many pipelined requests")
 
     def _hand_over(self, request: Incoming) -> None:
         self._disarm()
         self._active = request
         self._handler(request)
+
+    def _pass_over_upgrade(self, rest: bytes) -> None:
+        """An offer to speak another protocol (h2c, from `curl --http2` or Java): the request is read again without."""
+        request, self._reading = self._reading, None
+        if request is None or request.method == b"CONNECT":
+            self._refuse(400, "CONNECT is not supported")
+            return
+        dropped = (b"connection", b"upgrade", b"http2-settings")
+        head = request_bytes(request.method, request.target, [h for h in request.headers if h[0] not in dropped])
+        self._parser = httptools.HttpRequestParser(self)
+        self.data_received(head + rest)
 
     def _count_head(self, n: int) -> None:
         self._head_bytes += n
@@ -274,20 +291,26 @@ class ServerConnection(asyncio.Protocol):
             raise _Refusal(431, f"the request's head is larger than {self._limits.head_bytes} bytes")
 
     def _refuse(self, status: int, message: str) -> None:
+        """Answer once and close; what is being answered already is finished first."""
         self._refused = True
         if self._transport is None:
             return
-        if self._active is None:
-            body = b'{"error":{"type":"invalid_request_error","code":"bad_request","message":"%b"}}' % (
-                message.replace('"', "'").encode()
-            )
-            fields = [
-                (b"content-type", b"application/json"),
-                (b"content-length", b"%d" % len(body)),
-                (b"connection", b"close"),
-            ]
-            self._transport.write(response_bytes(status, fields) + body)
-        self._transport.close()
+        if self._active is not None:
+            self._active.keep_alive = False
+            self._waiting.clear()
+            return
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": "bad_request"}
+        body = json.dumps({"error": error, "source": "gateway"}).encode()
+        fields = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        self._transport.write(response_bytes(status, fields) + body)
+        # Closing with unread bytes would reset the connection and lose the answer: end our side, let the rest arrive.
+        self._transport.write_eof()
+        self._disarm()
+        self._timer = self._loop.call_later(LINGER_S, self.abort)
 
     def _arm(self, seconds: float) -> None:
         self._disarm()
