@@ -40,7 +40,7 @@ def skep(env, tmp_path):
         return done
 
     yield run
-    run("down", "--wait", "20s")
+    run("down", "--wait", "0s")
 
 
 class GatewayProcess:

@@ -63,6 +63,7 @@ def test_a_wrong_key_or_value_is_named_with_its_place(document, where):
     with pytest.raises(UserError) as caught:
         parse_settings(document, "skep.toml", {})
     assert f"skep.toml: `{where}`" in caught.value.message
+    assert caught.value.hint
 
 
 def test_a_file_that_is_no_toml_is_named(tmp_path):

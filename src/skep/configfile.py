@@ -70,7 +70,7 @@ def load_settings(path: Path | None, paths: Paths, env: Mapping[str, str]) -> Se
     """From the file given; else `skep.toml` here or in the configuration folder; else the embedded model."""
     candidates = [path] if path is not None else [Path("skep.toml"), paths.config / "skep.toml"]
     for candidate in candidates:
-        if candidate.is_file():
+        if candidate.exists():
             return parse_settings(_read(candidate), str(candidate), env)
     if path is not None:
         hint = "leave --config out for the embedded model"
@@ -84,8 +84,19 @@ def parse_settings(document: dict[str, Any], origin: str, env: Mapping[str, str]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        message = f"{origin}: `{where}`: {first['msg'].lower()}"
-        raise UserError(message, hint="docs/configuration.md lists every key") from None
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(_known_keys(first["loc"]))
+            raise UserError(f"{origin}: `{where}` is an unknown key", hint=f"known here: {known}") from None
+        message = f"{origin}: `{where}` = {first['input']!r}: {first['msg'].lower()}"
+        raise UserError(message, hint="docs/configuration.md has an example of every key") from None
+    except UserError as error:
+        raise UserError(f"{origin}: {error.message}", hint=error.hint) from None
+
+
+def _known_keys(place: tuple[int | str, ...]) -> list[str]:
+    tables: dict[str, type[_Table]] = {"gateway": GatewayTable, "serve": ServeTable}
+    table = tables.get(str(place[0]), SettingsFile) if len(place) > 1 else SettingsFile
+    return list(table.model_fields)
 
 
 def _read(path: Path) -> dict[str, Any]:

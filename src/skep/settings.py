@@ -39,7 +39,8 @@ class Paths:
 
     @property
     def lock(self) -> Path:
-        return self.runtime / "lock"
+        """In the state folder, which is the same with and without a login session's runtime folder."""
+        return self.state / "lock"
 
 
 def user_paths(env: Mapping[str, str]) -> Paths:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import signal
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from skep.engines.base import Launch, engine_named
 from skep.engines.control import only_one
+from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import RestartPolicy
 from skep.engines.supervisor import Hive, Supervisor
 from skep.errors import GatewayError, UserError
@@ -80,26 +82,43 @@ def run_hive(
     notify: Callable[[Supervisor], None],
     *,
     progress: PullProgress = lambda _done, _total: None,
+    parent_fd: int | None = None,
 ) -> None:
-    """Serve until a signal or `skep down`. Returns when nothing runs any more; raises if it could not serve."""
+    """Serve until a signal, `skep down`, or the end of the pipe `parent_fd`. Returns when nothing runs any more."""
     make_runtime(paths.runtime)
     paths.logs.mkdir(parents=True, exist_ok=True)
-    with only_one(paths.lock), bind(settings.gateway) as listener:
-        hive = build_hive(settings, paths, listener, progress)
+    with only_one(paths.lock, paths.socket), bind(settings.gateway) as listener:
+        kill_marked(f"{paths.logs}:")  # left by a skep whose keepers were killed with it
         paths.socket.unlink(missing_ok=True)  # left by a process that was killed: the lock says nobody serves it
-        asyncio.run(_supervise(hive, listener, notify))
+        hive = build_hive(settings, paths, listener, progress)
+        asyncio.run(_supervise(hive, listener, notify, parent_fd))
+        with contextlib.suppress(OSError):
+            paths.runtime.rmdir()
 
 
-async def _supervise(hive: Hive, listener: socket.socket, notify: Callable[[Supervisor], None]) -> None:
+async def _supervise(
+    hive: Hive, listener: socket.socket, notify: Callable[[Supervisor], None], parent_fd: int | None
+) -> None:
     supervisor = Supervisor(hive, listener, notify)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.stop)
+    if parent_fd is not None:
+        loop.add_reader(parent_fd, _parent_gone, loop, parent_fd, supervisor)
     await supervisor.run()
+
+
+def _parent_gone(loop: asyncio.AbstractEventLoop, parent_fd: int, supervisor: Supervisor) -> None:
+    loop.remove_reader(parent_fd)
+    supervisor.stop(0.0)
 
 
 def _launches(serve: Serve, settings: Settings, paths: Paths, progress: PullProgress) -> list[Launch]:
     weights = _weights(serve, paths, progress)
+    last_port = serve.engine_port + serve.replicas - 1
+    if serve.engine_port and (last_port > 65535 or serve.engine_port <= settings.gateway.port <= last_port):
+        hint = f"the replicas want {serve.engine_port} to {last_port}, the gateway {settings.gateway.port}"
+        raise UserError(f"--engine-port {serve.engine_port} leaves no room", hint=hint)
     replicas = sum(other.replicas for other in settings.serve)
     threads = serve.threads or max(1, read_host(NvidiaReport()).cpu_cores // replicas)
     model = Path(serve.model).stem.lower() if weights is not None and serve.model.endswith(".gguf") else serve.model
@@ -124,5 +143,8 @@ def _weights(serve: Serve, paths: Paths, progress: PullProgress) -> Path | None:
     if serve.engine != "embedded":
         return None
     path = pull(serve.model, cache_dir=paths.cache, progress=progress).path
-    check_file(path)
+    trained = check_file(path).context_length
+    if trained is not None and serve.context_tokens > trained:
+        what = f"--context {serve.context_tokens} is beyond the {trained} tokens `{serve.model}` was trained for"
+        raise UserError(what, hint=f"--context is per slot; use {trained} at most")
     return path

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from skep.cli.results import load_run
+from skep.store.database import open_store
 from skep.testing.process import FakeEngine
 
 SMALL = ("--concurrency", "1,2", "--tasks", "2", "--runs", "2", "--max-tokens", "4")
@@ -116,6 +118,8 @@ def count_rows(store):
         (["--size", "huge"], 2, "--size `huge`"),
         (["--key-env", "NO_SUCH_VARIABLE"], 2, "NO_SUCH_VARIABLE"),
         (["--timeout", "soon"], 2, "`soon` is not a duration"),
+        (["--tasks", "1"], 2, "--tasks 1 cannot keep 8 agents busy"),
+        (["--concurrency", "1,100000"], 2, "--concurrency 100000"),
     ],
 )
 def test_bad_input_is_one_line_with_the_value_and_a_hint(skep, args, code, words):
@@ -186,6 +190,30 @@ def test_doctor_has_a_verdict_for_every_check_and_a_hint_for_every_trouble(skep)
     assert all(found["hint"] for found in findings if found["verdict"] != "ok")
     assert done.returncode == (1 if any(found["verdict"] == "problem" for found in findings) else 0)
     assert "python" in skep("doctor").stdout
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_files_are_no_crash(env, tmp_path, closed):
+    """cron jobs and daemons start so."""
+    with FakeEngine(slots=2, token_ms=1) as engine:
+        words = f"{sys.executable} -m skep bench sweep --url {engine.url} {' '.join(SMALL)} --json {closed}"
+        assert subprocess.run(["bash", "-c", words], env=env, cwd=tmp_path, capture_output=True).returncode == 0
+
+
+def test_a_level_that_was_broken_off_is_not_compared(env, skep, tmp_path):
+    """3 tasks in turn against 1 of 3 at once made a speedup of 18 that was none."""
+    with FakeEngine(slots=2, token_ms=1) as engine:
+        skep("bench", "sweep", "--url", engine.url, "-c", "1,2", "--tasks", "3", "--runs", "1", check=0)
+    with open_store(tmp_path / "data" / "skep" / "skep.sqlite3") as store:
+        whole = store.run("last")
+        rows = [row for row in store.requests(whole.id) if row.level == 1 or row.index == 0]
+        common = {"kind": "sweep", "created_at": 1.0, "model": "m", "url": "u", "fingerprint": "f"}
+        broken = store.begin_run(**common, config=whole.config, host={}, engine={}, simulated=False, skep_version="0")
+        store.append_requests(broken, rows)
+        store.end_run(broken, 2.0, "failed", "interrupted")
+        _, summary, _ = load_run(store, broken)
+    assert [level.concurrency for level in summary.levels] == [1]
+    assert summary.speedup is None
 
 
 def test_an_unknown_model_is_met_with_the_known_ones(skep):

@@ -46,6 +46,15 @@ def ask(url, **fields):
         return answer.status, answer.read()
 
 
+def streaming(url, **fields):
+    """A plain socket with a streamed answer under way."""
+    body = {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
+    data = json.dumps(body).encode()
+    sock = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30)
+    sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data) + data)
+    return sock
+
+
 def alive(pid):
     with contextlib.suppress(FileNotFoundError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -125,6 +134,71 @@ def test_a_replaced_gateway_finishes_its_streams(skep, configure):
     assert ask(url)[0] == 200
 
 
+def test_two_replacements_at_once_leave_one_gateway(skep, configure, env, tmp_path):
+    configure()
+    ready = json.loads(skep("up", "-d", "--json", check=0).stdout)
+    command = [sys.executable, "-m", "skep", "restart", "gateway"]
+    both = [subprocess.Popen(command, env=env, cwd=tmp_path, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(30) for process in both] == [0, 0]
+    eventually(lambda: len(family(ready["pid"])) == 4)
+    assert ask(ready["url"])[0] == 200
+
+
+def test_a_restarted_replica_finishes_its_answers_first(skep, configure):
+    configure("--token-ms=20")
+    url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
+    before = rows_of(skep)["fake-model-0"]["pid"]
+    with streaming(url, max_tokens=40) as sock:
+        received = sock.recv(1000)
+        skep("restart", "fake-model-0", check=0)
+        while b"0\r\n\r\n" not in received:
+            received += sock.recv(65536)
+    assert b"[DONE]" in received
+    assert ask(url)[0] == 200
+    assert rows_of(skep)["fake-model-0"]["pid"] != before
+
+
+def test_a_hive_tied_to_a_process_ends_with_it(env, configure, tmp_path, skep):
+    """What `skep demo` starts: even kill -9 of the demo leaves nothing."""
+    configure()
+    code = """
+import json, os, sys, time
+from skep.cli.hive import start_detached
+from skep.configfile import load_settings
+from skep.settings import user_paths
+paths = user_paths(os.environ)
+read, write = os.pipe()
+ready = start_detached(load_settings(None, paths, {}), paths, dict(os.environ), parent_fd=read)
+print(ready["pid"], flush=True)
+time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], env=env, cwd=tmp_path, stdout=subprocess.PIPE)
+    pids = family(int(process.stdout.readline()))
+    assert len(pids) == 4
+    process.kill()
+    process.communicate()
+    eventually(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_the_log_of_skep_itself_tells_what_happened_when(skep, configure):
+    configure()
+    skep("up", "-d", check=0)
+    skep("down", check=0)
+    lines = skep("logs", "skep", check=0).stdout
+    assert "replica.ready name=fake-model-0 pid=" in lines
+    assert "gateway.stopping" in lines
+    assert "Traceback" not in lines
+
+
+def test_the_running_skep_is_found_from_a_shell_with_another_runtime_folder(skep, configure, tmp_path):
+    """cron and sudo have no XDG_RUNTIME_DIR."""
+    configure()
+    (tmp_path / "run").mkdir(mode=0o700)
+    skep("up", "-d", check=0, XDG_RUNTIME_DIR=str(tmp_path / "run"))
+    assert rows_of(skep)["gateway"]["state"] == "ready"
+    assert "already running" in skep("up", "-d", check=1).stderr
+
+
 def test_a_crashed_engine_is_restarted_and_its_clients_wait(skep, configure):
     configure()
     url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
@@ -180,6 +254,17 @@ def test_binding_to_the_world_wants_a_key(skep, configure):
     done = skep("up", "-d", "--host", "0.0.0.0", check=2)
     assert "0.0.0.0" in done.stderr
     assert "SKEP_API_KEY" in done.stderr
+
+
+def test_down_with_a_short_wait_cuts_what_is_under_way(skep, configure):
+    configure("--token-ms=20")
+    url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
+    with streaming(url, max_tokens=5000) as sock:
+        received = sock.recv(1000)
+        skep("down", "--wait", "200ms", check=0)
+        while data := sock.recv(65536):
+            received += data
+    assert b"stream_cut" in received
 
 
 def test_down_drains_before_it_stops(skep, configure):

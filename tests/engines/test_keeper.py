@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.engines.keeper import descendants
+from skep.engines.keeper import descendants, kill_marked
 from skep.engines.logfile import RotatingLog
 
 
@@ -146,10 +146,42 @@ def test_the_last_words_of_a_dying_engine_come_with_its_exit_code(kept, tmp_path
     assert "loading" in (tmp_path / "engine.log").read_text()
 
 
+def test_an_engine_that_floods_its_output_is_still_ended_with_skep(kept):
+    engine = kept("yes")
+    pid = engine.read()["pid"]
+    engine.link.shutdown(socket.SHUT_RDWR)
+    engine.keeper.wait(10)
+    wait_dead(pid)
+
+
+def test_long_last_words_do_not_lose_the_exit_code(kept):
+    engine = kept(sys.executable, "-c", "import sys; [print('x' * 20000) for _ in range(40)]; sys.exit(78)")
+    engine.read()
+    assert engine.read()["code"] == 78
+
+
+def test_what_a_killed_keeper_leaves_behind_is_found_by_its_mark(kept, tmp_path):
+    engine, pid, grandchild = start_family(kept)
+    engine.keeper.kill()
+    wait_dead(pid)
+    assert alive(grandchild)
+    assert kill_marked(str(tmp_path / "engine.log")) == 1
+    wait_dead(grandchild)
+
+
 def test_an_engine_that_cannot_be_started_is_reported_like_one_that_died(kept):
     end = kept("/no/such/engine").read()
     assert (end["event"], end["code"]) == ("exit", 127)
     assert "/no/such/engine" in end["tail"][0]
+
+
+def test_a_log_that_somebody_deleted_is_begun_anew(tmp_path):
+    log = RotatingLog(tmp_path / "e.log", max_bytes=100)
+    (tmp_path / "e.log").unlink()
+    for _ in range(20):
+        log.write(b"some words of an engine\n")
+    log.close()
+    assert (tmp_path / "e.log").exists()
 
 
 def test_a_log_is_rotated_and_keeps_its_last_lines(tmp_path):

@@ -273,6 +273,76 @@ def test_draining_finishes_what_runs_and_refuses_what_comes(gateway):
         assert door.read() == {"id": 7, "event": "drained", "left": 0}
 
 
+def test_a_slow_reader_leaves_no_deaf_connection_behind(gateway):
+    """The last bytes of an answer pause its upstream connection; the next request on it was never heard."""
+    sent = b'{"model":"fake-model","pad":"' + b"x" * 3_000_000 + b'"}'
+    with FakeEngine(token_ms=1) as engine:
+        door = gateway()
+        door.serve(engine)
+        for _ in range(3):
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.connect(("127.0.0.1", door.port))
+                head = b"POST /v1/echo HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(
+                    sent
+                )
+                sock.sendall(head + sent)
+                engine.wait_for(running=0)
+                received = 0
+                while data := sock.recv(65536):
+                    received += len(data)
+                assert received > len(sent)
+            assert post(door, body())[0].status == 200
+
+
+def test_json_nested_without_end_is_a_bad_request(gateway):
+    with FakeEngine() as engine:
+        door = gateway()
+        door.serve(engine)
+        assert post(door, b"[" * 200_000)[0].status == 400
+
+
+def test_a_gateway_that_ends_leaves_nobody_without_a_word(gateway):
+    """One stream under way and one request waiting when it is told to go."""
+    with FakeEngine(slots=1, token_ms=20) as engine:
+        door = gateway()
+        door.serve(engine, slots=1)
+        with open_post(door, body(max_tokens=1000, stream=True)) as running, open_post(door, body()) as waiting:
+            received = running.recv(1000)
+            while not door.ask(op="status")["queued"]:
+                pass
+            door.send({"op": "exit"})
+            while data := running.recv(65536):
+                received += data
+            answer = b""
+            while data := waiting.recv(65536):
+                answer += data
+        assert b'"code": "stream_cut"' in received
+        assert b" 503 " in answer
+
+
+def test_requests_outlive_the_death_of_all_replicas(gateway):
+    """A refused connection costs no attempt: the request waits for the restart."""
+    with FakeEngine(slots=2, token_ms=1) as engine:
+        door = gateway()
+        door.send(
+            {
+                "op": "replicas",
+                "replicas": [
+                    {"name": name, "model": "fake-model", "url": f"http://127.0.0.1:{port}", "slots": 2}
+                    for name, port in (("dead", 9), ("gone", 11))
+                ],
+                "models": ["fake-model"],
+            }
+        )
+        with ThreadPoolExecutor(4) as crowd:
+            waiting = [crowd.submit(post, door, body()) for _ in range(4)]
+            while door.ask(op="status")["queued"] < 4:
+                pass
+            door.serve(engine)
+            assert [future.result()[0].status for future in waiting] == [200] * 4
+
+
 def test_a_slow_reader_does_not_make_the_gateway_grow(gateway):
     """Backpressure: what the client does not take is not read from the engine."""
     with FakeEngine(slots=1, token_ms=0.05) as engine:

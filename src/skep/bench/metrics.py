@@ -20,17 +20,33 @@ def summarise(run_id: str, rows: Sequence[Request], client_limited: Mapping[int,
         _level(level, by_level[level], serial_speed, limited=client_limited.get(level, False))
         for level in sorted(by_level)
     )
-    serial = next((level.wall_s for level in levels if level.concurrency == 1), None)
-    swarm = levels[-1].wall_s if levels else None
-    comparable = serial is not None and swarm and not any(levels[i].failed for i in (0, -1))
+    serial = next((level for level in levels if level.concurrency == 1), None)
+    swarm = levels[-1] if levels and levels[-1].concurrency > 1 else None
     return SweepSummary(
         run_id=run_id,
         levels=levels,
-        serial_wall_s=serial,
-        swarm_wall_s=swarm,
-        speedup=serial / swarm if comparable and serial is not None and swarm else None,
+        serial_wall_s=serial.wall_s if serial else None,
+        swarm_wall_s=swarm.wall_s if swarm else None,
+        speedup=_speedup(serial, swarm),
         client_limited=any(level.client_limited for level in levels),
     )
+
+
+def complete_rows(rows: Sequence[Request], tasks: int) -> list[Request]:
+    """Without the runs of a level that were broken off before all their tasks were done."""
+    counts: dict[tuple[int, int], int] = {}
+    for row in rows:
+        counts[row.level, row.repeat] = counts.get((row.level, row.repeat), 0) + 1
+    return [row for row in rows if counts[row.level, row.repeat] >= tasks]
+
+
+def _speedup(serial: LevelSummary | None, swarm: LevelSummary | None) -> float | None:
+    """Only where both did the same work: as many requests, none failed."""
+    if serial is None or swarm is None or swarm.wall_s <= 0:
+        return None
+    if serial.failed or swarm.failed or serial.requests != swarm.requests:
+        return None
+    return serial.wall_s / swarm.wall_s
 
 
 def task_tok_s(rows: Iterable[Request]) -> float | None:

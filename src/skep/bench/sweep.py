@@ -143,7 +143,7 @@ class _Sweep:
     async def _warm_up(self, prompts: Iterator[Prompt]) -> None:
         """One batch at the largest C with prompts of its own; a server that refuses all of it ends the sweep here."""
         self._tell(0, 0)
-        width = max(self._plan.concurrency)
+        width = min(max(self._plan.concurrency), self._plan.tasks)
         tasks = [self._task(0, 0, i, next(prompts), tokens=min(16, self._plan.max_tokens)) for i in range(width)]
         rows = await self._at_once(tasks, width)
         if all(not row.ok for row in rows):

@@ -11,12 +11,15 @@ from typing import Any
 from skep.catalog.models import pullable
 from skep.cli.output import print_json
 from skep.engines.base import engine_named
+from skep.errors import SkepError
 from skep.host.checks import disk_finding, examine
 from skep.host.facts import host_json, read_host
 from skep.host.nvidia import read_nvidia
 from skep.records import Finding, Verdict
 from skep.settings import EMBEDDED_MODEL, Paths, user_paths
-from skep.weights.pull import installed
+from skep.store.database import open_store
+from skep.units import format_bytes
+from skep.weights.pull import installed, model_path
 
 MARKS = {Verdict.OK: "ok", Verdict.WARNING: "warning", Verdict.PROBLEM: "problem"}
 COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "red"}
@@ -30,6 +33,7 @@ def run_doctor(*, as_json: bool) -> int:
         *examine(facts, nvidia_error=nvidia.error),
         embedded_finding(),
         weights_finding(paths),
+        store_finding(paths),
         _disk(paths),
     ]
     if as_json:
@@ -50,15 +54,33 @@ def embedded_finding() -> Finding:
 def weights_finding(paths: Paths) -> Finding:
     path = installed(EMBEDDED_MODEL, paths.cache)
     if path is None:
+        damaged = model_path(pullable(EMBEDDED_MODEL), paths.cache)
+        if damaged.exists():
+            hint = f"`skep pull {EMBEDDED_MODEL}` fetches it again"
+            return Finding("embedded weights", Verdict.WARNING, f"{damaged} is not the file it should be", hint)
         hint = f"`skep pull {EMBEDDED_MODEL}` fetches them; `skep up` does so by itself"
         return Finding("embedded weights", Verdict.OK, "not fetched yet", hint)
     return Finding("embedded weights", Verdict.OK, str(path))
+
+
+def store_finding(paths: Paths) -> Finding:
+    if not paths.store.exists():
+        return Finding("store", Verdict.OK, "no runs yet")
+    try:
+        with open_store(paths.store, read_only=True) as store:
+            runs, size = len(store.runs()), store.size_bytes()
+    except SkepError as error:
+        return Finding("store", Verdict.PROBLEM, error.message, error.hint)
+    return Finding("store", Verdict.OK, f"{runs} runs, {format_bytes(size)} in {_short(paths.store)}")
 
 
 def _disk(paths: Paths) -> Finding:
     folder = paths.cache
     while not folder.exists():
         folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        hint = "set XDG_CACHE_HOME to a folder of yours"
+        return Finding("disk", Verdict.PROBLEM, f"nothing can be written below {folder}", hint)
     model = pullable(EMBEDDED_MODEL)
     need = 0 if installed(EMBEDDED_MODEL, paths.cache) else model.wheel_bytes + model.gguf_bytes
     return disk_finding(str(_short(paths.cache)), shutil.disk_usage(folder).free, need)

@@ -14,7 +14,7 @@ from skep.bench.sweep import SweepPlan
 from skep.cli.fetching import pull_model
 from skep.cli.hive import start_detached
 from skep.cli.output import note
-from skep.cli.results import write_report
+from skep.cli.results import check_output, write_report
 from skep.cli.sweep import measure_endpoint, print_summary
 from skep.engines.control import NotRunning, ask_down
 from skep.settings import EMBEDDED_MODEL, Gateway, Paths, Serve, Settings, user_paths
@@ -26,16 +26,18 @@ PLAN = SweepPlan(concurrency=(1, 2, 4), tasks=8, runs=2, max_tokens=20, fixed_ou
 
 def run_demo(output: Path) -> None:
     """In folders of its own where it serves, so that a running skep is not disturbed; runs go to the user's store."""
+    check_output(output)
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="skep-demo-"))
     env = {**os.environ, "XDG_STATE_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)}
     paths = user_paths(env)
-    note(f"1/4 weights of {EMBEDDED_MODEL}")
-    pull_model(EMBEDDED_MODEL, as_json=False)
     settings = Settings(gateway=replace(Gateway(), port=0), serve=(Serve(slots=SLOTS),))
+    alive_read, _alive_write = os.pipe()  # ends with this process, however it ends; the hive ends with it
     try:
+        note(f"1/4 weights of {EMBEDDED_MODEL}")
+        pull_model(EMBEDDED_MODEL, as_json=False)
         note(f"2/4 serving it: one llama.cpp replica with {SLOTS} slots behind the gateway")
-        ready = start_detached(settings, paths, env)
+        ready = start_detached(settings, paths, env, parent_fd=alive_read)
         note(f"    {ready['openai_base_url']}")
         note("3/4 the swarm benchmark: C=4 is twice the slots, so half of it waits in the gateway")
         summary = measure_endpoint(PLAN, ready["url"], EMBEDDED_MODEL)
@@ -52,4 +54,4 @@ def run_demo(output: Path) -> None:
 
 def _stop(paths: Paths) -> None:
     with contextlib.suppress(NotRunning):
-        ask_down(paths.socket, timeout_s=60)
+        ask_down(paths.socket, 0.0)

@@ -8,6 +8,8 @@ import os
 import sys
 from typing import Any
 
+from skep.cli.chronicle import Chronicle
+from skep.cli.output import note
 from skep.engines.supervisor import Supervisor
 from skep.errors import SkepError
 from skep.settings import Gateway, Serve, Settings, user_paths
@@ -20,6 +22,7 @@ class Announcer:
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
         self._fd = fd
+        self._chronicle = Chronicle(note)
         self._gone = False
 
     def close(self) -> None:
@@ -35,6 +38,7 @@ class Announcer:
                 self.close()
 
     def changed(self, supervisor: Supervisor) -> None:
+        self._chronicle.changed(supervisor)
         if supervisor.phase == "ready":
             self.tell(ready=supervisor.description())
             self.close()
@@ -45,7 +49,9 @@ class Announcer:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="skep-detached")
     parser.add_argument("--announce-fd", type=int, required=True)
-    announcer = Announcer(parser.parse_args().announce_fd)
+    parser.add_argument("--parent-fd", type=int)
+    args = parser.parse_args()
+    announcer = Announcer(args.announce_fd)
     settings = settings_of(json.load(sys.stdin))
     try:
         run_hive(
@@ -53,6 +59,7 @@ def main() -> int:
             user_paths(os.environ),
             announcer.changed,
             progress=lambda done, total: announcer.tell(done=done, total=total),
+            parent_fd=args.parent_fd,
         )
     except SkepError as error:
         announcer.tell(error=error.message, hint=error.hint, exit_code=error.exit_code)

@@ -46,17 +46,23 @@ def serve_detached(settings: Settings, paths: Paths, *, as_json: bool) -> None:
     print(ready["url"])  # noqa: T201
 
 
-def start_detached(settings: Settings, paths: Paths, env: dict[str, str]) -> dict[str, Any]:
-    """The description of the hive once it is ready. A Ctrl-C meanwhile stops what was started."""
+def start_detached(
+    settings: Settings, paths: Paths, env: dict[str, str], *, parent_fd: int | None = None
+) -> dict[str, Any]:
+    """The description of the hive once it is ready. A Ctrl-C meanwhile stops what was started.
+
+    With `parent_fd`, the reading end of a pipe, the hive ends when all writing ends are closed.
+    """
     paths.logs.mkdir(parents=True, exist_ok=True)
     read_fd, write_fd = os.pipe()
+    tie = [] if parent_fd is None else ["--parent-fd", str(parent_fd)]
     with (paths.logs / "skep.log").open("ab") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "skep.cli.detached", "--announce-fd", str(write_fd)],
+            [sys.executable, "-m", "skep.cli.detached", "--announce-fd", str(write_fd), *tie],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            pass_fds=[write_fd],
+            pass_fds=[write_fd] if parent_fd is None else [write_fd, parent_fd],
             start_new_session=True,
             env=env,
         )
@@ -125,7 +131,7 @@ class _Story:
         if supervisor.phase == "ready" and not self._ready:
             self._ready = True
             self._announce(supervisor)
-        elif supervisor.phase == "stopping" and self._said.get("") != "stopping":
+        elif supervisor.phase == "stopping" and self._ready and self._said.get("") != "stopping":
             self._said[""] = "stopping"
             note("stopping: waiting for answers under way (Ctrl-C again: at once)")
 

@@ -6,6 +6,7 @@ Nothing heavy is imported here: `skep --help` answers at once, each command impo
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -46,6 +47,9 @@ def root(
 
 
 def main() -> int:
+    _open_standard_files()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     try:
         app()
     except SkepError as error:
@@ -64,6 +68,19 @@ def main() -> int:
         say_error(f"unexpected {type(error).__name__}: {error}", "SKEP_DEBUG=1 shows where; please report it")
         return 1
     return 0
+
+
+def _leave(number: int, _frame: object) -> None:
+    """Like Ctrl-C: what was started is stopped on the way out."""
+    raise SystemExit(128 + number)
+
+
+def _open_standard_files() -> None:
+    """Started with stdin, stdout or stderr closed, the next file opened would take its number."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(descriptor, "r" if descriptor == 0 else "w", closefd=False))
 
 
 def say_error(message: str, hint: str | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-PIPE_WIDTH = 1000  # of a table that nobody watches: no cell is cut
+TABLE_WIDTH = 1000
 
 
 def print_json(document: Any) -> None:
@@ -21,15 +21,14 @@ def note(text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Columns in `right` are numbers. Plain text when piped: no colour, no line breaks inside rows."""
+    """Columns in `right` are numbers. No cell is cut: a terminal too narrow wraps the line."""
     from rich.console import Console
     from rich.table import Table
 
-    watched = sys.stdout.isatty()
-    console = Console(width=None if watched else PIPE_WIDTH)
+    console = Console(width=TABLE_WIDTH, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=not watched)
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -50,14 +49,21 @@ def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(label), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=None, start=False)
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task(label, total=None)
 
-        def show(done: int, total: int | None) -> None:
-            bar.start_task(task)
+    def show(done: int, total: int | None) -> None:
+        """The bar is there from the first byte to the last: what follows may draw its own."""
+        if not bar.finished:
+            bar.start()
             bar.update(task, completed=done, total=total)
+            if total is not None and done >= total:
+                bar.stop()
 
+    try:
         yield show
+    finally:
+        bar.stop()
 
 
 class _Lines:

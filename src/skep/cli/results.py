@@ -8,27 +8,28 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from skep.bench.metrics import summarise
+from skep.bench.metrics import complete_rows, summarise
 from skep.cli.output import note, print_json, print_table
 from skep.errors import UserError
-from skep.records import Request, Run, SweepSummary
+from skep.records import Request, Run, RunState, SweepSummary
 from skep.store.database import Store, open_store
 
 
 def print_runs(store_path: Path, limit: int, *, as_json: bool) -> None:
-    runs = _runs(store_path, limit)
+    runs, failed = _runs(store_path, limit)
     if as_json:
-        print_json([_run_json(run) for run in runs])
+        print_json([{**_run_json(run), "failed": failed[run.id]} for run in runs])
         return
     if not runs:
         note("no runs yet; `skep bench sweep` makes one")
         return
-    columns = ("RUN", "WHEN", "STATE", "MODEL", "URL", "C", "REQUESTS", "NOTE")
-    print_table(columns, [_run_cells(run) for run in runs], right=("REQUESTS",))
+    columns = ("RUN", "WHEN", "STATE", "MODEL", "C", "REQUESTS", "URL", "NOTE")
+    print_table(columns, [_run_cells(run, failed[run.id]) for run in runs], right=("REQUESTS",))
 
 
 def write_report(store_path: Path, name: str, output: Path) -> None:
     """Written beside its place and moved there, so that a reader never sees half a file."""
+    check_output(output)
     with _existing(store_path) as store:
         run, summary, rows = load_run(store, name)
     from skep.report.sweep import sweep_page, sweep_picture
@@ -40,10 +41,16 @@ def write_report(store_path: Path, name: str, output: Path) -> None:
     note(f"{run.id} ({run.state.value}) written to {output}")
 
 
-def write_whole(output: Path, text: str) -> None:
+def check_output(output: Path) -> None:
+    """Before the work, not after it."""
     if output.is_dir() or not output.parent.is_dir():
         what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
         raise UserError(f"--output `{output}` {what}", hint="name a file, such as report.html")
+    if output.suffix not in (".html", ".htm", ".svg"):
+        raise UserError(f"--output `{output}` is neither .html nor .svg", hint="name a file, such as report.html")
+
+
+def write_whole(output: Path, text: str) -> None:
     descriptor, draft = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -61,14 +68,18 @@ def load_run(store: Store, name: str) -> tuple[Run, SweepSummary, list[Request]]
     limited: dict[int, bool] = {}
     for sample in store.client_samples(run.id):
         limited[sample.level] = limited.get(sample.level, False) or sample.client_limited
+    if run.state is not RunState.DONE:
+        rows = complete_rows(rows, int(run.config.get("tasks", 1))) or rows
     return run, summarise(run.id, rows, limited), rows
 
 
-def _runs(store_path: Path, limit: int) -> list[Run]:
+def _runs(store_path: Path, limit: int) -> tuple[list[Run], dict[str, int]]:
+    """The runs, and how many of the requests of each failed."""
     if not store_path.exists():
-        return []
+        return [], {}
     with open_store(store_path, read_only=True) as store:
-        return store.runs(limit)
+        runs = store.runs(limit)
+        return runs, {run.id: sum(not row.ok for row in store.requests(run.id)) for run in runs}
 
 
 def _existing(store_path: Path) -> Store:
@@ -96,17 +107,9 @@ def _run_json(run: Run) -> dict[str, Any]:
     }
 
 
-def _run_cells(run: Run) -> list[str]:
+def _run_cells(run: Run, failed: int) -> list[str]:
     when = datetime.fromtimestamp(run.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
     levels = ",".join(str(level) for level in run.config.get("concurrency", ()))
-    notes = [run.error or "", "simulated" if run.simulated else ""]
-    return [
-        run.id,
-        when,
-        run.state.value,
-        run.model,
-        run.url,
-        levels,
-        str(run.requests),
-        " ".join(filter(None, notes)),
-    ]
+    notes = [run.error or "", f"{failed} failed" if failed else "", "simulated" if run.simulated else ""]
+    note_text = ", ".join(filter(None, notes))
+    return [run.id, when, run.state.value, run.model, levels, str(run.requests), run.url, note_text]

@@ -78,15 +78,19 @@ def up(
 
 
 def down(
-    wait: Annotated[str, typer.Option(help="How long to wait for the answers under way.")] = "60s",
+    wait: Annotated[
+        str | None,
+        typer.Option(help="Time for answers under way; then they are cut. Default: as configured."),
+    ] = None,
 ) -> None:
     """Stop everything: finish what is under way, then end gateway and engines."""
     from skep.cli.output import note
-    from skep.engines.control import ask_down
+    from skep.engines.control import ask_down, socket_of
     from skep.settings import user_paths
     from skep.units import parse_seconds
 
-    ask_down(user_paths(os.environ).socket, timeout_s=parse_seconds(wait))
+    paths = user_paths(os.environ)
+    ask_down(socket_of(paths.lock, paths.socket), None if wait is None else parse_seconds(wait))
     note("skep is down")
 
 
@@ -94,11 +98,12 @@ def ps(as_json: JsonOption = False) -> None:
     """What runs: replicas, slots, requests in flight and waiting."""
     from skep.cli.hive import print_rows
     from skep.cli.output import print_json
-    from skep.engines.control import NotRunning, ask
+    from skep.engines.control import NotRunning, ask, socket_of
     from skep.settings import user_paths
 
     try:
-        rows = ask(user_paths(os.environ).socket, {"op": "status"})["rows"]
+        paths = user_paths(os.environ)
+        rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"})["rows"]
     except NotRunning:
         if not as_json:
             raise
@@ -122,13 +127,14 @@ def logs(
 
 
 def restart(name: Annotated[str, typer.Argument(help="A replica's name as in `skep ps`, or `gateway`.")]) -> None:
-    """Restart one replica, or replace the gateway while the engines stay loaded and streams go on."""
+    """Restart one replica after its answers, or replace the gateway while engines stay loaded and streams go on."""
     from skep.cli.output import note
-    from skep.engines.control import ask
+    from skep.engines.control import ask, socket_of
     from skep.settings import user_paths
 
-    ask(user_paths(os.environ).socket, {"op": "restart", "name": name}, timeout_s=60)
-    note(f"{name} restarted")
+    paths = user_paths(os.environ)
+    ask(socket_of(paths.lock, paths.socket), {"op": "restart", "name": name}, timeout_s=600)
+    note(f"{name} is being started anew; `skep ps` shows it" if name != "gateway" else "the new gateway serves")
 
 
 def service() -> None:

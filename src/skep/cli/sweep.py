@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ from typing import Any, get_args
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.sweep import Progress, SweepPlan, run_sweep
 from skep.cli.output import note, number, print_json, print_table
-from skep.errors import UserError
+from skep.errors import EndpointError, SkepError, UserError
 from skep.host.facts import read_host
 from skep.records import LevelSummary, SweepSummary
 from skep.settings import LOOPBACK, user_paths
@@ -21,6 +23,8 @@ from skep.store.database import open_store
 from skep.units import format_seconds, parse_int_list, parse_seconds
 from skep.wire.heads import parse_url
 from skep.workload.prompts import Size
+
+MAX_CONCURRENCY = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,15 @@ class SweepWishes:
 
 def plan_of(wishes: SweepWishes) -> SweepPlan:
     levels = parse_int_list(wishes.concurrency, name="--concurrency")
+    if levels[-1] > MAX_CONCURRENCY:
+        hint = f"one client goes up to {MAX_CONCURRENCY}"
+        raise UserError(f"--concurrency {levels[-1]} is too large", hint=hint)
+    if wishes.tasks is not None and wishes.tasks < levels[-1]:
+        hint = f"use --tasks {levels[-1]} or more, or a smaller --concurrency"
+        raise UserError(f"--tasks {wishes.tasks} cannot keep {levels[-1]} agents busy", hint=hint)
+    timeout_s = parse_seconds(wishes.timeout)
+    if timeout_s <= 0:
+        raise UserError(f"--timeout `{wishes.timeout}` leaves no time", hint="write it as 15m")
     if wishes.size not in get_args(Size):
         raise UserError(f"--size `{wishes.size}` is unknown", hint=f"choose one of {', '.join(get_args(Size))}")
     return SweepPlan(
@@ -51,7 +64,7 @@ def plan_of(wishes: SweepWishes) -> SweepPlan:
         fixed_output=wishes.fixed_output,
         size=wishes.size,  # type: ignore[arg-type]
         seed=random.SystemRandom().randrange(2**31) if wishes.seed is None else wishes.seed,
-        timeout_s=parse_seconds(wishes.timeout),
+        timeout_s=timeout_s,
         keep_text=wishes.store_prompts,
     )
 
@@ -66,11 +79,22 @@ def run_sweep_command(wishes: SweepWishes, *, as_json: bool) -> int:
     else:
         print_summary(summary)
         note(f"stored as run {summary.run_id}; `skep report {summary.run_id}` writes the pictures")
-    return 1 if any(level.failed for level in summary.levels) else 0
+    failed = sum(level.failed for level in summary.levels)
+    if failed:
+        total = sum(level.requests for level in summary.levels)
+        what = f"{failed} of {total} requests failed: {_reasons(summary.run_id)}"
+        raise EndpointError(what, hint="docs/errors.md says what each kind means; the rows are in the store")
+    return 0
 
 
 def measure_endpoint(plan: SweepPlan, url: str, model: str | None, *, key: str | None = None) -> SweepSummary:
+    """Ctrl-C, TERM and a closed terminal end it alike: what was measured is kept, and said."""
+
     async def run() -> SweepSummary:
+        task = asyncio.current_task()
+        assert task is not None
+        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(sign, task.cancel)
         endpoint = await find_endpoint(url, model, key=key)
         note(_headline(plan, endpoint))
         with open_store(user_paths(os.environ).store) as store, sweep_progress(plan) as show:
@@ -78,7 +102,27 @@ def measure_endpoint(plan: SweepPlan, url: str, model: str | None, *, key: str |
 
     import uvloop
 
-    return uvloop.run(run())
+    try:
+        return uvloop.run(run())
+    except asyncio.CancelledError:
+        raise Interrupted from None
+
+
+class Interrupted(SkepError):
+    exit_code = 130
+
+    def __init__(self) -> None:
+        super().__init__("interrupted", hint="what was measured is kept: `skep runs` lists it")
+
+
+def _reasons(run_id: str) -> str:
+    """ "3x http_500 (out of memory), 1x timeout": each kind once, with the first message."""
+    with open_store(user_paths(os.environ).store, read_only=True) as store:
+        rows = [row for row in store.requests(run_id) if not row.ok and row.level]
+    kinds: dict[str, list[str]] = {}
+    for row in rows:
+        kinds.setdefault(row.error_kind or "", []).append(row.error or "")
+    return ", ".join(f"{len(texts)}x {kind} ({texts[0]})" for kind, texts in kinds.items())
 
 
 def sweep_json(summary: SweepSummary) -> dict[str, Any]:
@@ -120,9 +164,9 @@ def _cells(level: LevelSummary) -> list[str]:
     return [
         f"{level.concurrency}{'*' if level.client_limited else ''}",
         number(level.effective_tok_s),
-        f"{number(level.effective_low)}..{number(level.effective_high)}",
+        f"{number(level.effective_low)}..{number(level.effective_high)}" if len(level.repeats) > 1 else "–",
         number(level.task_tok_s),
-        "–" if level.contention_pct is None else f"{level.contention_pct:.0f} %",
+        "–" if level.contention_pct is None else f"{level.contention_pct + 0.0:.0f} %".replace("-0 %", "0 %"),
         "–" if ttft is None else f"{ttft.p50:,.0f} ms",
         "–" if ttft is None else f"{ttft.p95:,.0f} ms",
         "–" if tpot is None else f"{tpot.p50:.1f} ms",
@@ -135,8 +179,9 @@ def _cells(level: LevelSummary) -> list[str]:
 def _headline(plan: SweepPlan, endpoint: Endpoint) -> str:
     levels = ",".join(map(str, plan.concurrency))
     simulated = " (simulated)" if endpoint.simulated else ""
+    runs = f"{plan.runs} runs" if plan.runs > 1 else "1 run"
     return (
-        f"{endpoint.model}{simulated} at {endpoint.url}: C={levels}, {plan.tasks} tasks x {plan.runs} runs a level, "
+        f"{endpoint.model}{simulated} at {endpoint.url}: C={levels}, {plan.tasks} tasks x {runs} a level, "
         f"{plan.requests} requests in all, seed {plan.seed}"
     )
 

@@ -5,6 +5,7 @@ All methods of the port are free of I/O except `check`; the supervisor starts, p
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -64,9 +65,17 @@ def engine_named(name: str) -> Engine:
 
 def explain_exit(code: int, tail: Sequence[str]) -> str:
     """The last line that looks like a cause; else how the process ended."""
-    ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    if code < 0:
+        return f"killed by {_signal_name(-code)}" + (": out of memory?" if code == -signal.SIGKILL else "")
     causes = [
         line for line in tail if any(word in line.lower() for word in ("error", "failed", "out of memory", "cannot"))
     ]
     last = next((line for line in reversed(causes or list(tail)) if line.strip()), None)
-    return f"{last.strip()} ({ended})" if last else ended
+    return f"{last.strip()} (exit code {code})" if last else f"exit code {code}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

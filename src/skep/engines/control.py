@@ -13,6 +13,8 @@ from typing import Any
 
 from skep.errors import EngineError, UserError
 
+STOP_S = 15.0  # for ending engines and gateway once the drain is over
+
 
 class NotRunning(UserError):
     exit_code = 1
@@ -30,32 +32,43 @@ def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float = 10.0) 
     return answer
 
 
-def ask_down(socket_path: Path, *, timeout_s: float) -> None:
-    """Ask it to stop, and return when it has."""
-    with contextlib.closing(_connect(socket_path, timeout_s)) as sock:
-        _exchange(sock, {"op": "down"})
+def ask_down(socket_path: Path, drain_s: float | None = None) -> None:
+    """Ask it to stop after draining for so long (None: its own time), and return when it has."""
+    with contextlib.closing(_connect(socket_path, 10.0)) as sock:
+        left_s = _exchange(sock, {"op": "down", "drain_s": drain_s})["drain_s"] + STOP_S
+        sock.settimeout(left_s)
         try:
             while sock.recv(4096):
                 pass
         except TimeoutError:
-            raise EngineError(f"skep did not stop within {timeout_s:g} s", hint="run `skep down` again") from None
+            hint = "run `skep down` again: it does not wait for answers under way then"
+            raise EngineError(f"skep did not stop within {left_s:g} s", hint=hint) from None
         except OSError:
             pass
 
 
+def socket_of(lock_path: Path, default: Path) -> Path:
+    """Where the running skep listens, as its lock file says: its runtime folder may be another one than ours."""
+    try:
+        return Path(lock_path.read_text().splitlines()[1])
+    except (OSError, IndexError, UnicodeDecodeError):
+        return default
+
+
 @contextlib.contextmanager
-def only_one(lock_path: Path) -> Iterator[None]:
+def only_one(lock_path: Path, socket_path: Path) -> Iterator[None]:
     """Hold the lock of this installation. The kernel gives it back when the holder dies, so it cannot go stale."""
+    lock_path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            pid = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+            pid = os.read(descriptor, 32).decode(errors="replace").partition("\n")[0] or "unknown"
             message = f"skep is already running (pid {pid})"
             raise EngineError(message, hint="`skep ps` shows it, `skep down` stops it") from None
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        os.write(descriptor, f"{os.getpid()}\n{socket_path}\n".encode())
         yield
     finally:
         os.close(descriptor)

@@ -244,8 +244,8 @@ class Supervisor:
         except asyncio.CancelledError:
             pass  # the hive is down; the end of the connection says so
         finally:
-            self._controls.discard(task)
             await link.close()
+            self._controls.discard(task)
 
     async def _close_controls(self) -> None:
         for task in list(self._controls):
@@ -260,7 +260,7 @@ class Supervisor:
                 return {"phase": self.phase, "url": self.hive.url, "pid": os.getpid(), "rows": rows}
             case "down":
                 self.stop(message.get("drain_s"))
-                return {"ok": True, "pid": os.getpid()}
+                return {"ok": True, "pid": os.getpid(), "drain_s": self._drain_s}
             case "restart":
                 return await self._restart(str(message.get("name")))
             case other:

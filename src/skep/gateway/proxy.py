@@ -239,9 +239,7 @@ class Exchange:
             self._break_off(f"the replica broke off: {failure}")
             self._proxy.ended(self, self._proxy.admission.finished(self.id, at))
         else:
-            counts = (
-                failure.kind != "connect"
-            )  # nothing was sent: the engine is being restarted, or another one is tried
+            counts = failure.kind != "connect"  # a refused connection costs no attempt: nothing was sent
             self._proxy.carry_out(self._proxy.admission.failed(self.id, at, counts=counts))
 
     def cut(self, why: str) -> None:

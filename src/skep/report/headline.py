@@ -37,13 +37,13 @@ def cards(summary: SweepSummary) -> Markup:
 
 
 def comparable(summary: SweepSummary) -> bool:
-    """Whether serial and swarm did the same work: both walls without a speedup mean that requests failed."""
+    """Whether serial and swarm did the same work: both walls without a speedup mean that some of it was not done."""
     return summary.speedup is not None or not (known(summary.serial_wall_s) and known(summary.swarm_wall_s))
 
 
 def _walls(summary: SweepSummary) -> str:
     if not comparable(summary):
-        return "not comparable: requests failed"
+        return "not comparable: not all requests were answered"
     return f"{seconds(summary.serial_wall_s)} serial, {seconds(summary.swarm_wall_s)} swarm"
 
 

@@ -85,7 +85,9 @@ def _banners(run: Run, summary: SweepSummary) -> list[Markup]:
     banners = []
     if _incomplete(run):
         why = f" Error: {shortened(run.error, 300)}" if run.error else ""
-        stored = f"This run is {run.state.value}; the figures cover {run.requests} stored requests.{why}"
+        stored = (
+            f"This run is {run.state.value}; {run.requests} requests are stored, levels broken off are left out.{why}"
+        )
         banners.append(banner("incomplete", "Incomplete", stored))
     if run.simulated:
         story = "No model ran. The figures are a prediction, served in real time over the real protocol."

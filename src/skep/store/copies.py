@@ -32,7 +32,7 @@ def _check_target(source_path: Path, to: Path, *, overwrite: bool) -> None:
     if to.exists() and to.samefile(source_path):
         raise UserError(f"`{to}` is the database itself", hint="name another file")
     if to.exists() and not overwrite:
-        raise UserError(f"`{to}` exists", hint="name another file, or ask to overwrite it")
+        raise UserError(f"`{to}` exists", hint="name another file, or add --overwrite")
     if Path(f"{to}-wal").exists():  # SQLite would replay it over the copy
         raise StoreError(f"`{to}` is in use, or was not closed: `{to}-wal` is there", hint="name another file")
 

@@ -89,7 +89,7 @@ def _open_regular(path: Path) -> BinaryIO:
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
-        raise WeightsError(f"there is no file `{path}`") from None
+        raise WeightsError(f"there is no file `{path}`", hint="check the path, or `skep pull smollm2-135m`") from None
     except ValueError as error:
         raise WeightsError(f"`{path!r}` is not a path: {error}") from None
     if stat.S_ISDIR(mode):

@@ -79,5 +79,5 @@ def translate(error: Exception, wanted: HubFile) -> SkepError:
 
 
 def _unreachable(wanted: HubFile) -> SkepError:
-    hint = "connect once, or download the file elsewhere and run `skep pull /path/to/model.gguf`"
+    hint = "connect once, or download the file elsewhere and serve it by its path: `skep up /path/to/model.gguf`"
     return WeightsError(f"cannot reach the hub, and `{wanted}` is not in its cache", hint=hint)

