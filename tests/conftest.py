@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from skep.gateway.admission import ReplicaSpec
+from skep.settings import user_paths
 
 
 @pytest.fixture
@@ -41,6 +43,7 @@ def skep(env, tmp_path):
 
     yield run
     run("down", "--wait", "0s")
+    shutil.rmtree(user_paths(env).runtime, ignore_errors=True)  # left by a skep that a test has killed
 
 
 class GatewayProcess:

@@ -112,7 +112,7 @@ def wall_chart(summary: SweepSummary) -> Spec | None:
         {"how": "serial", "s": serial, "label": seconds(serial), "colour": theme.STONE},
         {"how": "swarm", "s": swarm, "label": _swarm_label(summary), "colour": theme.MOSS},
     ]
-    x = _quantity("s", "wall time, s", [0, 1.3 * max(serial, swarm)])
+    x = _quantity("s", "wall time, s", [0, 1.5 * max(serial, swarm)])
     axis = {"labelFontSize": 13, "labelColor": theme.INK, "labelPadding": 10, "domain": False}
     y = {"field": "how", "type": "nominal", "sort": None, "title": None, "axis": axis, "scale": {"padding": 0.4}}
     bar = {"type": "bar", "cornerRadiusEnd": 4}

@@ -8,15 +8,24 @@ from skep.records import LevelSummary, SweepSummary
 from skep.report.figures import UNKNOWN, known, milliseconds, number, percent, seconds, times
 from skep.report.markup import Markup, card, tag, text
 
+NO_GAIN = 1.05
+
 
 def lead(levels: Sequence[LevelSummary]) -> Markup | None:
     """The finding in one sentence, only where all of its figures are known."""
     best, alone = _best(levels), _alone(levels)
     if best is None or alone is None or best is alone or not best.effective_tok_s or not alone.effective_tok_s:
         return None
+    gain = best.effective_tok_s / alone.effective_tok_s
+    if gain < NO_GAIN:
+        sentence = (
+            f"More agents at once gain nothing here: {number(alone.effective_tok_s)} tok/s for one alone, "
+            f"{number(best.effective_tok_s)} for {best.concurrency} together"
+        )
+        return tag("p", text(f"{sentence}."), class_="lead")
     sentence = (
         f"{best.concurrency} agents at once get {number(best.effective_tok_s)} tok/s together, "
-        f"{number(best.effective_tok_s / alone.effective_tok_s)} times what one agent gets alone"
+        f"{number(gain)} times what one agent gets alone"
     )
     if known(best.task_tok_s):
         sentence += f"; each of them streams at {number(best.task_tok_s)} tok/s"
