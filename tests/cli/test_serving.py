@@ -120,12 +120,7 @@ def test_a_gateway_that_crashes_comes_back_and_the_engines_stay(skep, configure)
 def test_a_replaced_gateway_finishes_its_streams(skep, configure):
     configure("--token-ms=20")
     url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
-    port = int(url.rpartition(":")[2])
-    body = json.dumps(
-        {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "stream": True}
-    ).encode()
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
-        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    with streaming(url, max_tokens=60) as sock:
         received = sock.recv(1000)
         skep("restart", "gateway", check=0)
         while b"0\r\n\r\n" not in received:
@@ -271,12 +266,7 @@ def test_down_drains_before_it_stops(skep, configure):
     """A stream that is under way is finished."""
     configure("--token-ms=20")
     url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
-    port = int(url.rpartition(":")[2])
-    body = json.dumps(
-        {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "stream": True}
-    ).encode()
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
-        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    with streaming(url, max_tokens=60) as sock:
         received = sock.recv(1000)
         skep("down", check=0)
         while data := sock.recv(65536):

@@ -85,9 +85,12 @@ def start_detached(
 
 def _await_ready(child: subprocess.Popen[bytes], read_fd: int) -> dict[str, Any] | None:
     """Follow the announcements to the first that decides; None if the process ends without one."""
+    said: dict[str, str] = {}
     with os.fdopen(read_fd) as pipe, byte_progress("fetching the weights") as progress:
         for line in pipe:
             message = json.loads(line)
+            for row in message.get("rows", ()):
+                _say_state(row, said)
             if "ready" in message:
                 return cast("dict[str, Any]", message["ready"])
             if "error" in message:
@@ -111,6 +114,13 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [row["name"], row["state"], *counts, row["url"] or "–", row.get("why") or ""]
 
 
+def _say_state(row: dict[str, Any], said: dict[str, str]) -> None:
+    """One line when a row's state has changed."""
+    if said.get(row["name"]) != row["state"]:
+        said[row["name"]] = row["state"]
+        note(f"{row['name']}: {row['state']}" + (f" ({row['why']})" if row.get("why") else ""))
+
+
 class _Story:
     """Tells a person what happens in the foreground."""
 
@@ -123,11 +133,9 @@ class _Story:
         self._view: threading.Thread | None = None
 
     def changed(self, supervisor: Supervisor) -> None:
-        for row in supervisor.rows({}):
-            if self._said.get(row["name"]) != row["state"]:
-                self._said[row["name"]] = row["state"]
-                if self._view is None:
-                    note(f"{row['name']}: {row['state']}" + (f" ({row['why']})" if row.get("why") else ""))
+        if self._view is None:
+            for row in supervisor.rows({}):
+                _say_state(row, self._said)
         if supervisor.phase == "ready" and not self._ready:
             self._ready = True
             self._announce(supervisor)
