@@ -48,7 +48,7 @@ class GatewayTable(_Table):
     max_wait: str = "15m"
 
     def to_gateway(self, api_key: str | None) -> Gateway:
-        return Gateway(self.host, self.port, self.max_queue, parse_seconds(self.max_wait), api_key)
+        return Gateway(self.host, self.port, self.max_queue, _seconds(self.max_wait, "gateway.max_wait"), api_key)
 
 
 class SettingsFile(_Table):
@@ -61,9 +61,16 @@ class SettingsFile(_Table):
         return Settings(
             gateway=self.gateway.to_gateway(env.get("SKEP_API_KEY") or None),
             serve=tuple(table.to_serve() for table in self.serve),
-            drain_s=parse_seconds(self.drain),
-            start_deadline_s=parse_seconds(self.start_deadline),
+            drain_s=_seconds(self.drain, "drain"),
+            start_deadline_s=_seconds(self.start_deadline, "start_deadline"),
         )
+
+
+def _seconds(text: str, key: str) -> float:
+    try:
+        return parse_seconds(text)
+    except UserError as error:
+        raise UserError(f"`{key}`: {error.message}", hint=error.hint) from None
 
 
 def load_settings(path: Path | None, paths: Paths, env: Mapping[str, str]) -> Settings:

@@ -139,6 +139,23 @@ def test_two_replacements_at_once_leave_one_gateway(skep, configure, env, tmp_pa
     assert ask(ready["url"])[0] == 200
 
 
+def test_down_waits_for_streams_in_a_replaced_gateway_too(skep, configure):
+    configure("--token-ms=20")
+    url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
+    with streaming(url, max_tokens=100) as sock:
+        received = sock.recv(1000)
+        skep("restart", "gateway", check=0)
+        skep("down", check=0)
+        while data := sock.recv(65536):
+            received += data
+    assert b"[DONE]" in received
+
+
+def test_an_engine_that_dies_in_silence_is_reported_by_its_exit_code(skep, configure):
+    configure("--crash-at-start=")
+    assert "did not start: exit code" in skep("up", "-d", check=1).stderr
+
+
 def test_a_restarted_replica_finishes_its_answers_first(skep, configure):
     configure("--token-ms=20")
     url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]

@@ -321,6 +321,64 @@ def test_a_gateway_that_ends_leaves_nobody_without_a_word(gateway):
         assert b" 503 " in answer
 
 
+def test_a_request_that_kills_engines_is_given_up_after_two(gateway):
+    """An engine that dies of a request is not fed the same request for ever."""
+    crash = {"kind": "crash", "path": "/v1/completions", "times": None}
+    with FakeEngine(slots=1) as one, FakeEngine(slots=1) as two, FakeEngine(slots=1) as three:
+        door = gateway()
+        door.serve(one, two, three, slots=1)
+        for _ in range(6):  # every pool has a used connection
+            assert post(door, body(max_tokens=1))[0].status == 200
+        for engine in (one, two, three):
+            engine.fault(**crash)
+        answer, _ = post(door, {"model": "fake-model", "prompt": "poison"}, path="/v1/completions")
+        assert answer.status == 502
+        survivors = [engine for engine in (one, two, three) if post_alive(engine)]
+        assert len(survivors) == 1
+
+
+def post_alive(engine):
+    try:
+        return bool(engine.state())
+    except OSError:
+        return False
+
+
+def test_an_upload_under_way_is_answered_before_a_replaced_gateway_ends(gateway):
+    with FakeEngine(token_ms=1) as engine:
+        door = gateway()
+        door.serve(engine)
+        data = json.dumps(body()).encode()
+        with socket.create_connection(("127.0.0.1", door.port), timeout=30) as sock:
+            sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data))
+            door.ask(op="status")
+            door.send({"id": 9, "op": "drain", "hand_over": True, "timeout_s": 10})
+            door.ask(op="status")
+            sock.sendall(data)
+            answer = b""
+            while part := sock.recv(65536):
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"connection: close" in answer
+
+
+def test_a_drained_gateway_has_sent_all_of_an_answer(gateway):
+    """Handed to the kernel is not enough where the client reads slowly."""
+    sent = b'{"model":"fake-model","pad":"' + b"x" * 3_000_000 + b'"}'
+    with FakeEngine(token_ms=1) as engine:
+        door = gateway()
+        door.serve(engine)
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", door.port))
+            sock.sendall(b"POST /v1/echo HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(sent) + sent)
+            received = len(sock.recv(1000))
+            door.send({"id": 9, "op": "drain", "hand_over": True, "timeout_s": 10})
+            while part := sock.recv(65536):
+                received += len(part)
+        assert received > len(sent)
+
+
 def test_requests_outlive_the_death_of_all_replicas(gateway):
     """A refused connection costs no attempt: the request waits for the restart."""
     with FakeEngine(slots=2, token_ms=1) as engine:

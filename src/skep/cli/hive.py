@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from skep.cli.output import byte_progress, note, number, print_json, print_table
 from skep.errors import EngineError, SkepError
 from skep.settings import Paths, Settings
+from skep.units import format_seconds
 
 if TYPE_CHECKING:
     from skep.engines.supervisor import Supervisor
@@ -141,6 +142,7 @@ class _Story:
             self._announce(supervisor)
         elif supervisor.phase == "stopping" and self._ready and self._said.get("") != "stopping":
             self._said[""] = "stopping"
+            self.end()
             note("stopping: waiting for answers under way (Ctrl-C again: at once)")
 
     def end(self) -> None:
@@ -173,9 +175,11 @@ class _Story:
                     rows = ask(self._paths.socket, {"op": "status"}, timeout_s=2)["rows"]
                 except SkepError:
                     continue
-                table = Table(box=None, caption=f"up {int(time.monotonic() - began)} s", caption_justify="left")
-                for column in ("NAME", "STATE", "PID", "SLOTS", "BUSY", "QUEUED", "RESTARTS", "URL", "NOTE"):
-                    table.add_column(column)
+                caption = f"up {format_seconds(int(time.monotonic() - began))}; `skep ps` has more, Ctrl-C stops it"
+                table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
+                for column in ("NAME", "STATE", "SLOTS", "BUSY", "QUEUED", "RESTARTS"):
+                    table.add_column(column, no_wrap=True)
                 for row in rows:
-                    table.add_row(*_cells(row))
+                    cells = _cells(row)
+                    table.add_row(*cells[:2], *cells[3:7])
                 live.update(table, refresh=True)

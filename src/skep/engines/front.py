@@ -46,6 +46,7 @@ class Front:
         self._retired: set[_Child] = set()
         self._retiring: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
+        self._new_current = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()  # at most one process is being made current
         self._ever_listened = False
         self.restarts = -1
@@ -83,15 +84,19 @@ class Front:
 
     def publish(self) -> None:
         """Send the replica table as it stands, to those that only finish their answers too."""
-        for child in (self._current, *self._retired):
-            if child is not None:
-                child.link.send({"op": "replicas", **self._table()})
+        for child in self._children():
+            child.link.send({"op": "replicas", **self._table()})
 
     async def status(self, timeout_s: float = 1.0) -> Message:
-        """`queued`, `in_flight`, `busy` by replica; empty while there is no gateway to ask."""
-        if self._current is None:
-            return {}
-        return await self._current.ask({"op": "status"}, timeout_s) or {}
+        """`queued`, `in_flight`, `busy` by replica, over all processes; empty while there is none to ask."""
+        children = self._children()
+        answers = await asyncio.gather(*(child.ask({"op": "status"}, timeout_s) for child in children))
+        told = [answer for answer in answers if answer]
+        busy: dict[str, int] = {}
+        for name, count in (item for answer in told for item in answer["busy"].items()):
+            busy[name] = busy.get(name, 0) + count
+        counts = {key: sum(answer[key] for answer in told) for key in ("queued", "in_flight")}
+        return {**counts, "busy": busy} if told else {}
 
     async def replace(self, drain_s: float) -> None:
         """A new process takes the connections; the old one finishes its answers in its own time and goes.
@@ -101,28 +106,32 @@ class Front:
         async with self._one_at_a_time:
             new = await self._start()
             if not await new.came_to_listen(LISTEN_DEADLINE_S):
-                new.process.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    new.process.kill()
                 hint = f"the old one goes on serving; the end of {self._log} says why"
                 raise GatewayError("the new gateway did not start", hint=hint)
             old, self._current = self._current, new
+            self._new_current.set()
         if old is not None:
             self._retire(old, drain_s)
         self._changed()
 
     async def drain(self, timeout_s: float) -> int:
         """Nothing new is admitted; wait for what is under way. How many were left when the time was over."""
-        if not self.listening or self._current is None:
-            return 0
-        answer = await self._current.ask({"op": "drain", "timeout_s": timeout_s}, timeout_s + 5)
-        return int(answer["left"]) if answer else 0
+        ask = {"op": "drain", "timeout_s": timeout_s}
+        answers = await asyncio.gather(*(child.ask(ask, timeout_s + 5) for child in self._children()))
+        return sum(int(answer["left"]) for answer in answers if answer)
 
     async def stop(self) -> None:
         self._stopping.set()
         for task in self._retiring:
             task.cancel()
-        for child in (self._current, *self._retired):
-            if child is not None:
-                await child.end()
+        for child in self._children():
+            await child.end()
+
+    def _children(self) -> list[_Child]:
+        """Those that have come to listen, and the current one in any case."""
+        return [child for child in (self._current, *self._retired) if child is not None]
 
     async def _start(self) -> _Child:
         child = await _Child.spawn(self._argv, self._listener, self._log)
@@ -140,10 +149,14 @@ class Front:
     async def _until_nobody_serves(self) -> None:
         """Until the current process has ended; by then it may be another one than at first."""
         while (child := self._current) is not None:
-            code = await child.ended
-            if child is self._current:
+            self._new_current.clear()
+            replaced = asyncio.get_running_loop().create_task(self._new_current.wait())
+            ends: set[asyncio.Future[Any]] = {child.ended, replaced}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            replaced.cancel()
+            if child is self._current and child.ended.done():
                 self._current = None
-                self.why = f"the gateway ended with code {code}; its log is {self._log}"
+                self.why = f"the gateway ended with code {child.ended.result()}; its log is {self._log}"
 
     def _retire(self, child: _Child, drain_s: float) -> None:
         async def finish() -> None:

@@ -52,7 +52,7 @@ class Keeper:
             return 1
         finally:
             os.close(report_write)
-        self._log.write(f"--- {_now()} started, pid {engine.pid}\n".encode())
+        self._log.remark(f"started, pid {engine.pid}")
         self._tell(event="spawned", pid=engine.pid)
         assert engine.stdout is not None
         os.set_blocking(report_read, False)
@@ -67,7 +67,7 @@ class Keeper:
         kill_descendants()
         self._last_words(engine.stdout.fileno())
         self._tell(event="exit", code=engine.returncode, tail=self._log.tail)
-        self._log.write(f"--- {_now()} ended, code {engine.returncode}\n".encode())
+        self._log.remark(f"ended, code {engine.returncode}")
         return 0
 
     def _spawn(self, report_fd: int) -> subprocess.Popen[bytes]:
@@ -186,10 +186,6 @@ def kill_marked(mark: str) -> int:
                 os.kill(int(entry.name), signal.SIGKILL)
                 killed += 1
     return killed
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _die_with_parent() -> None:

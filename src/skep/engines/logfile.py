@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from pathlib import Path
 
@@ -38,6 +39,11 @@ class RotatingLog:
             self._file.write(data)
             if self._file.tell() > self._max_bytes:
                 self._rotate()
+
+    def remark(self, text: str) -> None:
+        """A line of ours, dated, between the engine's; not among its last words."""
+        with contextlib.suppress(OSError):
+            self._file.write(f"--- {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n".encode())
 
     def close(self) -> None:
         self._file.close()

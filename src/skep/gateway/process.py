@@ -20,6 +20,8 @@ from skep.gateway.proxy import Proxy
 from skep.wire.link import Link, Message
 from skep.wire.server import HttpServer
 
+DRAIN_POLL_S = 0.02
+
 
 async def serve(listener: socket.socket, link: Link) -> None:
     setup = await link.receive()
@@ -40,7 +42,7 @@ async def serve(listener: socket.socket, link: Link) -> None:
         clock.cancel()
         messages.cancel()
         proxy.cut_all()
-        server.abort_all()
+        await server.close()
         await proxy.close()
 
 
@@ -69,7 +71,8 @@ async def _drain(link: Link, proxy: Proxy, server: HttpServer, message: Message)
         proxy.carry_out(proxy.admission.close())
     try:
         async with asyncio.timeout(message["timeout_s"]):
-            await proxy.drained.wait()
+            while server.active or not proxy.drained.is_set():
+                await asyncio.sleep(DRAIN_POLL_S)
     except TimeoutError:
         proxy.carry_out(proxy.admission.close())
     link.send({"id": message.get("id"), "event": "drained", "left": proxy.admission.in_flight})

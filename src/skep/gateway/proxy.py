@@ -221,7 +221,7 @@ class Exchange:
         self._streaming = (head.get(b"content-type") or b"").startswith(b"text/event-stream")
         headers = [(k, v) for k, v in head.headers if k not in HOP_BY_HOP and k != b"content-length"]
         headers.append((b"x-skep-replica", self._granted.replica.name.encode()))
-        headers.append((b"x-skep-queue-ms", b"%.1f" % (self._granted.queued_s * 1000)))
+        headers.append((b"x-skep-queue-ms", b"%.1f" % max(0.0, self._granted.queued_s * 1000)))
         headers.append((b"x-skep-request-id", self.id.encode()))
         self._request.start(head.status, headers, head.length)
 

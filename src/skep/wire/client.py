@@ -149,6 +149,8 @@ class Pool:
             else:
                 protocol.start(call)
             return
+        if call.retried:  # it was sent once before, on a connection that broke: the server may have died of it
+            failure = WireFailure("closed", str(failure))
         if not call.aborted:
             call.receiver.on_failure(failure, time.monotonic())
 
@@ -245,6 +247,8 @@ class _Connection(asyncio.Protocol):
         except httptools.HttpParserCallbackError:
             self._fail(WireFailure("protocol", "the answer could not be taken"))
             raise
+        except httptools.HttpParserUpgrade:
+            self._fail(WireFailure("protocol", f"{self._pool.origin} switched to another protocol"))
         except httptools.HttpParserError as error:
             self._fail(WireFailure("protocol", f"{self._pool.origin} does not speak HTTP: {error}"))
         if self._complete:

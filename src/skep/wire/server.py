@@ -7,6 +7,7 @@ streamed. Reading goes on while an answer is under way, because only so is a han
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections import deque
@@ -19,6 +20,7 @@ import httptools
 from skep.units import KIB, MIB
 from skep.wire.heads import Headers, request_bytes, response_bytes
 
+QUIET_POLL_S = 0.02
 LINGER_S = 2.0  # after a refusal, for what the client still sends
 
 
@@ -137,18 +139,22 @@ class ServerConnection(asyncio.Protocol):
         self._body_bytes = 0
         self._refused = False
         self._in_message = False  # between a request's first byte and its last
+        self._leaving = False  # no request after the one under way
+        self._paused = False  # the client reads slower than we write
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def busy(self) -> bool:
-        return self._active is not None
+        """A request is being read or answered, or its answer has not left yet."""
+        unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return self._active is not None or self._in_message or unsent > 0
 
     def close_when_idle(self) -> None:
         """For a graceful stop: finish what is under way, take nothing new."""
-        for request in (self._active, self._reading, *self._waiting):
-            if request is not None:
-                request.keep_alive = False
-        if self._active is None and not self._in_message and self._transport is not None:
+        self._leaving = True
+        if self._active is not None:
+            self._active.keep_alive = False
+        elif not self._in_message and self._transport is not None:
             self._refused = True
             self._transport.close()
 
@@ -210,10 +216,12 @@ class ServerConnection(asyncio.Protocol):
             active.on_gone()
 
     def pause_writing(self) -> None:
+        self._paused = True
         if self._active is not None and self._active.on_pause is not None:
             self._active.on_pause()
 
     def resume_writing(self) -> None:
+        self._paused = False
         if self._active is not None and self._active.on_resume is not None:
             self._active.on_resume()
 
@@ -272,7 +280,11 @@ class ServerConnection(asyncio.Protocol):
     def _hand_over(self, request: Incoming) -> None:
         self._disarm()
         self._active = request
+        if self._leaving:
+            request.keep_alive = False
         self._handler(request)
+        if self._paused and request is self._active and request.on_pause is not None:
+            request.on_pause()
 
     def _pass_over_upgrade(self, rest: bytes) -> None:
         """An offer to speak another protocol (h2c, from `curl --http2` or Java): the request is read again without."""
@@ -363,6 +375,15 @@ class HttpServer:
             self._server = None
         for connection in list(self._connections):
             connection.close_when_idle()
+
+    async def close(self, timeout_s: float = 1.0) -> None:
+        """Let what is written leave, for so long; then cut."""
+        self.stop_accepting()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.active:
+                    await asyncio.sleep(QUIET_POLL_S)
+        self.abort_all()
 
     def abort_all(self) -> None:
         for connection in list(self._connections):
