@@ -1,18 +1,14 @@
 """What several suites share: folders of their own, a command line run as a child, a gateway as a child."""
 
-import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
-from skep.gateway.admission import ReplicaSpec
 from skep.settings import user_paths
+from skep.testing.gateway_process import GatewayProcess
 
 
 @pytest.fixture
@@ -46,46 +42,12 @@ def skep(env, tmp_path):
     shutil.rmtree(user_paths(env).runtime, ignore_errors=True)  # left by a skep that a test has killed
 
 
-class GatewayProcess:
-    """A real gateway process, told its replicas over its link."""
-
-    def __init__(self, log: Path, **setup):
-        self.listener = socket.socket()
-        self.listener.bind(("127.0.0.1", 0))
-        self.listener.listen(64)
-        self.port = self.listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._ours, theirs = socket.socketpair()
-        fds = (self.listener.fileno(), theirs.fileno())
-        with log.open("wb") as output, theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "skep.gateway.process", "--listen-fd", str(fds[0]), "--link-fd", str(fds[1])],
-                pass_fds=fds,
-                stderr=output,
-            )
-        self._lines = self._ours.makefile("r")
-        self.send(setup)
-        assert self.read() == {"event": "listening"}
-
-    def send(self, message):
-        self._ours.sendall(json.dumps(message).encode() + b"\n")
-
-    def read(self):
-        return json.loads(self._lines.readline())
-
-    def ask(self, **message):
-        self.send({"id": 1, **message})
-        return self.read()
+class Door(GatewayProcess):
+    """In front of fake engines, named r0, r1, ..."""
 
     def serve(self, *engines, slots=2, model="fake-model", confirms=True, models=()):
-        specs = [ReplicaSpec(f"r{i}", model, engine.url, slots, confirms) for i, engine in enumerate(engines)]
-        self.send({"op": "replicas", "replicas": [asdict(spec) for spec in specs], "models": list(models)})
-
-    def close(self):
-        self._ours.close()
-        self._lines.close()
-        self.listener.close()
-        self.process.wait(10)
+        common = {"model": model, "slots": slots, "confirms": confirms}
+        super().serve([{"name": f"r{i}", "url": engine.url, **common} for i, engine in enumerate(engines)], models)
 
 
 @pytest.fixture
@@ -94,7 +56,7 @@ def gateway(tmp_path):
     made = []
 
     def make(**setup):
-        made.append(GatewayProcess(tmp_path / f"gateway-{len(made)}.log", **setup))
+        made.append(Door(tmp_path / f"gateway-{len(made)}.log", **setup))
         return made[-1]
 
     yield make

@@ -242,7 +242,7 @@ def test_requests_wait_for_a_replica_that_is_being_restarted(gateway):
 
 def test_a_gateway_whose_supervisor_is_gone_ends(gateway):
     door = gateway()
-    door._ours.shutdown(socket.SHUT_RDWR)
+    door.link.shutdown(socket.SHUT_RDWR)
     assert door.process.wait(5) == 0
 
 

@@ -1,0 +1,65 @@
+"""A real gateway process for tests and benchmarks, told its replicas over its link as the supervisor would.
+
+with GatewayProcess(log, limits={"max_queue": 8}) as door:
+    door.serve([{"name": "r0", "model": "m", "url": engine.url, "slots": 2, "confirms": True}])
+    ...  # door.url
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+
+class GatewayProcess:
+    """Listens when constructed; ends with `close`, and with the process that made it."""
+
+    def __init__(self, log: Path, **setup: Any) -> None:
+        self.listener = socket.socket()
+        self.listener.bind(("127.0.0.1", 0))
+        self.listener.listen(64)
+        self.port: int = self.listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.link, theirs = socket.socketpair()
+        fds = (self.listener.fileno(), theirs.fileno())
+        argv = ["-m", "skep.gateway.process", "--listen-fd", str(fds[0]), "--link-fd", str(fds[1])]
+        with log.open("wb") as output, theirs:
+            self.process = subprocess.Popen([sys.executable, *argv], pass_fds=fds, stderr=output)
+        self._lines = self.link.makefile("r")
+        self.send(setup)
+        assert self.read() == {"event": "listening"}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.link.sendall(json.dumps(message).encode() + b"\n")
+
+    def read(self) -> dict[str, Any]:
+        message: dict[str, Any] = json.loads(self._lines.readline())
+        return message
+
+    def ask(self, **message: Any) -> dict[str, Any]:
+        self.send({"id": 1, **message})
+        return self.read()
+
+    def serve(self, replicas: Sequence[dict[str, Any]], models: Sequence[str] = ()) -> None:
+        """The whole table: the fields of `skep.gateway.admission.ReplicaSpec`."""
+        self.send({"op": "replicas", "replicas": list(replicas), "models": list(models)})
+
+    def close(self) -> None:
+        self.link.close()
+        self._lines.close()
+        self.listener.close()
+        self.process.wait(10)
