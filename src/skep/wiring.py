@@ -87,12 +87,14 @@ def run_hive(
     """Serve until a signal, `skep down`, or the end of the pipe `parent_fd`. Returns when nothing runs any more."""
     make_runtime(paths.runtime)
     paths.logs.mkdir(parents=True, exist_ok=True)
-    with only_one(paths.lock, paths.socket), bind(settings.gateway) as listener:
-        kill_marked(f"{paths.logs}:")  # left by a skep whose keepers were killed with it
-        paths.socket.unlink(missing_ok=True)  # left by a process that was killed: the lock says nobody serves it
-        hive = build_hive(settings, paths, listener, progress)
-        asyncio.run(_supervise(hive, listener, notify, parent_fd))
-        with contextlib.suppress(OSError):
+    try:
+        with only_one(paths.lock, paths.socket), bind(settings.gateway) as listener:
+            kill_marked(f"{paths.logs}:")  # left by a skep whose keepers were killed with it
+            paths.socket.unlink(missing_ok=True)  # left by a process that was killed: the lock says nobody serves it
+            hive = build_hive(settings, paths, listener, progress)
+            asyncio.run(_supervise(hive, listener, notify, parent_fd))
+    finally:
+        with contextlib.suppress(OSError):  # not empty: the socket of another one, which is running
             paths.runtime.rmdir()
 
 
