@@ -111,6 +111,14 @@ def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason():
     assert life.why == "the warm-up generation failed: HTTP 500"
 
 
+def test_an_engine_that_no_longer_answers_is_started_anew():
+    life = ready_life()
+    assert life.unresponsive() == [Do.TERMINATE]
+    assert life.exited("killed by SIGKILL", 5.0) == [Do.RETRACT]
+    assert life.state is State.BACKOFF
+    assert "health checks" in life.why
+
+
 def test_a_stop_while_ready_takes_the_traffic_away_first():
     life = ready_life()
     assert life.stop() == [Do.RETRACT, Do.TERMINATE]

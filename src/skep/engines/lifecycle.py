@@ -28,6 +28,9 @@ class RestartPolicy:
     failures_before_ready: int = 3  # in a row, without ever having been ready
     failures_after_ready: int = 8
     grace_s: float = 2.0  # from TERM to KILL
+    watch_every_s: float = 10.0  # health checks of a ready replica
+    watch_timeout_s: float = 20.0
+    watch_failures: int = 3  # in a row: it hangs, and is started anew
 
 
 class Do(Enum):
@@ -128,6 +131,12 @@ class Lifecycle:
                 return self._end(f"not healthy within {self.policy.start_deadline_s:g} s")
             case _:
                 return self._end(f"the warm-up generation took longer than {self.policy.warm_deadline_s:g} s")
+
+    def unresponsive(self) -> list[Do]:
+        """It was ready and no longer answers: a frozen engine holds its slots and answers nobody."""
+        if self.state is not State.READY:
+            return []
+        return self._end(f"no answer to {self.policy.watch_failures} health checks in a row")
 
     def restart(self, now: float) -> list[Do]:
         """Asked for by the user: end the process, its exit leads to a start; or start what waits or was given up."""

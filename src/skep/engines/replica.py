@@ -44,6 +44,7 @@ class Replica:
         self._log = log
         self._changed = changed
         self._link: Link | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._events: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
@@ -84,6 +85,7 @@ class Replica:
             case "warm_failed":
                 return self.life.warm_up_failed(args[0])
             case "exit":
+                self._stop_watching()
                 self.pid = None
                 self._link = None
                 code, tail = args
@@ -91,6 +93,8 @@ class Replica:
                 return self.life.exited(why, now, final=code in (EXIT_FINAL, 127), by_itself=code not in ENDED_BY_US)
             case "restart":
                 return self.life.restart(now)
+            case "unresponsive":
+                return self.life.unresponsive()
             case _:
                 return self.life.stop()
 
@@ -106,7 +110,9 @@ class Replica:
                 case Do.TERMINATE:
                     if self._link is not None:
                         self._link.send({"op": "term", "grace_s": self.life.policy.grace_s})
-                case Do.PUBLISH | Do.RETRACT:
+                case Do.PUBLISH:
+                    self._watching = tasks.create_task(self._watch(self.life.url))
+                case Do.RETRACT:
                     pass  # `changed` tells the supervisor, which reads the state
 
     async def _spawn(self, tasks: asyncio.TaskGroup) -> None:
@@ -165,6 +171,28 @@ class Replica:
                     self._events.put_nowait(("healthy",))
                     return
             await asyncio.sleep(PROBE_EVERY_S)
+
+    def _stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    async def _watch(self, url: str | None) -> None:
+        """Health checks for as long as this process is ready."""
+        policy, failures = self.life.policy, 0
+        origin, _ = parse_url(url or "")
+        while True:
+            await asyncio.sleep(policy.watch_every_s)
+            if self.life.state is not State.READY or self.life.url != url:
+                return
+            try:
+                await fetch_once(origin, "GET", self.engine.health_path, timeout_s=policy.watch_timeout_s)
+                failures = 0
+            except WireFailure:
+                failures += 1
+            if failures >= policy.watch_failures:
+                self._events.put_nowait(("unresponsive",))
+                return
 
     async def _warm_up(self) -> None:
         """The first generation lies (graphs, caches, page faults): it is made before traffic is let in."""
