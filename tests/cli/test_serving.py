@@ -170,6 +170,19 @@ def test_a_restarted_replica_finishes_its_answers_first(skep, configure):
     assert rows_of(skep)["fake-model-0"]["pid"] != before
 
 
+def test_a_replica_that_is_being_restarted_gets_nothing_new(skep, configure):
+    """It takes its time to end: what comes meanwhile waits for its successor."""
+    configure("--token-ms=20", "--ignore-term")
+    url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
+    skep("restart", "fake-model-0", check=0)
+    with streaming(url, max_tokens=200) as sock:
+        received = sock.recv(1000)
+        while b"0\r\n\r\n" not in received:
+            received += sock.recv(65536)
+    assert b"[DONE]" in received
+    assert b"stream_cut" not in received
+
+
 def test_a_hive_tied_to_a_process_ends_with_it(env, configure, tmp_path, skep):
     """What `skep demo` starts: even kill -9 of the demo leaves nothing."""
     configure()

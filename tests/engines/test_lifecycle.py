@@ -113,7 +113,9 @@ def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason():
 
 def test_an_engine_that_no_longer_answers_is_started_anew():
     life = ready_life()
+    assert life.serving
     assert life.unresponsive() == [Do.TERMINATE]
+    assert not life.serving
     assert life.exited("killed by SIGKILL", 5.0) == [Do.RETRACT]
     assert life.state is State.BACKOFF
     assert "health checks" in life.why

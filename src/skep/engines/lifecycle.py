@@ -62,6 +62,11 @@ class Lifecycle:
     def __repr__(self) -> str:
         return f"<Lifecycle {self.state.value}, {self.restarts} restarts, {self._failures} failures in a row>"
 
+    @property
+    def serving(self) -> bool:
+        """Traffic may come: ready, and not being ended."""
+        return self.state is State.READY and self._ending is None
+
     def start(self, now: float) -> list[Do]:
         if self.state is not State.STOPPED:
             return []

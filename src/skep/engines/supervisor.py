@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,13 +47,11 @@ class Supervisor:
     def __init__(self, hive: Hive, listener: socket.socket, notify: Callable[[Supervisor], None]) -> None:
         self.hive = hive
         self._notify = notify
-        self._listener = listener
-        self._started_at = time.time()
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._drain_s = hive.drain_s
         self._controls: set[asyncio.Task[None]] = set()  # connections to the control socket
-        self._resting: set[str] = set()  # replicas that finish their answers before a restart
+        self._resting: set[str] = set()  # replicas on their way to a restart: they get nothing new
         self.phase = "starting"
         log = hive.log_dir
         self._replicas = [
@@ -172,14 +169,10 @@ class Supervisor:
                     await asyncio.sleep(REST_POLL_S)
         except TimeoutError:
             pass
-        finally:
-            self._resting.discard(name)
 
     def _table(self) -> Message:
         ready = [
-            replica
-            for replica in self._replicas
-            if replica.life.state is State.READY and replica.launch.name not in self._resting
+            replica for replica in self._replicas if replica.life.serving and replica.launch.name not in self._resting
         ]
         specs = [
             {
@@ -196,6 +189,7 @@ class Supervisor:
         return {"replicas": specs, "models": list(self.hive.models)}
 
     def _replica_changed(self) -> None:
+        self._resting &= {replica.launch.name for replica in self._replicas if replica.life.serving}
         self._front.publish()
         self._changed()
 

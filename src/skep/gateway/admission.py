@@ -140,10 +140,6 @@ class Admission:
     def names(self) -> tuple[str, ...]:
         return tuple({*self._replicas, *(home.spec.name for home in self._leaving)})
 
-    def replica(self, name: str) -> ReplicaSpec | None:
-        found = self._replicas.get(name)
-        return found.spec if found else None
-
     def replicas(self) -> tuple[ReplicaSpec, ...]:
         return tuple(replica.spec for replica in self._replicas.values())
 
@@ -222,9 +218,7 @@ class Admission:
     def failed(self, request_id: str, now: float, *, counts: bool = True, lost_s: float = 1.0) -> list[Action]:
         """The replica gave no byte of an answer. The request goes back to the head of its queue, or is rejected.
 
-        `counts`: the engine got the request, so this was one of its attempts.
-
-        The replica is passed over for `lost_s`.
+        `counts`: the engine got the request, so this was one of its attempts. The replica is passed over for `lost_s`.
         """
         lease = self._leases.get(request_id)
         if lease is None or lease.releasing_until is not None:
