@@ -1,11 +1,17 @@
+import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from skep.configfile import load_settings, parse_settings
+from skep.configfile import load_settings, make_upstream, parse_settings, wished_settings
 from skep.errors import UserError
-from skep.settings import MAX_SOCKET_PATH, Settings, make_runtime, user_paths
+from skep.gateway.exchange import Timeouts
+from skep.gateway.values import AdmissionLimits
+from skep.settings import MAX_SOCKET_PATH, Gateway, Settings, Wishes, make_runtime, settings_of, user_paths
+from skep.wire.limits import ServerLimits
+from skep.wiring import gateway_setup, plan_launches
 
 
 def test_folders_follow_xdg_and_ignore_relative_values(tmp_path):
@@ -57,6 +63,12 @@ def test_a_file_in_the_folder_is_used(tmp_path, monkeypatch):
         ({"serve": [{"slots": 0}]}, "serve.0.slots"),
         ({"serve": [{"slots": "4"}]}, "serve.0.slots"),
         ({"serve": []}, "serve"),
+        ({"upstream": [{"url": "http://x:1"}]}, "upstream.0.slots"),
+        ({"upstream": [{"url": "http://x:1", "slots": 1, "key": "k"}]}, "upstream.0.key"),
+        ({"gateway": {"idle_timeout": "0s"}}, "gateway.idle_timeout"),
+        ({"gateway": {"body_limit": "much"}}, "gateway.body_limit"),
+        ({"gateway": {"cors_origins": ["localhost"]}}, "gateway.cors_origins"),
+        ({"aliases": {"a": 1}}, "aliases.a"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_its_place(document, where):
@@ -76,3 +88,103 @@ def test_a_file_that_is_no_toml_is_named(tmp_path):
 def test_a_file_that_is_asked_for_must_exist(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         load_settings(tmp_path / "no.toml", user_paths({"HOME": str(tmp_path)}), {})
+
+
+EVERYTHING = {
+    "gateway": {
+        "aging": "10s",
+        "dead_after": "20s",
+        "first_byte_timeout": "1h",
+        "body_limit": "1MiB",
+        "cors_origins": ["http://localhost:3000"],
+        "tls_certificate": "cert.pem",
+        "tls_key": "/etc/key.pem",
+        "store_requests": False,
+    },
+    "serve": [{"engine": "fake", "model": "m", "slots": 4, "reserve": 1, "soft_slots": 2, "extra": ["-x"]}],
+    "upstream": [{"url": "https://box.example/v1/", "slots": 8, "model": "n", "health_path": "/ping"}],
+    "aliases": {"claude-*": "m", "gpt-4o": "n"},
+}
+
+
+def test_settings_survive_their_way_through_json():
+    """So they reach the process in the background, and a running one at a reload."""
+    wishes = Wishes(folder="/x", serve={"slots": 2}, upstream=(make_upstream("x:1", 1),))
+    settings = wishes.apply(parse_settings(EVERYTHING, "test", {"SKEP_API_KEY": "k"}))
+    assert settings_of(json.loads(json.dumps(asdict(settings)))) == settings
+
+
+def test_paths_of_certificates_begin_where_the_file_lies(tmp_path):
+    gateway = parse_settings(EVERYTHING, "test", {}, tmp_path).gateway
+    assert (gateway.tls_certificate, gateway.tls_key) == (str(tmp_path / "cert.pem"), "/etc/key.pem")
+
+
+def test_the_gateways_own_defaults_are_those_of_the_file(tmp_path):
+    setup = gateway_setup(Settings(), user_paths({"HOME": str(tmp_path)}))
+    assert AdmissionLimits(**setup["limits"]) == AdmissionLimits()
+    assert Timeouts(**setup["timeouts"]) == Timeouts()
+    assert ServerLimits(**setup["server"]) == ServerLimits()
+    assert Timeouts().first_byte_s >= 900
+    assert parse_settings({"gateway": {}}, "test", {}).gateway == Gateway()
+    assert not setup["keys_wanted"]
+
+
+def test_with_upstreams_and_no_models_nothing_is_started():
+    settings = parse_settings({"upstream": EVERYTHING["upstream"]}, "test", {})
+    assert settings.serve == ()
+    (upstream,) = settings.upstream
+    assert (upstream.url, upstream.name) == ("https://box.example:443", "box.example-443")
+
+
+@pytest.mark.parametrize("url", ["http://x:1/v2", "http://x:1/v1/chat/completions", "http://u@x:1", "x:y", "http://"])
+def test_an_upstream_is_an_address_and_nothing_more(url):
+    with pytest.raises(UserError) as caught:
+        make_upstream(url, 1)
+    assert caught.value.hint
+
+
+def test_an_upstream_of_an_address_in_brackets_has_a_name_that_can_be_typed():
+    assert make_upstream("http://[::1]:8000", 1).name == "1-8000"
+    for name in ("gateway", "a/b", "-x", "requests"):
+        with pytest.raises(UserError, match="no name"):
+            make_upstream("http://x:1", 1, name=name)
+
+
+def test_what_the_command_line_said_wins_again_when_the_file_is_read_anew(tmp_path):
+    paths = user_paths({"HOME": str(tmp_path)})
+    wishes = Wishes(folder=str(tmp_path), serve={"slots": 8}, gateway={"port": 0})
+    assert wished_settings(wishes, paths, {}).serve[0].slots == 8
+    (tmp_path / "skep.toml").write_text("[gateway]\nmax_queue = 7\n[[serve]]\nslots = 2\nreplicas = 3\n")
+    settings = wished_settings(wishes, paths, {})
+    assert (settings.serve[0].slots, settings.serve[0].replicas) == (8, 3)
+    assert (settings.gateway.port, settings.gateway.max_queue) == (0, 7)
+    assert settings.wishes == wishes
+
+
+def test_a_model_named_on_the_command_line_stands_for_all_that_the_file_serves():
+    settings = Wishes(model="m").apply(parse_settings(EVERYTHING, "test", {}))
+    assert ([serve.model for serve in settings.serve], settings.upstream) == (["m"], ())
+    assert Wishes(only_upstreams=True).apply(parse_settings(EVERYTHING, "test", {})).serve == ()
+
+
+def test_aliases_must_stand_for_something_served(tmp_path):
+    paths = user_paths({"HOME": str(tmp_path)})
+    launches = plan_launches(parse_settings(EVERYTHING, "test", {}), paths)
+    assert [launch.name for launch in launches] == ["m-0", "box.example-443"]
+    assert (launches[0].reserve, launches[0].soft_slots, launches[1].health_path) == (1, 2, "/ping")
+    astray = {**EVERYTHING, "aliases": {"gpt-4o": "nobody"}}
+    with pytest.raises(UserError, match="the alias `gpt-4o` stands for `nobody`"):
+        plan_launches(parse_settings(astray, "test", {}), paths)
+    unnamed = {**astray, "upstream": [{"url": "http://x:1", "slots": 1}]}  # what it serves is still to be asked
+    assert len(plan_launches(parse_settings(unnamed, "test", {}), paths)) == 2
+
+
+def test_one_replica_more_leaves_the_threads_of_the_others_alone(tmp_path):
+    """Threads are the cores divided among the replicas: a reload would restart them all for it."""
+    paths = user_paths({"HOME": str(tmp_path)})
+
+    def plan(replicas, running=()):
+        document = {"serve": [{"engine": "fake", "model": "m", "replicas": replicas}]}
+        return plan_launches(parse_settings(document, "test", {}), paths, running=running)
+
+    assert plan(64, plan(1))[0] == plan(1)[0]

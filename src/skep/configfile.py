@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skep.errors import UserError
-from skep.settings import DEFAULT_PORT, EMBEDDED_MODEL, Gateway, Paths, Serve, Settings
-from skep.units import parse_seconds
+from skep.settings import DEFAULT_PORT, EMBEDDED_MODEL, Gateway, Paths, Serve, Settings, Upstream, Wishes
+from skep.units import parse_bytes, parse_seconds
+from skep.wire.heads import parse_url
+
+TAKEN_NAMES = ("gateway", "skep", "requests")  # of logs and rows of skep itself
+MIN_BODY_BYTES = 1024
 
 
 class _Table(BaseModel):
@@ -27,6 +33,8 @@ class ServeTable(_Table):
     threads: int | None = Field(default=None, ge=1)
     engine_port: int = Field(default=0, ge=0, le=65535)
     extra: list[str] = Field(default_factory=list)
+    reserve: int = Field(default=0, ge=0)
+    soft_slots: int | None = Field(default=None, ge=1)
 
     def to_serve(self) -> Serve:
         return Serve(
@@ -38,7 +46,22 @@ class ServeTable(_Table):
             threads=self.threads,
             engine_port=self.engine_port,
             extra=tuple(self.extra),
+            reserve=self.reserve,
+            soft_slots=self.soft_slots,
         )
+
+
+class UpstreamTable(_Table):
+    url: str
+    slots: int = Field(ge=1, le=65536)
+    model: str | None = None
+    name: str | None = None
+    reserve: int = Field(default=0, ge=0)
+    soft_slots: int | None = Field(default=None, ge=1)
+    health_path: str = Field(default="/health", pattern="^/")
+
+    def to_upstream(self) -> Upstream:
+        return make_upstream(**self.model_dump())
 
 
 class GatewayTable(_Table):
@@ -46,62 +69,163 @@ class GatewayTable(_Table):
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
     max_queue: int = Field(default=256, ge=0)
     max_wait: str = "15m"
+    aging: str = "30s"
+    dead_after: str = "60s"
+    first_byte_timeout: str = "30m"
+    idle_timeout: str = "5m"
+    total_timeout: str = "2h"
+    body_limit: str = "64MiB"
+    cors_origins: list[str] = Field(default_factory=list)
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    store_requests: bool = True
 
-    def to_gateway(self, api_key: str | None) -> Gateway:
-        return Gateway(self.host, self.port, self.max_queue, _seconds(self.max_wait, "gateway.max_wait"), api_key)
+    def to_gateway(self, api_key: str | None, folder: Path) -> Gateway:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            given, missing = ("tls_certificate", "tls_key") if self.tls_key is None else ("tls_key", "tls_certificate")
+            raise UserError(f"`gateway.{given}` without `gateway.{missing}`", hint="TLS wants both files")
+        return Gateway(
+            host=self.host,
+            port=self.port,
+            max_queue=self.max_queue,
+            max_wait_s=_seconds(self.max_wait, "gateway.max_wait"),
+            api_key=api_key,
+            aging_s=_seconds(self.aging, "gateway.aging", above=0),
+            dead_after_s=_seconds(self.dead_after, "gateway.dead_after", above=0),
+            first_byte_timeout_s=_seconds(self.first_byte_timeout, "gateway.first_byte_timeout", above=0),
+            idle_timeout_s=_seconds(self.idle_timeout, "gateway.idle_timeout", above=0),
+            total_timeout_s=_seconds(self.total_timeout, "gateway.total_timeout", above=0),
+            body_limit_bytes=_body_limit(self.body_limit),
+            cors_origins=tuple(_page_origin(text) for text in self.cors_origins),
+            tls_certificate=_file(self.tls_certificate, folder),
+            tls_key=_file(self.tls_key, folder),
+            store_requests=self.store_requests,
+        )
 
 
 class SettingsFile(_Table):
     gateway: GatewayTable = GatewayTable()
-    serve: list[ServeTable] = Field(default=[ServeTable()], min_length=1)
+    serve: list[ServeTable] | None = Field(default=None, min_length=1)
+    upstream: list[UpstreamTable] = Field(default_factory=list)
+    aliases: dict[str, str] = Field(default_factory=dict)
     drain: str = "30s"
     start_deadline: str = "3m"
 
-    def to_settings(self, env: Mapping[str, str]) -> Settings:
+    def to_settings(self, env: Mapping[str, str], folder: Path) -> Settings:
+        serve = [] if self.serve is None and self.upstream else self.serve or [ServeTable()]
         return Settings(
-            gateway=self.gateway.to_gateway(env.get("SKEP_API_KEY") or None),
-            serve=tuple(table.to_serve() for table in self.serve),
+            gateway=self.gateway.to_gateway(env.get("SKEP_API_KEY") or None, folder),
+            serve=tuple(table.to_serve() for table in serve),
             drain_s=_seconds(self.drain, "drain"),
             start_deadline_s=_seconds(self.start_deadline, "start_deadline"),
+            upstream=tuple(table.to_upstream() for table in self.upstream),
+            aliases=self.aliases,
         )
 
 
-def _seconds(text: str, key: str) -> float:
+def make_upstream(
+    url: str,
+    slots: int,
+    *,
+    model: str | None = None,
+    name: str | None = None,
+    reserve: int = 0,
+    soft_slots: int | None = None,
+    health_path: str = "/health",
+) -> Upstream:
+    """From what a person typed: `/v1` at the end of the URL is dropped, the name made of host and port."""
+    origin, path = parse_url(url, name="upstream")
+    if path not in ("", "/v1"):
+        hint = f"the gateway passes paths on as they are; give the server's address, such as {origin}"
+        raise UserError(f"upstream `{url}` has the path `{path}`", hint=hint)
+    if "@" in urlsplit(url if "://" in url else f"http://{url}").netloc:
+        raise UserError(f"upstream `{origin}` is given with a user name", hint="leave what stands before the @ out")
+    chosen = name or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{origin.host}-{origin.port}").strip("-")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", chosen) or chosen in TAKEN_NAMES:
+        raise UserError(f"`{chosen}` is no name for an upstream", hint="use letters, digits, dots, dashes: box-2")
+    return Upstream(str(origin), slots, chosen, model or None, reserve, soft_slots, health_path)
+
+
+def _seconds(text: str, key: str, *, above: float | None = None) -> float:
     try:
-        return parse_seconds(text)
+        seconds = parse_seconds(text)
     except UserError as error:
         raise UserError(f"`{key}`: {error.message}", hint=error.hint) from None
+    if above is not None and seconds <= above:
+        raise UserError(f"`{key}` = `{text}` leaves no time", hint="write it as 30s, 5m or 2h")
+    return seconds
 
 
-def load_settings(path: Path | None, paths: Paths, env: Mapping[str, str]) -> Settings:
-    """From the file given; else `skep.toml` here or in the configuration folder; else the embedded model."""
-    candidates = [path] if path is not None else [Path("skep.toml"), paths.config / "skep.toml"]
-    for candidate in candidates:
-        if candidate.exists():
-            return parse_settings(_read(candidate), str(candidate), env)
-    if path is not None:
-        hint = "leave --config out for the embedded model"
-        raise UserError(f"the configuration file `{path}` does not exist", hint=hint)
-    return parse_settings({}, "environment", env)
-
-
-def parse_settings(document: dict[str, Any], origin: str, env: Mapping[str, str]) -> Settings:
+def _body_limit(text: str) -> int:
     try:
-        return SettingsFile.model_validate(document).to_settings(env)
+        limit = parse_bytes(text)
+    except UserError as error:
+        raise UserError(f"`gateway.body_limit`: {error.message}", hint=error.hint) from None
+    if limit < MIN_BODY_BYTES:
+        raise UserError(f"`gateway.body_limit` = `{text}` lets no request in", hint="write it as 64MiB")
+    return limit
+
+
+def _page_origin(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"https?://[^/\s?#]+", text):
+        hint = 'scheme, host and port without a path, such as "http://localhost:3000"; "*" lets every web page in'
+        raise UserError(f"`gateway.cors_origins`: `{text}` is not the origin of a web page", hint=hint)
+    return text
+
+
+def _file(text: str | None, folder: Path) -> str | None:
+    """Relative paths begin where the file lies."""
+    return None if text is None else str(folder / Path(text).expanduser())
+
+
+def find_config(path: Path | None, paths: Paths, folder: Path | None = None) -> Path | None:
+    """The file given, which must exist; else `skep.toml` here or in the configuration folder; None: there is none."""
+    if path is not None:
+        if not path.exists():
+            hint = "leave --config out for the embedded model"
+            raise UserError(f"the configuration file `{path}` does not exist", hint=hint)
+        return path
+    here = Path("skep.toml") if folder is None else folder / "skep.toml"
+    return next((found for found in (here, paths.config / "skep.toml") if found.exists()), None)
+
+
+def load_settings(path: Path | None, paths: Paths, env: Mapping[str, str], *, folder: Path | None = None) -> Settings:
+    """From the file that `find_config` finds; without one, the embedded model."""
+    found = find_config(path, paths, folder)
+    if found is None:
+        return parse_settings({}, "environment", env)
+    return parse_settings(_read(found), str(found), env, found.parent.absolute())
+
+
+def wished_settings(wishes: Wishes, paths: Paths, env: Mapping[str, str]) -> Settings:
+    """What the file says now, and the command line said then."""
+    folder = Path(wishes.folder) if wishes.folder else None
+    return wishes.apply(load_settings(Path(wishes.config) if wishes.config else None, paths, env, folder=folder))
+
+
+def parse_settings(document: dict[str, Any], origin: str, env: Mapping[str, str], folder: Path = Path()) -> Settings:
+    try:
+        return SettingsFile.model_validate(document).to_settings(env, folder)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             known = ", ".join(_known_keys(first["loc"]))
             raise UserError(f"{origin}: `{where}` is an unknown key", hint=f"known here: {known}") from None
+        if first["type"] == "missing":
+            raise UserError(f"{origin}: `{where}` is missing", hint=MISSING.get(str(first["loc"][-1]))) from None
         message = f"{origin}: `{where}` = {first['input']!r}: {first['msg'].lower()}"
         raise UserError(message, hint="docs/configuration.md has an example of every key") from None
     except UserError as error:
         raise UserError(f"{origin}: {error.message}", hint=error.hint) from None
 
 
+SLOTS_MATTER = "how many sequences the server decodes at a time: vLLM --max-num-seqs, llama-server -np"
+MISSING = {"slots": SLOTS_MATTER, "url": "where the server listens, such as http://127.0.0.1:8000"}
+
+
 def _known_keys(place: tuple[int | str, ...]) -> list[str]:
-    tables: dict[str, type[_Table]] = {"gateway": GatewayTable, "serve": ServeTable}
+    tables: dict[str, type[_Table]] = {"gateway": GatewayTable, "serve": ServeTable, "upstream": UpstreamTable}
     table = tables.get(str(place[0]), SettingsFile) if len(place) > 1 else SettingsFile
     return list(table.model_fields)
 

@@ -88,6 +88,32 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayRequest:
+    """One request as the gateway saw it, from its arrival to its one end. Seconds are after the arrival."""
+
+    id: str
+    arrived_at: float  # unix time
+    path: str
+    model: str | None
+    priority: str  # "interactive" | "normal" | "batch"
+    flow: str | None  # whose request: the name of an API key or of an agent
+    replica: str | None
+    attempts: int
+    outcome: str  # "answered" | "refused": by the gateway itself | "broken": cut after its first byte | "hung_up"
+    status: int | None
+    code: str | None  # of the gateway's own error
+    streamed: bool
+    queued_s: float | None
+    first_byte_s: float | None
+    ended_s: float
+    prompt_tokens: int | None  # tokens are None where nobody said
+    cached_tokens: int | None
+    output_tokens: int | None
+    request_bytes: int
+    response_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Percentiles:
     p50: float
     p95: float

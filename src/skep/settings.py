@@ -6,10 +6,12 @@ import hashlib
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from skep.errors import UserError
+from skep.units import MIB
 
 DEFAULT_PORT = 8400
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -80,6 +82,21 @@ class Serve:
     threads: int | None = None  # None: the cores divided among the replicas
     engine_port: int = 0  # of the first replica; the next ones follow. 0: free ones
     extra: tuple[str, ...] = ()
+    reserve: int = 0  # slots of each replica for interactive requests only
+    soft_slots: int | None = None  # requests at once while anything but batch is there; None: all slots
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """A server that skep did not start. `url` has no path."""
+
+    url: str
+    slots: int
+    name: str
+    model: str | None = None  # None: the only one it serves
+    reserve: int = 0
+    soft_slots: int | None = None
+    health_path: str = "/health"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +106,47 @@ class Gateway:
     max_queue: int = 256
     max_wait_s: float = 900.0
     api_key: str | None = None
+    aging_s: float = 30.0
+    dead_after_s: float = 60.0
+    first_byte_timeout_s: float = 1800.0
+    idle_timeout_s: float = 300.0
+    total_timeout_s: float = 7200.0
+    body_limit_bytes: int = 64 * MIB
+    cors_origins: tuple[str, ...] = ()
+    tls_certificate: str | None = None  # both or none
+    tls_key: str | None = None
+    store_requests: bool = True
+
+    @property
+    def open_to_others(self) -> bool:
+        return self.host not in LOOPBACK
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the command line asked for. It wins over the file, also when `skep reload` reads the file again."""
+
+    folder: str | None = None  # where skep was started: `skep.toml` is looked for there, relative paths begin there
+    config: str | None = None  # the file; None: looked for
+    model: str | None = None  # instead of all that the file serves
+    serve: Mapping[str, Any] = field(default_factory=dict)  # for every model
+    gateway: Mapping[str, Any] = field(default_factory=dict)
+    upstream: tuple[Upstream, ...] = ()  # instead of the file's
+    only_upstreams: bool = False
+
+    def apply(self, settings: Settings) -> Settings:
+        serve, upstream = settings.serve, self.upstream or settings.upstream
+        if self.only_upstreams:
+            serve = ()
+        elif self.model is not None:
+            serve, upstream = (Serve(model=self.model),), ()
+        return replace(
+            settings,
+            gateway=replace(settings.gateway, **self.gateway),
+            serve=tuple(replace(table, **self.serve) for table in serve),
+            upstream=upstream,
+            wishes=self,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +155,25 @@ class Settings:
     serve: tuple[Serve, ...] = (Serve(),)
     drain_s: float = 30.0
     start_deadline_s: float = 180.0
+    upstream: tuple[Upstream, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)  # name or pattern to model; the first that fits
+    wishes: Wishes = field(default_factory=Wishes)
+
+
+def settings_of(document: Mapping[str, Any]) -> Settings:
+    """The inverse of `asdict(settings)`, through JSON."""
+    gateway = document["gateway"]
+    tables = {
+        "gateway": Gateway(**{**gateway, "cors_origins": tuple(gateway["cors_origins"])}),
+        "serve": tuple(Serve(**{**table, "extra": tuple(table["extra"])}) for table in document["serve"]),
+        "upstream": tuple(Upstream(**table) for table in document["upstream"]),
+        "wishes": wishes_of(document["wishes"]),
+    }
+    return Settings(**{**document, **tables})
+
+
+def wishes_of(document: Mapping[str, Any]) -> Wishes:
+    return Wishes(**{**document, "upstream": tuple(Upstream(**table) for table in document["upstream"])})
 
 
 def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:

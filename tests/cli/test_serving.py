@@ -9,10 +9,10 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
+from talk import ask, eventually, rows_of, streaming
 
 FAKE = """
 start_deadline = "20s"
@@ -36,37 +36,10 @@ def configure(tmp_path):
     return write
 
 
-def rows_of(skep):
-    return {row["name"]: row for row in json.loads(skep("ps", "--json", check=0).stdout)}
-
-
-def ask(url, **fields):
-    body = {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, **fields}
-    with urllib.request.urlopen(f"{url}/v1/chat/completions", json.dumps(body).encode(), timeout=30) as answer:
-        return answer.status, answer.read()
-
-
-def streaming(url, **fields):
-    """A plain socket with a streamed answer under way."""
-    body = {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
-    data = json.dumps(body).encode()
-    sock = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30)
-    sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data) + data)
-    return sock
-
-
 def alive(pid):
     with contextlib.suppress(FileNotFoundError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
-
-
-def eventually(check, timeout_s=20):
-    deadline = time.monotonic() + timeout_s
-    while not (found := check()):
-        assert time.monotonic() < deadline, check
-        time.sleep(0.02)  # asking another process: there is no event to await
-    return found
 
 
 def family(pid):

@@ -4,11 +4,40 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from skep.gateway.admission import Admission, AdmissionLimits, Forward, Reject, RejectCode, ReplicaSpec
+from skep.gateway.admission import Admission
+from skep.gateway.values import (
+    AdmissionLimits,
+    Arrival,
+    Forward,
+    Priority,
+    Reject,
+    RejectCode,
+    ReplicaSpec,
+    Withdraw,
+)
+
+INTER, N, B = Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH
 
 
-def spec(name="r0", slots=2, model="m", confirms=False, url=None):
-    return ReplicaSpec(name, model, url or f"http://{name}", slots, confirms)
+def spec(name="r0", slots=2, model="m", confirms="", url=None, **more):
+    return ReplicaSpec(name, model, url or f"http://{name}", slots, confirms, **more)
+
+
+def ask(decider, name, now=0.0, priority=N, model="m", **more):
+    return decider.arrive(Arrival(name, model, priority, **more), now)
+
+
+def busy(decider, name):
+    return sum(replica.busy for replica in decider.replicas() if replica.name == name)
+
+
+def at(decider, name):
+    """What the table says of a replica; something unknown where it has none."""
+    return next((replica.spec for replica in decider.replicas() if replica.name == name), spec("gone"))
+
+
+def names(actions):
+    return [action.request_id for action in actions]
 
 
 def admission(*specs, max_queue=4, max_wait_s=10.0):
@@ -19,9 +48,9 @@ def admission(*specs, max_queue=4, max_wait_s=10.0):
 
 def test_requests_beyond_the_slots_wait_and_are_served_in_order():
     decider = admission(spec(slots=1))
-    assert [type(a) for a in decider.arrive("a", "m", 0.0)] == [Forward]
-    assert decider.arrive("b", "m", 0.1) == []
-    assert decider.arrive("c", "m", 0.2) == []
+    assert [type(a) for a in ask(decider, "a", 0.0)] == [Forward]
+    assert ask(decider, "b", 0.1) == []
+    assert ask(decider, "c", 0.2) == []
     (action,) = decider.finished("a", 1.0)
     assert (action.request_id, round(action.queued_s, 3)) == ("b", 0.9)
 
@@ -29,37 +58,37 @@ def test_requests_beyond_the_slots_wait_and_are_served_in_order():
 def test_a_full_queue_rejects_the_newcomer_with_the_expected_wait():
     """Retry-After comes from the measured time of a lease: 3 waiting of 2 s each on one slot is 6 s."""
     decider = admission(spec(slots=1), max_queue=2)
-    decider.arrive("a", "m", 0.0)
+    ask(decider, "a", 0.0)
     decider.finished("a", 2.0)
     for name in "bcd":
-        decider.arrive(name, "m", 2.0)
-    (action,) = decider.arrive("e", "m", 2.0)
+        ask(decider, name, 2.0)
+    (action,) = ask(decider, "e", 2.0)
     assert action == Reject("e", RejectCode.QUEUE_FULL, 6.0)
 
 
 def test_the_least_loaded_replica_gets_the_next_request():
     decider = admission(spec("r0", 4), spec("r1", 2))
-    names = [decider.arrive(str(i), "m", 0.0)[0].replica.name for i in range(6)]
-    assert sorted(names) == ["r0"] * 4 + ["r1"] * 2
-    assert set(names[:2]) == {"r0", "r1"}
+    chosen = [ask(decider, str(i))[0].replica.name for i in range(6)]
+    assert sorted(chosen) == ["r0"] * 4 + ["r1"] * 2
+    assert set(chosen[:2]) == {"r0", "r1"}
 
 
 def test_ending_a_lease_twice_frees_one_slot():
     decider = admission(spec(slots=1))
-    decider.arrive("a", "m", 0.0)
-    decider.arrive("b", "m", 0.0)
-    decider.arrive("c", "m", 0.0)
+    ask(decider, "a", 0.0)
+    ask(decider, "b", 0.0)
+    ask(decider, "c", 0.0)
     assert len(decider.finished("a", 1.0)) == 1
     assert decider.finished("a", 1.0) == []
     assert decider.hung_up("a", 1.0) == []
     assert decider.failed("a", 1.0) == []
-    assert decider.busy("r0") == 1
+    assert busy(decider, "r0") == 1
 
 
 def test_a_client_that_leaves_the_queue_never_reaches_an_engine():
     decider = admission(spec(slots=1))
-    decider.arrive("a", "m", 0.0)
-    decider.arrive("b", "m", 0.0)
+    ask(decider, "a", 0.0)
+    ask(decider, "b", 0.0)
     decider.hung_up("b", 0.5)
     assert decider.finished("a", 1.0) == []
     assert decider.queued == 0
@@ -67,37 +96,37 @@ def test_a_client_that_leaves_the_queue_never_reaches_an_engine():
 
 def test_a_hung_up_slot_is_handed_out_only_when_the_engine_says_it_is_free():
     """llama.cpp works on for seconds after a client has left during prefill."""
-    decider = admission(spec(slots=1, confirms=True))
-    decider.engine_busy("r0", 0, 0.0, 0.0)
-    decider.arrive("a", "m", 0.0)
-    decider.arrive("b", "m", 0.0)
+    decider = admission(spec(slots=1, confirms="slots"))
+    decider.engine_busy(at(decider, "r0"), 0, 0.0, 0.0)
+    ask(decider, "a", 0.0)
+    ask(decider, "b", 0.0)
     assert decider.hung_up("a", 1.0) == []
-    assert decider.engine_busy("r0", 1, 1.1, 1.1) == []
-    (action,) = decider.engine_busy("r0", 0, 1.2, 1.2)
+    assert decider.engine_busy(at(decider, "r0"), 1, 1.1, 1.1) == []
+    (action,) = decider.engine_busy(at(decider, "r0"), 0, 1.2, 1.2)
     assert isinstance(action, Forward)
     assert action.request_id == "b"
 
 
 def test_a_request_that_has_not_reached_its_slot_yet_does_not_pass_for_the_one_in_release():
     """One active lease just granted, one releasing and still busy: the engine's 1 is the releasing one."""
-    decider = admission(spec(slots=2, confirms=True))
-    decider.engine_busy("r0", 0, 0.0, 0.0)
-    decider.arrive("a", "m", 1.0)
+    decider = admission(spec(slots=2, confirms="slots"))
+    decider.engine_busy(at(decider, "r0"), 0, 0.0, 0.0)
+    ask(decider, "a", 1.0)
     decider.hung_up("a", 2.0)
-    decider.arrive("b", "m", 2.0)
-    decider.arrive("c", "m", 2.0)
-    assert decider.engine_busy("r0", 1, 2.1, 2.1) == []
-    assert decider.busy("r0") == 2
-    (action,) = decider.engine_busy("r0", 1, 2.3, 2.3)
+    ask(decider, "b", 2.0)
+    ask(decider, "c", 2.0)
+    assert decider.engine_busy(at(decider, "r0"), 1, 2.1, 2.1) == []
+    assert busy(decider, "r0") == 2
+    (action,) = decider.engine_busy(at(decider, "r0"), 1, 2.3, 2.3)
     assert action.request_id == "c"
 
 
 def test_an_engine_that_never_confirms_gives_its_slot_back_after_the_bound():
-    decider = admission(spec(slots=1, confirms=True), max_wait_s=100.0)
-    decider.engine_busy("r0", 0, 0.0, 0.0)
-    decider.arrive("a", "m", 0.0)
+    decider = admission(spec(slots=1, confirms="slots"), max_wait_s=100.0)
+    decider.engine_busy(at(decider, "r0"), 0, 0.0, 0.0)
+    ask(decider, "a", 0.0)
     decider.hung_up("a", 1.0)
-    decider.arrive("b", "m", 1.0)
+    ask(decider, "b", 1.0)
     assert decider.tick(5.0) == []
     (action,) = decider.tick(31.1)
     assert action.request_id == "b"
@@ -105,16 +134,16 @@ def test_an_engine_that_never_confirms_gives_its_slot_back_after_the_bound():
 
 def test_a_replica_seen_for_the_first_time_is_full_until_it_has_been_asked():
     """A restarted gateway must not overfill an engine that still works for its predecessor."""
-    decider = admission(spec(slots=2, confirms=True))
-    assert decider.arrive("a", "m", 0.0) == []
-    (action,) = decider.engine_busy("r0", 1, 0.1, 0.1)
+    decider = admission(spec(slots=2, confirms="slots"))
+    assert ask(decider, "a", 0.0) == []
+    (action,) = decider.engine_busy(at(decider, "r0"), 1, 0.1, 0.1)
     assert action.request_id == "a"
-    assert decider.busy("r0") == 2
+    assert busy(decider, "r0") == 2
 
 
 def test_a_request_whose_replica_gave_nothing_is_tried_on_another_one_and_then_rejected():
     decider = admission(spec("r0", 1), spec("r1", 1))
-    (first,) = decider.arrive("a", "m", 0.0)
+    (first,) = ask(decider, "a", 0.0)
     (second,) = decider.failed("a", 0.1)
     assert second.replica.name != first.replica.name
     (third,) = decider.failed("a", 0.2)
@@ -125,68 +154,305 @@ def test_a_model_without_a_replica_for_the_moment_keeps_its_queue():
     """A crashed engine that is being restarted costs its clients a wait, not an error."""
     decider = admission(spec(slots=1))
     decider.set_replicas((), 1.0, models=("m",))
-    assert decider.arrive("a", "m", 1.0) == []
+    assert ask(decider, "a", 1.0) == []
     (action,) = decider.set_replicas((spec(slots=1, url="http://new"),), 2.0)
     assert action.request_id == "a"
 
 
 def test_an_unknown_model_is_rejected_at_once():
     decider = admission(spec())
-    assert decider.arrive("a", "other", 0.0) == [Reject("a", RejectCode.UNKNOWN_MODEL)]
+    assert ask(decider, "a", model="other") == [Reject("a", RejectCode.UNKNOWN_MODEL)]
 
 
 def test_closing_rejects_the_queue_and_lets_the_running_ones_end():
     decider = admission(spec(slots=1))
-    decider.arrive("a", "m", 0.0)
-    decider.arrive("b", "m", 0.0)
+    ask(decider, "a", 0.0)
+    ask(decider, "b", 0.0)
     assert [action.request_id for action in decider.close()] == ["b"]
     assert decider.in_flight == 1
     assert decider.finished("a", 1.0) == []
-    assert decider.arrive("c", "m", 1.0)[0].code is RejectCode.SHUTTING_DOWN
+    assert ask(decider, "c", 1.0)[0].code is RejectCode.SHUTTING_DOWN
+
+
+def test_a_slot_of_an_engine_that_cannot_be_asked_is_free_after_its_bound():
+    decider = admission(spec(slots=1, release_bound_s=2.0))
+    ask(decider, "a")
+    ask(decider, "b")
+    assert decider.hung_up("a", 1.0) == []
+    assert decider.tick(2.9) == []
+    assert names(decider.tick(3.1)) == ["b"]
+
+
+def test_an_interactive_request_goes_before_batch_that_waits_longer():
+    decider = admission(spec(slots=1))
+    ask(decider, "running")
+    ask(decider, "b1", 0.1, B)
+    ask(decider, "n1", 0.2, N)
+    ask(decider, "i1", 0.3, INTER)
+    order = []
+    last = "running"
+    for now in (1.0, 2.0, 3.0):
+        (action,) = decider.finished(last, now)
+        last = action.request_id
+        order.append(last)
+    assert order == ["i1", "n1", "b1"]
+
+
+def test_batch_ages_so_that_it_cannot_starve():
+    """With one interactive request always waiting, batch is served once it has waited twice the aging time longer."""
+    limits = AdmissionLimits(max_queue=1000, max_wait_s=1e9, aging_s=10.0)
+    decider = Admission(limits)
+    decider.set_replicas((spec(slots=1),), 0.0)
+    ask(decider, "first", 0.0, INTER)
+    ask(decider, "batch", 0.0, B)
+    ask(decider, "i0", 0.0, INTER)
+    last, now = "first", 0.0
+    for number in range(1, 40):
+        now += 1.0
+        ask(decider, f"i{number}", now, INTER)
+        (action,) = decider.finished(last, now)
+        last = action.request_id
+        if last == "batch":
+            break
+    assert last == "batch"
+    assert 20.0 <= now <= 23.0
+
+
+def test_one_agent_with_forty_requests_does_not_push_out_one_with_two():
+    decider = Admission()
+    decider.set_replicas((spec(slots=2),), 0.0)
+    for number in range(40):
+        ask(decider, f"big{number}", 0.0, flow="big")
+    for number in range(2):
+        ask(decider, f"small{number}", 0.1, flow="small")
+    served = [action.request_id for action in decider.finished("big0", 1.0)]
+    served += [action.request_id for action in decider.finished("big1", 1.0)]
+    assert sorted(served) == ["big2", "small0"]
+    served = [action.request_id for action in decider.finished("small0", 2.0)]
+    assert served == ["small1"]
+
+
+def test_flows_take_turns_whatever_their_number_of_requests():
+    decider = Admission(AdmissionLimits(max_queue=1000))
+    decider.set_replicas((spec(slots=3),), 0.0)
+    running = []
+    for flow, count in (("a", 60), ("b", 20), ("c", 10)):
+        for number in range(count):
+            running += [a.request_id for a in ask(decider, f"{flow}-{number}", 0.0, flow=flow)]
+    served = []
+    for now in range(30):
+        (action,) = decider.finished(running.pop(0), float(now))
+        running.append(action.request_id)
+        served.append(action.request_id.partition("-")[0])
+    assert served.count("c") == 10
+    assert abs(served[3:].count("b") - served[3:].count("a")) <= 2
+
+
+def test_reserved_slots_are_for_interactive_requests_alone():
+    decider = admission(spec(slots=3, reserve=1))
+    assert len(ask(decider, "n1")) == len(ask(decider, "n2")) == 1
+    assert ask(decider, "n3") == []
+    assert ask(decider, "b1", priority=B) == []
+    assert names(ask(decider, "i1", priority=INTER)) == ["i1"]
+    assert decider.finished("i1", 1.0) == []
+    assert names(decider.finished("n1", 1.0)) == ["n3"]
+
+
+def test_a_soft_limit_keeps_answers_quick_and_lifts_when_only_batch_is_there():
+    """Three of five slots for agents that wait for their answer, all five for work that does not."""
+    decider = admission(spec(slots=5, soft_slots=3), max_queue=50)
+    for number in range(7):
+        ask(decider, f"b{number}", 0.0, B)
+    assert decider.in_flight == 5
+    assert names(decider.finished("b0", 1.0)) == ["b5"]
+    assert ask(decider, "i0", 1.0, INTER) == []
+    assert names(decider.finished("b1", 2.0)) == ["i0"]
+    assert decider.finished("b2", 3.0) == []  # four left, one of them interactive: batch stays below three
+    assert decider.finished("b3", 3.0) == []
+    assert names(decider.finished("b4", 3.0)) == ["b6"]
+    for number in range(1, 4):
+        ask(decider, f"i{number}", 4.0, INTER)
+    assert decider.queued == 1
+    assert names(decider.finished("i0", 5.0)) == ["i3"]
+
+
+def test_a_request_may_say_how_long_it_wants_to_wait():
+    decider = admission(spec(slots=1), max_wait_s=100.0)
+    ask(decider, "a")
+    ask(decider, "b", max_wait_s=2.0)
+    ask(decider, "c", max_wait_s=1e9)
+    assert [(a.request_id, a.code) for a in decider.tick(2.0)] == [("b", RejectCode.QUEUE_TIMEOUT)]
+    assert [(a.request_id, a.code) for a in decider.tick(100.0)] == [("c", RejectCode.QUEUE_TIMEOUT)]
+
+
+def test_conversations_return_to_their_replica_unless_it_is_clearly_busier():
+    decider = admission(spec("r0", 4), spec("r1", 4))
+    (first,) = ask(decider, "t1", conversation=77)
+    decider.finished("t1", 1.0)
+    home = first.replica.name
+    for number in range(2, 6):
+        (again,) = ask(decider, f"t{number}", conversation=77)
+        assert again.replica.name == home
+        decider.finished(f"t{number}", 1.0)
+    ask(decider, "x1", conversation=77)
+    (beside,) = ask(decider, "x2", conversation=77)
+    assert beside.replica.name == home
+    (away,) = ask(decider, "x3", conversation=77)
+    assert away.replica.name != home
+
+
+def test_one_shared_prompt_among_32_agents_spreads_evenly():
+    """Routers that send a prefix to the replica that has it fill one replica and leave the others idle."""
+    decider = admission(*(spec(f"r{i}", 8) for i in range(4)), max_queue=100)
+    for number in range(32):
+        ask(decider, f"a{number}", conversation=5)
+    assert [busy(decider, f"r{i}") for i in range(4)] == [8, 8, 8, 8]
+    decider = admission(*(spec(f"r{i}", 16) for i in range(4)))
+    for number in range(32):
+        ask(decider, f"a{number}", conversation=5)
+    counts = [busy(decider, f"r{i}") for i in range(4)]
+    assert max(counts) - min(counts) <= 4
+
+
+def test_of_equally_busy_replicas_the_one_with_fewer_prompt_bytes_is_next():
+    decider = admission(spec("r0", 4), spec("r1", 4))
+    (long,) = ask(decider, "long", prompt_bytes=100_000)
+    (short,) = ask(decider, "short", prompt_bytes=10)
+    assert short.replica.name != long.replica.name
+    (third,) = ask(decider, "third", prompt_bytes=10)
+    assert third.replica.name == short.replica.name
+
+
+def test_a_draining_replica_finishes_what_it_has_and_gets_nothing_new():
+    decider = admission(spec("r0", 2), spec("r1", 2))
+    (one,) = ask(decider, "a")
+    other = "r1" if one.replica.name == "r0" else "r0"
+    table = tuple(spec(name, 2, draining=name == one.replica.name) for name in ("r0", "r1"))
+    decider.set_replicas(table, 1.0)
+    assert {ask(decider, name)[0].replica.name for name in "bc"} == {other}
+    assert ask(decider, "d") == []
+    assert decider.finished("a", 2.0) == []
+    assert names(decider.set_replicas((spec("r0", 2), spec("r1", 2)), 3.0)) == ["d"]
+
+
+def test_a_replica_that_fails_is_tried_again_with_one_request_and_then_with_all():
+    decider = admission(spec("r0", 4))
+    for name in "abc":
+        ask(decider, name)
+    assert decider.failed("a", 0.0) == []
+    assert decider.tick(0.4) == []
+    (trial,) = decider.tick(0.6)
+    assert trial.request_id == "a"
+    ask(decider, "d", 0.7)
+    assert decider.queued == 1
+    decider.answering("a", 0.8)
+    assert names(decider.tick(0.9)) == ["d"]
+
+
+def test_a_replica_without_a_sign_of_life_loses_what_it_has_under_way():
+    """Frozen with SIGSTOP: its connections stay open and nothing comes. Its slots stay taken, for it may wake up."""
+    decider = admission(spec("r0", 2), spec("r1", 2))
+    (first,) = ask(decider, "a")
+    frozen = first.replica.name
+    for now in (5.0, 10.0, 30.0):
+        assert decider.checked(at(decider, frozen), False, now) == []
+    assert decider.checked(at(decider, frozen), False, 61.0) == [Withdraw("a")]
+    (again,) = decider.gave_up("a", 61.0)
+    assert again.replica.name != frozen
+    assert busy(decider, frozen) == 1
+    assert decider.gave_up("nobody", 61.0) == []
+
+
+def test_a_byte_from_a_replica_is_a_sign_of_life_even_if_its_health_check_fails():
+    decider = admission(spec("r0", 2))
+    ask(decider, "a")
+    decider.heard(at(decider, "r0"), 50.0)
+    assert decider.checked(at(decider, "r0"), False, 70.0) == []
+    assert decider.checked(at(decider, "r0"), False, 111.0) == [Withdraw("a")]
+
+
+def test_a_replica_that_left_the_table_and_shows_no_sign_of_life_loses_its_requests_too():
+    decider = admission(spec("r0", 2))
+    ask(decider, "a")
+    old = at(decider, "r0")
+    decider.set_replicas((spec("r0", 2, url="http://new"),), 1.0)
+    assert decider.checked(old, False, 100.0) == [Withdraw("a")]
+    assert decider.checked(at(decider, "r0"), True, 100.0) == []
+
+
+def test_what_an_old_process_says_of_its_slots_is_not_taken_for_the_new_ones_word():
+    decider = admission(spec("r0", 1, confirms="slots"))
+    old = at(decider, "r0")
+    decider.set_replicas((spec("r0", 1, confirms="slots", url="http://new"),), 1.0)
+    assert decider.engine_busy(old, 0, 0.5, 1.1) == []
+    assert ask(decider, "a", 1.2) == []
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """Whatever the order of events: no slot overfilled, every request ends exactly once."""
+    """Whatever the order of events: no slot overfilled, none idle that somebody may have, every request ends once."""
 
     def __init__(self):
         super().__init__()
         self.now = 0.0
         self.count = 0
-        self.decider = Admission(AdmissionLimits(max_queue=3, max_wait_s=5.0))
+        self.decider = Admission(AdmissionLimits(max_queue=3, max_wait_s=5.0, dead_after_s=6.0))
         self.where = {}  # request -> "waiting" | "running" | "ended"
         self.generation = 0
         self.take(self.decider.set_replicas(self.table(2, 1), 0.0, models=("m",)))
 
-    def table(self, *slots):
+    def table(self, *slots, draining=None, reserve=0, soft=None):
         return tuple(
-            spec(f"r{i}", n, confirms=i == 0, url=f"http://r{i}/{self.generation}") for i, n in enumerate(slots) if n
-        )
+            spec(
+                f"r{i}", n, "slots" if i == 0 else "", f"http://r{i}/{self.generation}",
+                draining=i == draining, reserve=min(reserve, n - 1), soft_slots=soft,
+            )
+            for i, n in enumerate(slots)
+            if n
+        )  # fmt: skip
 
     def take(self, actions):
         for action in actions:
+            if isinstance(action, Withdraw):
+                assert self.where[action.request_id] == "running"
+                self.where[action.request_id] = "waiting"
+                self.take(self.decider.gave_up(action.request_id, self.now))
+                continue
             assert self.where[action.request_id] == "waiting"
             self.where[action.request_id] = "running" if isinstance(action, Forward) else "ended"
             if isinstance(action, Forward):
-                assert len(self.decider._replicas[action.replica.name].leases) <= action.replica.slots
+                assert not action.replica.draining
+                assert busy_of(self.decider, action.replica) <= action.replica.slots
 
     def pick(self, data, state):
-        names = sorted(name for name, where in self.where.items() if where == state)
-        return data.draw(st.sampled_from(names)) if names else None
+        known = sorted(name for name, where in self.where.items() if where == state)
+        return data.draw(st.sampled_from(known)) if known else None
 
-    @rule()
-    def arrive(self):
+    @rule(
+        priority=st.sampled_from(Priority), flow=st.sampled_from("xyz"), talk=st.none() | st.integers(0, 3),
+        size=st.integers(0, 1000), wait=st.none() | st.floats(0, 10),
+    )  # fmt: skip
+    def arrive(self, priority, flow, talk, size, wait):
         self.count += 1
         name = f"q{self.count}"
         self.where[name] = "waiting"
-        self.take(self.decider.arrive(name, "m", self.now))
+        self.take(self.decider.arrive(Arrival(name, "m", priority, flow, talk, size, wait), self.now))
 
-    @rule(data=st.data(), how=st.sampled_from(["finished", "hung_up"]), twice=st.booleans())
-    def end_running(self, data, how, twice):
+    @rule(data=st.data(), how=st.sampled_from(["finished", "hung_up"]), twice=st.booleans(), answered=st.booleans())
+    def end_running(self, data, how, twice, answered):
         name = self.pick(data, "running")
         if name:
+            if answered:
+                self.decider.answering(name, self.now)
             self.where[name] = "ended"
             for _ in range(1 + twice):
                 self.take(getattr(self.decider, how)(name, self.now))
+
+    @rule(data=st.data())
+    def complain(self, data):
+        name = self.pick(data, "running")
+        if name:
+            self.decider.may_retry(name, self.now)
+            self.decider.answering(name, self.now, complaint=True)
 
     @rule(data=st.data())
     def leave_queue(self, data):
@@ -195,12 +461,18 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.where[name] = "ended"
             self.take(self.decider.hung_up(name, self.now))
 
-    @rule(data=st.data())
-    def fail_running(self, data):
+    @rule(data=st.data(), how=st.sampled_from(["failed", "gave_up"]))
+    def fail_running(self, data, how):
         name = self.pick(data, "running")
         if name:
             self.where[name] = "waiting"
-            self.take(self.decider.failed(name, self.now))
+            self.take(getattr(self.decider, how)(name, self.now))
+
+    @rule(data=st.data(), how=st.sampled_from(["finished", "hung_up", "failed", "gave_up"]))
+    def report_an_end_once_more(self, data, how):
+        name = self.pick(data, "ended")
+        if name:
+            self.take(getattr(self.decider, how)(name, self.now))
 
     @rule(seconds=st.floats(0.1, 4.0))
     def time_passes(self, seconds):
@@ -209,20 +481,60 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @rule(busy=st.integers(0, 3))
     def engine_speaks(self, busy):
-        self.take(self.decider.engine_busy("r0", busy, self.now, self.now))
+        self.take(self.decider.engine_busy(at(self.decider, "r0"), busy, self.now, self.now))
 
-    @rule(a=st.integers(0, 3), b=st.integers(0, 2), restarted=st.booleans())
-    def reload(self, a, b, restarted):
+    @rule(name=st.sampled_from(["r0", "r1"]), ok=st.booleans())
+    def check(self, name, ok):
+        self.take(self.decider.checked(at(self.decider, name), ok, self.now))
+
+    @rule(
+        a=st.integers(0, 3), b=st.integers(0, 2), restarted=st.booleans(), draining=st.none() | st.integers(0, 1),
+        reserve=st.integers(0, 1), soft=st.none() | st.integers(1, 2),
+    )  # fmt: skip
+    def reload(self, a, b, restarted, draining, reserve, soft):
         self.generation += restarted
-        self.take(self.decider.set_replicas(self.table(a, b), self.now, models=("m",)))
+        table = self.table(a, b, draining=draining, reserve=reserve, soft=soft)
+        self.take(self.decider.set_replicas(table, self.now, models=("m",)))
+
+    @rule(max_queue=st.integers(0, 3))
+    def other_limits(self, max_queue):
+        self.take(self.decider.set_limits(AdmissionLimits(max_queue=max_queue, max_wait_s=5.0), self.now))
 
     @invariant()
     def nothing_is_lost(self):
         running = sum(where == "running" for where in self.where.values())
         assert self.decider.in_flight == running
         assert self.decider.queued == sum(where == "waiting" for where in self.where.values())
-        assert self.decider.queued <= 3 + running + 8
+        for replica in self.decider.replicas():
+            assert 0 <= replica.active <= replica.busy
+            assert replica.prompt_bytes == sum(lease.entry.arrival.prompt_bytes for lease in replica.leases.values())
+            assert replica.breaker.trial is None or replica.breaker.trial in replica.leases
+
+    @invariant()
+    def nobody_waits_for_a_slot_it_may_have(self):
+        for pool in self.decider._models.values():
+            for entry in pool.queue:
+                open_to_it = [r for r in pool.alive(self.now) if pool.allows(r, entry.arrival.priority)]
+                assert not open_to_it, (entry, open_to_it)
+
+    def teardown(self):
+        """The end: all slots come back."""
+        for name, where in list(self.where.items()):
+            if where == "waiting":
+                self.where[name] = "ended"
+                self.take(self.decider.hung_up(name, self.now))
+        while running := [name for name, where in self.where.items() if where == "running"]:
+            self.where[running[0]] = "ended"
+            self.take(self.decider.finished(running[0], self.now))
+        self.now += 1000.0
+        self.take(self.decider.tick(self.now))
+        assert self.decider.in_flight == self.decider.queued == 0
+        assert all(replica.busy == 0 and not replica.prompt_bytes for replica in self.decider.replicas())
 
 
-AdmissionMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+def busy_of(decider, spec):
+    return sum(replica.busy for replica in decider.replicas() if replica.spec is spec)
+
+
+AdmissionMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 TestAdmissionMachine = AdmissionMachine.TestCase

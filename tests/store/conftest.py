@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.records import Request
+from skep.records import GatewayRequest, Request
 from skep.store.database import Store, open_store
 
 RUN = {
@@ -49,5 +49,19 @@ def a_request():
     def make(index: int = 0, **changes) -> Request:
         values = {"level": 1, "repeat": 0, "kind": "fix", "started_s": 0.5, "ended_s": 2.5} | changes
         return Request(index=index, **values)
+
+    return make
+
+
+@pytest.fixture
+def a_gateway_request():
+    def make(name: str = "a-1", **changes) -> GatewayRequest:
+        values = {
+            "arrived_at": 1_794_752_553.25, "path": "/v1/chat/completions", "model": "smol", "priority": "normal",
+            "flow": "agent-7", "replica": "r0", "attempts": 1, "outcome": "answered", "status": 200, "code": None,
+            "streamed": True, "queued_s": 0.25, "first_byte_s": 0.5, "ended_s": 2.5, "prompt_tokens": 20,
+            "cached_tokens": 16, "output_tokens": 100, "request_bytes": 512, "response_bytes": 4096,
+        }  # fmt: skip
+        return GatewayRequest(id=name, **values | changes)
 
     return make

@@ -47,7 +47,8 @@ def test_blank_file_gets_the_whole_schema(path, store):
     """From nothing to the newest version in one opening."""
     assert pragma(store, "user_version") == len(migrations.MIGRATIONS)
     names = {name for kind, name in schema(path) if kind in ("table", "view")}
-    assert {"runs", "run_ends", "requests", "client_samples", "v_runs", "v_requests"} <= names
+    assert {"runs", "run_ends", "requests", "client_samples", "gateway_requests"} <= names
+    assert {"v_runs", "v_requests", "v_gateway_requests"} <= names
 
 
 def test_opening_again_changes_nothing(path, begin):
@@ -133,7 +134,7 @@ def test_reader_cannot_write(path, store, begin):
 
 
 def test_reader_cannot_upgrade(tmp_path):
-    """A blank or older file is left to somebody who may write."""
+    """A blank file may be anybody's: it is left to somebody who means to write."""
     (tmp_path / "blank.sqlite3").touch()
     with pytest.raises(StoreError, match="must be upgraded"):
         open_store(tmp_path / "blank.sqlite3", read_only=True)
@@ -275,3 +276,13 @@ def test_odd_characters_in_the_path(tmp_path, begin):
     with open_store(path) as store:
         begin(store)
     assert path.is_file()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_file_deleted_or_replaced_under_its_store_is_noticed(path, store, replaced):
+    """SQLite goes on writing into the file that has no name any more."""
+    assert not store.moved
+    path.unlink()
+    if replaced:
+        path.touch()
+    assert store.moved

@@ -1,15 +1,18 @@
 """Files of every schema there ever was, opened by this one.
 
-A new migration comes with a dump of the schema it makes: `versions/NUMBER.sql`, one finished run in it.
+A new migration comes with a dump of the schema it makes: `versions/NUMBER.sql`, one finished run in it and, from 2 on,
+one gateway request.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
 import pytest
 
+from skep.errors import StoreError
 from skep.records import RunState
 from skep.store.database import open_store
 from skep.store.migrations import MIGRATIONS
@@ -54,3 +57,33 @@ def test_upgraded_schema_is_the_fresh_one(dump, tmp_path):
     open_store(old).close()
     open_store(tmp_path / "fresh.sqlite3").close()
     assert schema(old) == schema(tmp_path / "fresh.sqlite3")
+
+
+@pytest.mark.parametrize("dump", DUMPS, ids=lambda dump: dump.stem)
+def test_old_file_takes_gateway_requests(dump, tmp_path, a_gateway_request):
+    """Schema 1 had no place for them; what 2 wrote is there."""
+    with open_store(file_from(dump, tmp_path / "old.sqlite3")) as store:
+        before = [row.id for row in store.gateway_requests()]
+        assert before == ([] if dump.stem == "1" else ["k3xq9a-1"])
+        store.append_gateway_requests([a_gateway_request("new-1", arrived_at=2_000_000_000.0)])
+        assert [row.id for row in store.gateway_requests()] == ["new-1", *before]
+
+
+@pytest.mark.parametrize("dump", DUMPS[:-1], ids=lambda dump: dump.stem)
+def test_reader_of_an_old_file_brings_it_along(dump, tmp_path):
+    """`skep runs` only reads, and is what people try first after an upgrade; it once refused its own users' files."""
+    path = file_from(dump, tmp_path / "old.sqlite3")
+    with open_store(path, read_only=True) as reader:
+        assert reader.run("last").state is RunState.DONE
+        assert reader.count_gateway_requests() == 0
+    open_store(tmp_path / "fresh.sqlite3").close()
+    assert schema(path) == schema(tmp_path / "fresh.sqlite3")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
+def test_old_file_that_may_not_be_written_is_refused_to_readers(tmp_path):
+    """They would ask for tables that are not there."""
+    path = file_from(DUMPS[0], tmp_path / "old.sqlite3")
+    path.chmod(0o400)
+    with pytest.raises(StoreError, match="must be upgraded"):
+        open_store(path, read_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from skep.bench.endpoint import Endpoint
 from skep.records import EngineTimings, Request
-from skep.wire.client import Pool, WireFailure
+from skep.wire.client import Pool, Unchunked, WireFailure
 from skep.wire.fetch import json_request
 from skep.wire.heads import ResponseHead
 from skep.wire.sse import SseParser
@@ -50,7 +50,7 @@ def body_of(task: Task, model: str) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Reading:
+class Reading(Unchunked):
     """Receives one streamed answer. `done` is set when it has ended, in whatever way."""
 
     done: asyncio.Future[float]

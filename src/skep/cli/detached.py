@@ -12,7 +12,7 @@ from skep.cli.chronicle import Chronicle
 from skep.cli.output import note
 from skep.engines.supervisor import Supervisor
 from skep.errors import SkepError
-from skep.settings import Gateway, Serve, Settings, user_paths
+from skep.settings import settings_of, user_paths
 from skep.wiring import run_hive
 
 
@@ -68,12 +68,6 @@ def main() -> int:
         announcer.tell(error=f"unexpected {type(error).__name__}: {error}", hint="see `skep logs skep`", exit_code=1)
         raise
     return 0
-
-
-def settings_of(document: dict[str, Any]) -> Settings:
-    """The inverse of `asdict(settings)`, through JSON."""
-    serve = tuple(Serve(**{**table, "extra": tuple(table["extra"])}) for table in document["serve"])
-    return Settings(Gateway(**document["gateway"]), serve, document["drain_s"], document["start_deadline_s"])
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
     """In the foreground until Ctrl-C or `skep down`; a live table on a terminal, a line per change elsewhere."""
     from skep.wiring import run_hive
 
+    _warn(paths)
     story = _Story(paths, as_json=as_json)
     try:
         with byte_progress("fetching the weights") as progress:
@@ -38,11 +39,13 @@ def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
 
 def serve_detached(settings: Settings, paths: Paths, *, as_json: bool) -> None:
     """Start it in a session of its own and return when it is ready, with what it said."""
+    _warn(paths)
     ready = start_detached(settings, paths, os.environ.copy())
+    _say_absent(ready["replicas"])
     if as_json:
         print_json(ready)
         return
-    note(f"skep is up (pid {ready['pid']}): {', '.join(ready['models'])}")
+    note(f"skep is up (pid {ready['pid']}): {', '.join(ready['models']) or 'no model yet'}")
     note("`skep ps` shows it, `skep logs NAME` its output, `skep down` stops it")
     print(ready["url"])  # noqa: T201
 
@@ -115,6 +118,20 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [row["name"], row["state"], *counts, row["url"] or "–", row.get("why") or ""]
 
 
+def _warn(paths: Paths) -> None:
+    from skep.keyfile import keys_path, loose_mode
+
+    if warning := loose_mode(keys_path(paths)):
+        note(f"warning: {warning}")
+
+
+def _say_absent(rows: list[dict[str, Any]]) -> None:
+    """Servers of others are no reason to wait: the gateway takes them in when they answer."""
+    for row in rows:
+        if row["kind"] == "upstream" and row["state"] != "ready":
+            note(f"warning: {row['name']} does not serve yet, skep goes on asking: {row['why']}")
+
+
 def _say_state(row: dict[str, Any], said: dict[str, str]) -> None:
     """One line when a row's state has changed."""
     if said.get(row["name"]) != row["state"]:
@@ -151,11 +168,13 @@ class _Story:
             self._view.join()
 
     def _announce(self, supervisor: Supervisor) -> None:
+        _say_absent(supervisor.rows({}))
         if self._as_json:
             print_json(supervisor.description())
             sys.stdout.flush()
             return
-        note(f"ready: {supervisor.hive.url}/v1 serves {', '.join(supervisor.hive.models)}; Ctrl-C stops it")
+        models = ", ".join(supervisor.crew.models) or "no model yet"
+        note(f"ready: {supervisor.hive.url}/v1 serves {models}; Ctrl-C stops it")
         if sys.stderr.isatty():
             self._view = threading.Thread(target=self._show, daemon=True)
             self._view.start()

@@ -18,17 +18,23 @@ from skep.units import format_bytes, parse_seconds
 def store_info(*, as_json: bool) -> None:
     path = user_paths(os.environ).store
     if not path.exists():
-        document: dict[str, Any] = {"path": str(path), "bytes": 0, "runs": 0, "requests": 0}
+        document: dict[str, Any] = {"path": str(path), "bytes": 0, "runs": 0, "requests": 0, "gateway_requests": 0}
     else:
         with open_store(path, read_only=True) as store:
             runs = store.runs()
-            requests = sum(run.requests for run in runs)
-            document = {"path": str(path), "bytes": store.size_bytes(), "runs": len(runs), "requests": requests}
+            document = {
+                "path": str(path),
+                "bytes": store.size_bytes(),
+                "runs": len(runs),
+                "requests": sum(run.requests for run in runs),
+                "gateway_requests": store.count_gateway_requests(),
+            }
     if as_json:
         print_json(document)
         return
     size = format_bytes(document["bytes"])
-    print(f"{document['path']}: {size}, {document['runs']} runs, {document['requests']} requests")  # noqa: T201
+    kept = f"{document['runs']} runs, {document['requests']} requests, {document['gateway_requests']} gateway requests"
+    print(f"{document['path']}: {size}, {kept}")  # noqa: T201
 
 
 def store_backup(to: Path, *, overwrite: bool) -> None:
@@ -46,9 +52,11 @@ def collect_garbage(older_than: str | None, *, incomplete: bool, dry_run: bool, 
     files = _old_logs(paths)
     before = paths.store.stat().st_size if paths.store.exists() else 0
     doomed: list[Run] = []
+    gateway_rows = 0
     if paths.store.exists():
         with open_store(paths.store) as store:
             doomed = _doomed(store, age_s, incomplete=incomplete)
+            gateway_rows = _old_gateway_rows(store, age_s, dry_run=dry_run)
             if not dry_run:
                 store.delete_runs([run.id for run in doomed])
                 store.vacuum()
@@ -57,7 +65,7 @@ def collect_garbage(older_than: str | None, *, incomplete: bool, dry_run: bool, 
         for file in files:
             file.unlink(missing_ok=True)
         freed += max(0, before - (paths.store.stat().st_size if paths.store.exists() else 0))
-    _report(doomed, files, freed, dry_run=dry_run, as_json=as_json)
+    _report(doomed, gateway_rows, files, freed, dry_run=dry_run, as_json=as_json)
 
 
 def _doomed(store: Store, age_s: float | None, *, incomplete: bool) -> list[Run]:
@@ -71,16 +79,25 @@ def _doomed(store: Store, age_s: float | None, *, incomplete: bool) -> list[Run]
     ]
 
 
+def _old_gateway_rows(store: Store, age_s: float | None, *, dry_run: bool) -> int:
+    """How many went, or would go."""
+    if age_s is None:
+        return 0
+    before = time.time() - age_s
+    return store.count_gateway_requests(before) if dry_run else store.delete_gateway_requests(before)
+
+
 def _old_logs(paths: Paths) -> list[Path]:
     return sorted(paths.logs.glob("*.log.[0-9]*")) if paths.logs.is_dir() else []
 
 
-def _report(runs: list[Run], files: list[Path], freed: int, *, dry_run: bool, as_json: bool) -> None:
+def _report(runs: list[Run], gateway_rows: int, files: list[Path], freed: int, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         names = [str(file) for file in files]
-        print_json({"dry_run": dry_run, "runs": [run.id for run in runs], "files": names, "freed_bytes": freed})
+        gone = {"runs": [run.id for run in runs], "gateway_requests": gateway_rows, "files": names}
+        print_json({"dry_run": dry_run, **gone, "freed_bytes": freed})
         return
     verb = "would delete" if dry_run else "deleted"
-    note(f"{verb} {len(runs)} runs and {len(files)} old logs: {format_bytes(freed)}")
+    note(f"{verb} {len(runs)} runs, {gateway_rows} gateway requests and {len(files)} old logs: {format_bytes(freed)}")
     for run in runs:
         print(run.id)  # noqa: T201

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from skep import __version__
-from skep.cli import measure, serve, upkeep
+from skep.cli import gateway, keys, measure, running, serve, top, upkeep
 from skep.errors import SkepError
 
 app = typer.Typer(
@@ -27,8 +27,12 @@ app = typer.Typer(
     epilog="Example: skep up -d && skep bench sweep --concurrency 1,2,4 && skep report last -o report.html",
 )
 serve.register(app)
+gateway.register(app)
+running.register(app)
 measure.register(app)
 upkeep.register(app)
+keys.register(app)
+top.register(app)
 
 
 def _version(wanted: bool) -> None:

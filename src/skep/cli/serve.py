@@ -5,11 +5,20 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from skep.errors import UserError
+
+if TYPE_CHECKING:
+    from skep.settings import Wishes
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+HostOption = Annotated[str | None, typer.Option(help="Address of the gateway; others than loopback want a key.")]
+PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")]
+ConfigOption = Annotated[Path | None, typer.Option(help="Configuration file (default: skep.toml if there is one).")]
+DetachOption = Annotated[bool, typer.Option("-d", "--detach", help="Go on in the background.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -32,45 +41,45 @@ def up(
     slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Sequences a replica decodes at a time.")] = None,
     context: Annotated[int | None, typer.Option(min=64, help="Tokens of context per slot.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per replica.")] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Address of the gateway; others than loopback want SKEP_API_KEY.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = None,
+    host: HostOption = None,
+    port: PortOption = None,
     engine_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port of the first engine; 0 takes free ones.")
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Configuration file (default: skep.toml if there is one).")
-    ] = None,
-    detach: Annotated[bool, typer.Option("-d", "--detach", help="Go on in the background.")] = False,
+    config: ConfigOption = None,
+    detach: DetachOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Serve a model behind one endpoint, in the foreground or (-d) in the background."""
+    from skep.settings import EMBEDDED_MODEL, Wishes
+
+    serve = {"replicas": replicas, "slots": slots, "context_tokens": context, "threads": threads}
+    wishes = Wishes(
+        model=model or (EMBEDDED_MODEL if embedded else None),
+        serve=given(**serve, engine_port=engine_port),
+        gateway=given(host=host or None, port=port),
+    )
+    start(wishes, config, detach=detach, as_json=as_json)
+
+
+def given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def start(wishes: Wishes, config: Path | None, *, detach: bool, as_json: bool) -> None:
+    """Serve what the file says and the command line asks for."""
     from skep.cli import hive
-    from skep.configfile import load_settings
-    from skep.settings import EMBEDDED_MODEL, Serve, user_paths
+    from skep.configfile import find_config, load_settings
+    from skep.settings import user_paths
 
     paths = user_paths(os.environ)
-    settings = load_settings(config, paths, os.environ)
-    if embedded or model is not None:
-        settings = replace(settings, serve=(Serve(model=model or EMBEDDED_MODEL),))
-    given = {
-        "replicas": replicas,
-        "slots": slots,
-        "context_tokens": context,
-        "threads": threads,
-        "engine_port": engine_port,
-    }
-    chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    settings = replace(
-        settings,
-        serve=tuple(replace(serve, **chosen) for serve in settings.serve),
-        gateway=replace(
-            settings.gateway,
-            host=host or settings.gateway.host,
-            port=settings.gateway.port if port is None else port,
-        ),
-    )
+    found = find_config(config, paths)
+    settings = load_settings(found, paths, os.environ)
+    wishes = replace(wishes, folder=str(Path.cwd()), config=str(found.absolute()) if found else None)
+    settings = wishes.apply(settings)
+    if not settings.serve and not settings.upstream:
+        hint = "`skep gateway --upstream http://127.0.0.1:8000 --slots 8`, or an [[upstream]] table in skep.toml"
+        raise UserError("no upstream is given", hint=hint)
     if detach:
         hive.serve_detached(settings, paths, as_json=as_json)
     else:

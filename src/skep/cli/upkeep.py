@@ -68,12 +68,14 @@ def backup(
 
 
 def gc(
-    older_than: Annotated[str | None, typer.Option(help="Delete runs older than this, such as 90d.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Delete runs and gateway rows older than this, such as 90d.")
+    ] = None,
     incomplete: Annotated[bool, typer.Option("--incomplete", help="Delete runs that never ended.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give space back: delete runs as asked and rotated logs, compact the store."""
+    """Give space back: delete runs and gateway rows as asked and rotated logs, compact the store."""
     from skep.cli.keeping import collect_garbage
 
     collect_garbage(older_than, incomplete=incomplete, dry_run=dry_run, as_json=as_json)

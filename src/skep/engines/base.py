@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from skep.errors import UserError
 
@@ -20,7 +20,7 @@ EXIT_FINAL = 78  # an engine of ours that ends so would end so again: no restart
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One replica to be started."""
+    """One replica to be started, or one that runs already and is only fronted."""
 
     name: str
     engine: str
@@ -31,19 +31,45 @@ class Launch:
     threads: int
     port: int = 0  # 0: the engine takes a free one and tells which
     extra: tuple[str, ...] = field(default=())
+    reserve: int = 0  # of its slots, for interactive requests only
+    soft_slots: int | None = None  # requests at once while anything but batch is there; None: all slots
+    url: str | None = None  # it runs there already: nothing is started
+    health_path: str | None = None  # None: as the engine has it
+
+    def same_process(self, other: Launch) -> bool:
+        """Whether what serves the one can serve the other: they differ only in what the gateway is told."""
+        told: dict[str, Any] = {"reserve": 0, "soft_slots": None, "health_path": None}
+        if self.url is not None:
+            told["slots"] = 0
+        return replace(self, **told) == replace(other, **told)
 
 
-class Engine(Protocol):
-    health_path: str
-    confirms_slots: bool  # `/slots` tells how many are busy
-    simulated: bool  # its speed is made up
+class Spoken(Protocol):
+    """How to talk to an engine that runs."""
 
+    @property
+    def health_path(self) -> str: ...
+
+    @property
+    def confirms(self) -> str:
+        """How it tells how many slots are busy: "slots" (llama.cpp), "metrics" (vLLM, SGLang), "" not at all."""
+
+    @property
+    def release_bound_s(self) -> float:
+        """A slot whose client left is free after so long, whatever the engine says."""
+
+    @property
+    def simulated(self) -> bool:
+        """Its speed is made up."""
+
+    def version(self) -> str | None: ...
+
+
+class Engine(Spoken, Protocol):
     def check(self, launch: Launch) -> None:
         """Raise what can be known before the start: not installed, impossible options."""
 
     def argv(self, launch: Launch) -> list[str]: ...
-
-    def version(self) -> str | None: ...
 
     def explain(self, code: int, tail: Sequence[str]) -> str:
         """Why the process ended, in one line, from its exit code and its last words."""

@@ -7,12 +7,15 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from skep.errors import EngineError, UserError
 
+EXIT_S = 5.0
+EXIT_POLL_S = 0.01
 STOP_S = 15.0  # for ending engines and gateway once the drain is over
 
 
@@ -23,7 +26,7 @@ class NotRunning(UserError):
         super().__init__("skep is not running", hint="start it with `skep up -d`")
 
 
-def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float = 10.0) -> dict[str, Any]:
+def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float | None = 10.0) -> dict[str, Any]:
     """The supervisor's answer. Raises NotRunning where there is none, EngineError for an answer that is an error."""
     with contextlib.closing(_connect(socket_path, timeout_s)) as sock:
         answer = _exchange(sock, message)
@@ -35,7 +38,8 @@ def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float = 10.0) 
 def ask_down(socket_path: Path, drain_s: float | None = None) -> None:
     """Ask it to stop after draining for so long (None: its own time), and return when it has."""
     with contextlib.closing(_connect(socket_path, 10.0)) as sock:
-        left_s = _exchange(sock, {"op": "down", "drain_s": drain_s})["drain_s"] + STOP_S
+        told = _exchange(sock, {"op": "down", "drain_s": drain_s})
+        left_s = told["drain_s"] + STOP_S
         sock.settimeout(left_s)
         try:
             while sock.recv(4096):
@@ -45,6 +49,19 @@ def ask_down(socket_path: Path, drain_s: float | None = None) -> None:
             raise EngineError(f"skep did not stop within {left_s:g} s", hint=hint) from None
         except OSError:
             pass
+    _await_end(told["pid"])
+
+
+def _await_end(pid: int) -> None:
+    """The socket is closed a moment before the process is gone."""
+    deadline = time.monotonic() + EXIT_S
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except OSError:
+            return
+        time.sleep(EXIT_POLL_S)
 
 
 def socket_of(lock_path: Path, default: Path) -> Path:
@@ -74,7 +91,7 @@ def only_one(lock_path: Path, socket_path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _connect(socket_path: Path, timeout_s: float) -> socket.socket:
+def _connect(socket_path: Path, timeout_s: float | None) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(timeout_s)
     try:

@@ -13,7 +13,8 @@ from skep.errors import EngineError, UserError
 
 class Embedded:
     health_path = "/health"
-    confirms_slots = True
+    confirms = "slots"
+    release_bound_s = 30.0
     simulated = False
 
     def check(self, launch: Launch) -> None:

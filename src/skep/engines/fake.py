@@ -10,7 +10,8 @@ from skep.engines.base import REPORT_FD, Launch, explain_exit
 
 class Fake:
     health_path = "/health"
-    confirms_slots = True
+    confirms = "slots"
+    release_bound_s = 30.0
     simulated = True
 
     def check(self, launch: Launch) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +87,17 @@ class Front:
         for child in self._children():
             child.link.send({"op": "replicas", **self._table()})
 
+    async def set_up(self, setup: Message) -> None:
+        """Settings anew: what can change in a running process does so at once, the rest with its successor."""
+        async with self._one_at_a_time:
+            self._setup = setup
+            for child in self._children():
+                child.link.send({"op": "settings", **setup})
+
     async def status(self, timeout_s: float = 1.0) -> Message:
-        """`queued`, `in_flight`, `busy` by replica, over all processes; empty while there is none to ask."""
-        children = self._children()
-        answers = await asyncio.gather(*(child.ask({"op": "status"}, timeout_s) for child in children))
-        told = [answer for answer in answers if answer]
-        busy: dict[str, int] = {}
-        for name, count in (item for answer in told for item in answer["busy"].items()):
-            busy[name] = busy.get(name, 0) + count
-        counts = {key: sum(answer[key] for answer in told) for key in ("queued", "in_flight")}
-        return {**counts, "busy": busy} if told else {}
+        """What the processes say of themselves, as one; empty while there is none to ask."""
+        answers = await asyncio.gather(*(child.ask({"op": "status"}, timeout_s) for child in self._children()))
+        return merged([answer for answer in answers if answer])
 
     async def replace(self, drain_s: float) -> None:
         """A new process takes the connections; the old one finishes its answers in its own time and goes.
@@ -170,6 +171,29 @@ class Front:
         task = asyncio.get_running_loop().create_task(finish())
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+
+
+def merged(told: Sequence[Message]) -> Message:
+    """The status of several gateway processes as that of one; the first, which takes the connections, says states."""
+    if not told:
+        return {}
+    replicas: dict[str, Message] = {}
+    for row in (row for answer in told for row in answer["replicas"]):
+        known = replicas.setdefault(row["name"], {**row, "active": 0, "releasing": 0})
+        known["active"] += row["active"]
+        known["releasing"] += row["releasing"]
+    queues: dict[str, dict[str, int]] = {}
+    for model, classes in (item for answer in told for item in answer["queues"].items()):
+        queues[model] = added(queues.get(model, {}), classes)
+    sums: dict[str, dict[str, int]] = {"busy": {}, "tokens": {}, "ended": {}}
+    for key, answer in itertools.product(sums, told):
+        sums[key] = added(sums[key], answer[key])
+    counts = {key: sum(answer[key] for answer in told) for key in ("queued", "in_flight")}
+    return {**counts, **sums, "queues": queues, "replicas": list(replicas.values())}
+
+
+def added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
 
 
 class _Child:

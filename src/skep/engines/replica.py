@@ -28,6 +28,8 @@ WARM_UP_TOKENS = 8
 class Replica:
     """One launch, kept alive. `changed` is called after every change of state."""
 
+    kind = "replica"
+
     def __init__(
         self,
         launch: Launch,
@@ -50,6 +52,14 @@ class Replica:
 
     def __repr__(self) -> str:
         return f"<Replica {self.launch.name} {self.life.state.value} pid={self.pid} url={self.life.url}>"
+
+    @property
+    def model(self) -> str:
+        return self.launch.model
+
+    @property
+    def settled(self) -> bool:
+        return self.life.state is State.READY
 
     def stop(self) -> None:
         self._events.put_nowait(("stop",))

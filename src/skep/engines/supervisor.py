@@ -9,25 +9,25 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skep.engines.base import Engine, Launch
+from skep.engines.base import Launch
+from skep.engines.changes import changes
+from skep.engines.crew import Crew
 from skep.engines.front import Front
 from skep.engines.lifecycle import RestartPolicy, State
-from skep.engines.replica import Replica
 from skep.errors import EngineError, GatewayError, SkepError
+from skep.units import MIB
 from skep.wire.link import Link, Message
-
-REST_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Hive:
     """What is to run: replicas behind one gateway."""
 
-    replicas: tuple[tuple[Launch, Engine], ...]
+    replicas: tuple[Launch, ...]
     gateway_argv: tuple[str, ...]
     gateway_setup: Message
     url: str
@@ -35,44 +35,55 @@ class Hive:
     log_dir: Path
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     drain_s: float = 30.0
+    wishes: Message = field(default_factory=dict)  # what the command line asked for; told to those who want to reload
+    left_out: tuple[str, ...] = ()  # settings that only a new start would bring about
+    warnings: tuple[str, ...] = ()  # for who asked for it
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        return tuple(sorted({launch.model for launch, _ in self.replicas}))
+
+Rebuild = Callable[[Message, Hive, Sequence[Launch]], Hive]
 
 
 class Supervisor:
-    """`run` serves until `stop` is asked for, by a caller or over the control socket; `notify` hears of changes."""
+    """`run` serves until `stop` is asked for, by a caller or over the control socket; `notify` hears of changes.
 
-    def __init__(self, hive: Hive, listener: socket.socket, notify: Callable[[Supervisor], None]) -> None:
+    `rebuild` makes a hive of settings that came over the control socket, of the hive as it is, and of what runs.
+    """
+
+    def __init__(
+        self,
+        hive: Hive,
+        listener: socket.socket,
+        notify: Callable[[Supervisor], None],
+        rebuild: Rebuild | None = None,
+    ) -> None:
         self.hive = hive
         self._notify = notify
+        self._rebuild = rebuild
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._drain_s = hive.drain_s
+        self._drain_s: float | None = None
         self._controls: set[asyncio.Task[None]] = set()  # connections to the control socket
-        self._resting: set[str] = set()  # replicas on their way to a restart: they get nothing new
+        self._reloading: asyncio.Task[SkepError | None] | None = None
+        self._reload_begun = False
+        self._stay = False  # a reload did not bring replicas up: wait for the next one instead of giving up
+        self._tasks = asyncio.TaskGroup()
         self.phase = "starting"
-        log = hive.log_dir
-        self._replicas = [
-            Replica(launch, engine, log / f"{launch.name}.log", self._replica_changed, hive.policy)
-            for launch, engine in hive.replicas
-        ]
+        self.crew = Crew(hive.log_dir, hive.policy, self._crew_changed, self._busy)
         self._front = Front(
             list(hive.gateway_argv),
             listener,
             setup=hive.gateway_setup,
-            log=log / "gateway.log",
-            table=self._table,
+            log=hive.log_dir / "gateway.log",
+            table=self.crew.table,
             changed=self._changed,
         )
 
     def __repr__(self) -> str:
-        return f"<Supervisor {self.phase} {self._replicas!r}>"
+        return f"<Supervisor {self.phase} {self.crew!r}>"
 
     @property
     def ready(self) -> bool:
-        return self._front.listening and all(r.life.state is State.READY for r in self._replicas)
+        return self._front.listening and all(member.settled for member in self.crew.members)
 
     def stop(self, drain_s: float | None = None) -> None:
         """Drain for so long (default: the hive's own time), then end everything. Asked again: end it now."""
@@ -82,22 +93,26 @@ class Supervisor:
             self._drain_s = drain_s
         self._stop_asked.set()
 
+    @property
+    def drain_s(self) -> float:
+        return self.hive.drain_s if self._drain_s is None else self._drain_s
+
     async def run(self) -> None:
         """Raises if a replica does not come up at the start, or when all have been given up later."""
-        control = await asyncio.start_unix_server(self._serve_control, self.hive.socket_path)
+        control = await asyncio.start_unix_server(self._serve_control, self.hive.socket_path, limit=4 * MIB)
         os.chmod(self.hive.socket_path, 0o600)  # noqa: PTH101
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with self._tasks as tasks:
                 front = tasks.create_task(self._front.run())
-                lives = [tasks.create_task(replica.run()) for replica in self._replicas]
+                self.crew.enlist(self.hive.replicas, tasks)
                 await self._stop_asked.wait()
                 failure = self._failure()
                 self.phase = "stopping"
                 self._tell()
+                if self._reloading is not None:
+                    self._reloading.cancel()
                 await self._drain()
-                for replica in self._replicas:
-                    replica.stop()
-                await asyncio.gather(*lives)
+                await self.crew.dismiss_all()
                 await self._front.stop()
                 front.cancel()
         finally:
@@ -112,19 +127,19 @@ class Supervisor:
         busy = status.get("busy", {})
         rows: list[Message] = [
             {
-                "name": replica.launch.name,
-                "kind": "replica",
-                "state": replica.life.state.value,
-                "pid": replica.pid,
-                "url": replica.life.url,
-                "slots": replica.launch.slots,
-                "busy": busy.get(replica.launch.name, 0),
-                "model": replica.launch.model,
-                "engine": replica.engine.version() or replica.launch.engine,
-                "restarts": replica.life.restarts,
-                "why": replica.life.why,
+                "name": member.launch.name,
+                "kind": member.kind,
+                "state": self.crew.state(member),
+                "pid": member.pid,
+                "url": member.life.url,
+                "slots": member.launch.slots,
+                "busy": busy.get(member.launch.name, 0),
+                "model": member.model or None,
+                "engine": member.engine.version() or member.launch.engine,
+                "restarts": member.life.restarts,
+                "why": member.life.why,
             }
-            for replica in self._replicas
+            for member in self.crew.members
         ]
         rows.append(
             {
@@ -152,53 +167,28 @@ class Supervisor:
         return {
             "url": self.hive.url,
             "openai_base_url": f"{self.hive.url}/v1",
-            "models": list(self.hive.models),
+            "models": list(self.crew.models),
             "pid": os.getpid(),
-            "replicas": [row for row in self.rows({}) if row["kind"] == "replica"],
+            "replicas": [row for row in self.rows({}) if row["kind"] != "gateway"],
         }
 
     # Inside
 
-    async def _rest(self, name: str) -> None:
-        """Send the replica nothing new and wait for its answers under way, as long as a drain may take."""
-        self._resting.add(name)
-        self._front.publish()
-        try:
-            async with asyncio.timeout(self.hive.drain_s):
-                while (await self._front.status()).get("busy", {}).get(name):
-                    await asyncio.sleep(REST_POLL_S)
-        except TimeoutError:
-            pass
+    async def _busy(self, name: str) -> int:
+        """Slots of the replica that are taken. A gateway that does not answer may have streams."""
+        status = await self._front.status()
+        return int(status["busy"].get(name, 0)) if status else int(self._front.listening)
 
-    def _table(self) -> Message:
-        ready = [
-            replica for replica in self._replicas if replica.life.serving and replica.launch.name not in self._resting
-        ]
-        specs = [
-            {
-                "name": replica.launch.name,
-                "model": replica.launch.model,
-                "url": replica.life.url,
-                "slots": replica.launch.slots,
-                "confirms": replica.engine.confirms_slots,
-                "engine": replica.engine.version() or replica.launch.engine,
-                "simulated": replica.engine.simulated,
-            }
-            for replica in ready
-        ]
-        return {"replicas": specs, "models": list(self.hive.models)}
-
-    def _replica_changed(self) -> None:
-        self._resting &= {replica.launch.name for replica in self._replicas if replica.life.serving}
+    def _crew_changed(self) -> None:
         self._front.publish()
         self._changed()
 
     def _changed(self) -> None:
         if self.ready and self.phase == "starting":
             self.phase = "ready"
-        states = [replica.life.state for replica in self._replicas]
-        hopeless = all(state is State.FAILED for state in states) or self._front.broken
-        if hopeless or (self.phase == "starting" and State.FAILED in states):
+        states = [member.life.state for member in self.crew.members]
+        hopeless = bool(states) and all(state is State.FAILED for state in states) and not self._stay
+        if hopeless or self._front.broken or (self.phase == "starting" and State.FAILED in states):
             self._stop_asked.set()
         self._tell()
 
@@ -211,21 +201,24 @@ class Supervisor:
         """Why this hive cannot serve. A replica given up beside others that serve is a note in `ps`, no failure."""
         if self._front.broken:
             return GatewayError(f"the gateway does not start: {self._front.why}", hint="the end of its log says why")
-        failed = [replica for replica in self._replicas if replica.life.state is State.FAILED]
-        if not failed or (self.phase != "starting" and len(failed) < len(self._replicas)):
+        members = self.crew.members
+        failed = [member for member in members if member.life.state is State.FAILED]
+        if not failed or (self.phase != "starting" and (len(failed) < len(members) or self._stay)):
             return None
         name, why = failed[0].launch.name, failed[0].life.why
         verb = "did not start" if self.phase == "starting" else "was given up"
         return EngineError(f"replica `{name}` {verb}: {why}", hint=f"its log is {self.hive.log_dir / name}.log")
 
     async def _drain(self) -> None:
-        waiting = asyncio.create_task(self._front.drain(self._drain_s))
+        waiting = asyncio.create_task(self._front.drain(self.drain_s))
         hurry = asyncio.create_task(self._hurry.wait())
         try:
             await asyncio.wait({waiting, hurry}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
             hurry.cancel()
+
+    # The control socket
 
     async def _serve_control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = Link(reader, writer)
@@ -234,7 +227,13 @@ class Supervisor:
         self._controls.add(task)
         try:
             while (message := await link.receive()) is not None:
-                link.send(await self._control(message))
+                try:
+                    answer = await self._control(message)
+                except (SkepError, OSError) as error:
+                    answer = {"error": str(error), "hint": getattr(error, "hint", None)}
+                except Exception as error:  # a bug of ours is told to who asked, and ends nothing
+                    answer = {"error": f"unexpected {type(error).__name__}: {error}", "hint": "please report it"}
+                link.send(answer)
         except asyncio.CancelledError:
             pass  # the hive is down; the end of the connection says so
         finally:
@@ -250,27 +249,80 @@ class Supervisor:
     async def _control(self, message: Message) -> Message:
         match message.get("op"):
             case "status":
-                rows = self.rows(await self._front.status())
-                return {"phase": self.phase, "url": self.hive.url, "pid": os.getpid(), "rows": rows}
+                status = await self._front.status()
+                here = {"phase": self.phase, "url": self.hive.url, "pid": os.getpid()}
+                return {**here, "rows": self.rows(status), "gateway": status}
+            case "origin":
+                return {"wishes": self.hive.wishes}
             case "down":
                 self.stop(message.get("drain_s"))
-                return {"ok": True, "pid": os.getpid(), "drain_s": self._drain_s}
+                return {"ok": True, "pid": os.getpid(), "drain_s": self.drain_s}
             case "restart":
                 return await self._restart(str(message.get("name")))
+            case "drain":
+                return await self._drain_one(str(message.get("name")), wait=bool(message.get("wait")))
+            case "undrain":
+                self.crew.undrain(self._known(str(message.get("name"))))
+                return {"ok": True}
+            case "reload":
+                return await self._reload(message)
             case other:
                 return {"error": f"unknown request {other!r}"}
 
+    def _known(self, name: str, *, besides: Sequence[str] = ()) -> str:
+        if self.crew.find(name) is None:
+            known = ", ".join([*besides, *self.crew.names])
+            raise EngineError(f"there is no `{name}` here", hint=f"known: {known}")
+        return name
+
     async def _restart(self, name: str) -> Message:
         if name == "gateway":
-            try:
-                await self._front.replace(self.hive.drain_s)
-            except (SkepError, OSError) as error:
-                return {"error": str(error), "hint": getattr(error, "hint", None)}
+            await self._front.replace(self.hive.drain_s)
             return {"ok": True}
-        for replica in self._replicas:
-            if replica.launch.name == name:
-                await self._rest(name)
-                replica.restart()
-                return {"ok": True}
-        known = ", ".join(["gateway", *(replica.launch.name for replica in self._replicas)])
-        return {"error": f"there is no `{name}` here", "hint": f"known: {known}"}
+        self._known(name, besides=["gateway"])
+        await self.crew.rest(name, self.hive.drain_s)
+        member = self.crew.find(name)
+        if member is not None:
+            member.restart()
+        return {"ok": True}
+
+    async def _drain_one(self, name: str, *, wait: bool) -> Message:
+        self.crew.drain(self._known(name))
+        if wait and not await self.crew.until_idle(name):
+            raise EngineError(f"`{name}` was let in again before it was empty")
+        return {"ok": True, "busy": await self._busy(name)}
+
+    async def _reload(self, message: Message) -> Message:
+        """Settings take effect before the answer; replicas come and go after it, or before it with `wait`."""
+        if self._rebuild is None or self.phase != "ready" or self._reload_begun:
+            why = "another reload is under way" if self._reload_begun else f"skep is {self.phase}"
+            raise EngineError(f"nothing is reloaded now: {why}", hint="try again later; `skep ps` shows the state")
+        self._reload_begun = True
+        try:
+            running = [member.launch for member in self.crew.members]
+            hive = await asyncio.to_thread(self._rebuild, message["settings"], self.hive, running)
+            await self._front.set_up(hive.gateway_setup)
+            plan = changes(running, hive.replicas)
+            self.hive = hive
+            self.crew.set_policy(hive.policy)
+            self._reloading = self._tasks.create_task(self._carry_out(hive, running))
+        except BaseException:
+            self._reload_begun = False
+            raise
+        if message.get("wait"):
+            await asyncio.wait({self._reloading})
+            failure = None if self._reloading.cancelled() else self._reloading.result()
+            if failure is not None:
+                raise failure
+        return {"ok": True, **plan.document(), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
+
+    async def _carry_out(self, hive: Hive, running: Sequence[Launch]) -> SkepError | None:
+        self._stay = True
+        try:
+            await self.crew.become(changes(running, hive.replicas), hive.replicas, hive.drain_s, self._tasks)
+            self._stay = False
+        except SkepError as error:
+            return error
+        finally:
+            self._reload_begun = False
+        return None

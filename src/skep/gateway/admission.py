@@ -1,6 +1,6 @@
 """Admission control. Knows limits, queues and leases; knows nothing of HTTP, processes or clocks.
 
-Every request is in exactly one place: waiting in a model's queue, holding a lease on a replica, or ended.
+Every request is in exactly one place: waiting in its model's queue, holding a lease on a replica, or ended.
 A lease is *active* while its answer is under way. When its client hangs up it becomes *releasing*: engines go on
 working for seconds, so the slot returns only when the engine says that it is free, or when a bound has passed.
 Invariant: active + releasing leases of a replica never exceed its slots (unless its slots were just lowered).
@@ -8,128 +8,65 @@ Invariant: active + releasing leases of a replica never exceed its slots (unless
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from enum import Enum
+from skep.gateway.pool import Lease, ModelPool, Replica
+from skep.gateway.queue import Waiting
+from skep.gateway.routing import Homes
+from skep.gateway.values import (
+    Action,
+    AdmissionLimits,
+    Arrival,
+    Forward,
+    Priority,
+    Reject,
+    RejectCode,
+    ReplicaSpec,
+    Withdraw,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class ReplicaSpec:
-    """What the gateway is told of a replica. `confirms`: it can be asked how many of its slots are busy."""
-
-    name: str
-    model: str
-    url: str
-    slots: int
-    confirms: bool = False
-    engine: str = ""  # name and version, for those who ask what serves
-    simulated: bool = False
-    release_bound_s: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionLimits:
-    max_queue: int = 256  # per model
-    max_wait_s: float = 900.0
-    attempts: int = 2  # replicas tried per request while nothing has reached its client
-
-
-class RejectCode(Enum):
-    QUEUE_FULL = "queue_full"
-    QUEUE_TIMEOUT = "queue_timeout"
-    UNKNOWN_MODEL = "model_not_found"
-    SHUTTING_DOWN = "shutting_down"
-    REPLICA_LOST = "replica_lost"
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    request_id: str
-    replica: ReplicaSpec
-    queued_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    request_id: str
-    code: RejectCode
-    retry_after_s: float | None = None
-
-
-Action = Forward | Reject
-
-
-@dataclass(slots=True)
-class _Waiting:
-    request_id: str
-    arrived_at: float
-    attempts: int = 0
-    avoid: str | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Lease:
-    request_id: str
-    home: _Replica
-    waiting: _Waiting
-    granted_at: float
-    answered: bool = False
-    releasing_until: float | None = None  # None: active
-
-
-@dataclass(slots=True, eq=False)
-class _Replica:
-    spec: ReplicaSpec
-    leases: dict[str, _Lease] = field(default_factory=dict)
-    last_asked_at: float = -1.0  # when the busy count before the newest one was asked for
-    lost_until: float = 0.0
-
-    @property
-    def active(self) -> int:
-        return sum(lease.releasing_until is None for lease in self.leases.values())
-
-    @property
-    def free(self) -> int:
-        return self.spec.slots - len(self.leases)
+COME_BACK_S = 5.0  # after a shutdown
 
 
 class Admission:
     def __init__(self, limits: AdmissionLimits | None = None) -> None:
-        self._limits = limits or AdmissionLimits()
-        self._replicas: dict[str, _Replica] = {}
-        self._leaving: list[_Replica] = []  # taken from the table while answers are still under way
-        self._queues: dict[str, deque[_Waiting]] = {}
-        self._leases: dict[str, _Lease] = {}
-        self._known_models: set[str] = set()
-        self._service_s: dict[str, float] = {}  # smoothed duration of a lease, by model
+        self.limits = limits or AdmissionLimits()
+        self._models: dict[str, ModelPool] = {}
+        self._replicas: dict[str, Replica] = {}
+        self._leaving: list[Replica] = []  # taken from the table while answers are still under way
+        self._leases: dict[str, Lease] = {}
+        self._homes = Homes()
         self._phantoms = 0
         self._closed = False
 
     def __repr__(self) -> str:
-        slots = sum(replica.spec.slots for replica in self._replicas.values())
+        slots = sum(replica.slots for replica in self._replicas.values())
         return f"<Admission {len(self._leases)}/{slots} in flight, {self.queued} queued>"
 
     # What stands
 
     @property
     def models(self) -> tuple[str, ...]:
-        return tuple(sorted(self._known_models))
+        return tuple(sorted(self._models))
 
     @property
     def queued(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
+        return sum(len(pool.queue) for pool in self._models.values())
 
     @property
     def in_flight(self) -> int:
         """Requests whose answer is under way; phantoms and releasing slots are not."""
         return sum(lease.releasing_until is None for lease in self._leases.values())
 
-    def busy(self, replica: str) -> int:
-        """Leases on the replica, releasing ones and those of a process that has left the table included."""
-        homes = [home for home in (self._replicas.get(replica), *self._leaving) if home and home.spec.name == replica]
-        return sum(len(home.leases) for home in homes)
+    def knows(self, model: str) -> bool:
+        return model in self._models
 
-    def releasing(self) -> tuple[ReplicaSpec, ...]:
+    def waiting(self, model: str) -> dict[str, int]:
+        return {priority.label: self._models[model].queue.waiting(priority) for priority in Priority}
+
+    def replicas(self) -> tuple[Replica, ...]:
+        """Those of the table, and those that left it with answers under way."""
+        return (*self._replicas.values(), *self._leaving)
+
+    def to_confirm(self) -> tuple[ReplicaSpec, ...]:
         """The replicas that should be asked how many slots are busy."""
         return tuple(
             replica.spec
@@ -137,13 +74,20 @@ class Admission:
             if replica.spec.confirms and replica.active < len(replica.leases)
         )
 
-    def names(self) -> tuple[str, ...]:
-        return tuple({*self._replicas, *(home.spec.name for home in self._leaving)})
-
-    def replicas(self) -> tuple[ReplicaSpec, ...]:
-        return tuple(replica.spec for replica in self._replicas.values())
+    def anywhere(self, model: str, now: float) -> ReplicaSpec | None:
+        """A replica for a request that takes no slot, such as a count of tokens."""
+        pool = self._models.get(model)
+        alive = pool.alive(now) if pool else []
+        return min(alive, key=lambda replica: replica.busy / replica.slots).spec if alive else None
 
     # Events
+
+    def set_limits(self, limits: AdmissionLimits, now: float) -> list[Action]:
+        """New limits hold for those who come from now on; who waits keeps the deadline it was given."""
+        self.limits = limits
+        for pool in self._models.values():
+            pool.set_aging(limits.aging_s)
+        return self._serve_all(now)
 
     def set_replicas(self, specs: tuple[ReplicaSpec, ...], now: float, *, models: tuple[str, ...] = ()) -> list[Action]:
         """The whole table anew. `models` may name models that have no replica at the moment: their requests wait.
@@ -153,181 +97,249 @@ class Admission:
         """
         wanted = {spec.name: spec for spec in specs}
         for name in [name for name, replica in self._replicas.items() if not _same(replica.spec, wanted.get(name))]:
-            gone = self._replicas.pop(name)
-            for lease in [lease for lease in gone.leases.values() if lease.releasing_until is not None]:
-                self._end(lease)
-            if gone.leases:
-                self._leaving.append(gone)
+            self._let_go(self._replicas.pop(name))
         for spec in specs:
             known = self._replicas.get(spec.name)
             if known is None:
                 self._replicas[spec.name] = self._newcomer(spec, now)
             else:
-                known.spec = spec
-        self._known_models = {spec.model for spec in specs} | set(models)
+                known.become(spec)
         actions: list[Action] = []
-        for model in [model for model in self._queues if model not in self._known_models]:
-            waiting = self._queues.pop(model)
-            actions.extend(Reject(entry.request_id, RejectCode.UNKNOWN_MODEL) for entry in waiting)
+        names = {spec.model for spec in specs} | set(models)
+        for name in [name for name in self._models if name not in names]:
+            waiting = self._models.pop(name).queue
+            actions.extend(Reject(entry.id, RejectCode.UNKNOWN_MODEL) for entry in waiting)
+        for name in names:
+            pool = self._models.setdefault(name, ModelPool(self.limits.aging_s))
+            pool.replicas = [replica for replica in self._replicas.values() if replica.spec.model == name]
         return actions + self._serve_all(now)
 
-    def arrive(self, request_id: str, model: str, now: float) -> list[Action]:
+    def arrive(self, arrival: Arrival, now: float) -> list[Action]:
         if self._closed:
-            return [Reject(request_id, RejectCode.SHUTTING_DOWN, 5.0)]
-        if model not in self._known_models:
-            return [Reject(request_id, RejectCode.UNKNOWN_MODEL)]
-        queue = self._queues.setdefault(model, deque())
-        queue.append(_Waiting(request_id, now))
-        actions = self._serve(model, now)
-        if len(queue) > self._limits.max_queue:
-            queue.pop()
-            actions.append(Reject(request_id, RejectCode.QUEUE_FULL, self._expected_wait_s(model)))
-        return actions
+            return [Reject(arrival.request_id, RejectCode.SHUTTING_DOWN, COME_BACK_S)]
+        pool = self._models.get(arrival.model)
+        if pool is None:
+            return [Reject(arrival.request_id, RejectCode.UNKNOWN_MODEL)]
+        longest = self.limits.max_wait_s
+        wait_s = longest if arrival.max_wait_s is None else min(longest, arrival.max_wait_s)
+        entry = Waiting(arrival, now, now + wait_s)
+        if not pool.queue:
+            replica = self._choose(pool, entry, now)
+            if replica is not None:
+                return [self._grant(entry, replica, now)]
+        if len(pool.queue) >= self.limits.max_queue:
+            return [Reject(arrival.request_id, RejectCode.QUEUE_FULL, pool.expected_wait_s(now))]
+        pool.queue.put(entry)
+        return self._serve(pool, now)
 
-    def answering(self, request_id: str) -> None:
-        """The engine has begun to answer: it surely holds a slot."""
+    def answering(self, request_id: str, now: float, *, complaint: bool = False) -> None:
+        """The engine has begun to answer: it surely holds a slot. `complaint`: with a 502, 503 or 504."""
         lease = self._leases.get(request_id)
-        if lease is not None:
-            lease.answered = True
+        if lease is None:
+            return
+        lease.answered = True
+        if complaint:
+            lease.home.breaker.bad_answer(now)
+        else:
+            lease.home.breaker.answered(now)
 
     def finished(self, request_id: str, now: float) -> list[Action]:
         """The answer is complete, or its connection broke with the engine's side gone. Repeats have no effect."""
         lease = self._leases.get(request_id)
         if lease is None or lease.releasing_until is not None:
             return []
-        model = lease.home.spec.model
-        self._note_service(model, now - lease.granted_at)
+        pool = self._models.get(lease.home.spec.model)
         self._end(lease)
-        return self._serve(model, now)
+        if pool is None:
+            return []
+        pool.note_service(now - lease.granted_at)
+        return self._serve(pool, now) if pool.queue else []
 
     def hung_up(self, request_id: str, now: float) -> list[Action]:
         """The client left: out of the queue, or the slot goes into release. Repeats have no effect."""
-        for queue in self._queues.values():
-            for entry in queue:
-                if entry.request_id == request_id:
-                    queue.remove(entry)
-                    return []
+        for pool in self._models.values():
+            if pool.queue.remove(request_id) is not None:
+                return self._serve(pool, now)  # without it, only batch may be left
         lease = self._leases.get(request_id)
-        if lease is None or lease.releasing_until is not None:
-            return []
-        if not lease.home.spec.confirms or lease.home in self._leaving:
-            return self.finished(request_id, now)
-        lease.releasing_until = now + lease.home.spec.release_bound_s
+        if lease is not None and lease.releasing_until is None:
+            self._release(lease, now)
         return []
 
-    def failed(self, request_id: str, now: float, *, counts: bool = True, lost_s: float = 1.0) -> list[Action]:
-        """The replica gave no byte of an answer. The request goes back to the head of its queue, or is rejected.
+    def may_retry(self, request_id: str, now: float) -> bool:
+        """Whether another replica could be tried instead of handing on what this one said."""
+        lease = self._leases.get(request_id)
+        if lease is None or self._closed or lease.entry.attempts >= self.limits.attempts:
+            return False
+        pool = self._models.get(lease.home.spec.model)
+        return pool is not None and any(replica is not lease.home for replica in pool.alive(now))
 
-        `counts`: the engine got the request, so this was one of its attempts. The replica is passed over for `lost_s`.
+    def failed(self, request_id: str, now: float, *, counts: bool = True) -> list[Action]:
+        """The replica gave no byte of an answer and is done with it: back to the head of its flow, or rejected.
+
+        `counts`: the engine got the request, so this was one of its attempts.
         """
         lease = self._leases.get(request_id)
         if lease is None or lease.releasing_until is not None:
             return []
-        replica, model = lease.home, lease.home.spec.model
-        replica.lost_until = now + lost_s
+        lease.home.breaker.failed(now)
         self._end(lease)
-        entry = lease.waiting
-        entry.avoid = replica.spec.name
-        entry.attempts -= not counts
-        if entry.attempts >= self._limits.attempts or self._closed:
-            rejection = Reject(request_id, RejectCode.REPLICA_LOST, self._expected_wait_s(model))
-            return [rejection, *self._serve(model, now)]
-        self._queues.setdefault(model, deque()).appendleft(entry)
-        return self._serve(model, now)
+        lease.entry.attempts -= not counts
+        return self._again(lease, now)
 
-    def engine_busy(self, name: str, busy: int, asked_at: float, now: float) -> list[Action]:
-        """The engine says that `busy` of its slots work. Slots in release beyond that are free.
+    def gave_up(self, request_id: str, now: float) -> list[Action]:
+        """The gateway broke a silent attempt off. The engine may still work on it: its slot goes into release."""
+        lease = self._leases.get(request_id)
+        if lease is None or lease.releasing_until is not None:
+            return []
+        lease.home.breaker.failed(now)
+        self._end(lease)
+        if lease.home not in self._leaving:
+            self._phantom(lease.home, now)
+        return self._again(lease, now)
 
-        A lease granted after the question before this one may not have reached a slot yet; it is not counted as busy,
-        so that its silence frees nothing.
-        """
-        replica = self._replicas.get(name)
+    def engine_busy(self, spec: ReplicaSpec, busy: int, asked_at: float, now: float) -> list[Action]:
+        """The engine says that `busy` of its slots work. Slots in release beyond that are free."""
+        replica = self._replicas.get(spec.name)
+        if replica is None or not _same(replica.spec, spec):
+            return []  # an answer of the process that was there before
+        for lease in replica.surely_free(busy, asked_at):
+            self._end(lease)
+        replica.breaker.heard_at = now
+        return self._serve(self._models[replica.spec.model], now)
+
+    def checked(self, spec: ReplicaSpec, ok: bool, now: float) -> list[Action]:
+        """A health check came back. A replica silent for too long loses what it has under way."""
+        replica = self._find(spec)
         if replica is None:
             return []
-        settled = sum(
-            lease.releasing_until is None and (lease.answered or lease.granted_at < replica.last_asked_at)
-            for lease in replica.leases.values()
-        )
-        replica.last_asked_at = asked_at
-        releasing = [lease for lease in replica.leases.values() if lease.releasing_until is not None]
-        freed = max(0, len(releasing) - max(0, busy - settled))
-        for lease in releasing[:freed]:
-            self._end(lease)
-        return self._serve(replica.spec.model, now)
+        replica.breaker.checked(ok, now)
+        if ok:
+            return self._serve_all(now)
+        if now - replica.breaker.heard_at < self.limits.dead_after_s:
+            return []
+        return [Withdraw(lease.id) for lease in replica.leases.values() if lease.releasing_until is None]
+
+    def heard(self, spec: ReplicaSpec, at: float) -> None:
+        """A byte came from the replica, whatever it was part of."""
+        replica = self._find(spec)
+        if replica is not None and at > replica.breaker.heard_at:
+            replica.breaker.heard_at = at
 
     def tick(self, now: float) -> list[Action]:
         """Time passed: deadlines of the queue, bounds of releases, replicas that may be tried again."""
-        for lease in list(self._leases.values()):
-            if lease.releasing_until is not None and lease.releasing_until <= now:
+        for replica in self._replicas.values():
+            for lease in replica.overdue(now):
                 self._end(lease)
         actions: list[Action] = []
-        for model, queue in self._queues.items():
-            while queue and queue[0].arrived_at + self._limits.max_wait_s <= now:
-                entry = queue.popleft()
-                actions.append(Reject(entry.request_id, RejectCode.QUEUE_TIMEOUT, self._expected_wait_s(model)))
+        for pool in self._models.values():
+            for entry in [entry for entry in pool.queue if entry.deadline <= now]:
+                pool.queue.remove(entry.id)
+                actions.append(Reject(entry.id, RejectCode.QUEUE_TIMEOUT, pool.expected_wait_s(now)))
         return actions + self._serve_all(now)
 
     def close(self) -> list[Action]:
         """Nothing new is admitted and the queues are emptied; what is under way goes on."""
         self._closed = True
-        waiting = [entry for queue in self._queues.values() for entry in queue]
-        self._queues.clear()
-        return [Reject(entry.request_id, RejectCode.SHUTTING_DOWN, 5.0) for entry in waiting]
+        waiting = [entry for pool in self._models.values() for entry in pool.queue]
+        for pool in self._models.values():
+            for entry in pool.queue:
+                pool.queue.remove(entry.id)
+        return [Reject(entry.id, RejectCode.SHUTTING_DOWN, COME_BACK_S) for entry in waiting]
 
     # Inside
 
-    def _serve_all(self, now: float) -> list[Action]:
-        return [action for model in list(self._queues) for action in self._serve(model, now)]
+    def _find(self, spec: ReplicaSpec) -> Replica | None:
+        """The process meant, also if it has left the table."""
+        return next((replica for replica in self.replicas() if _same(replica.spec, spec)), None)
 
-    def _serve(self, model: str, now: float) -> list[Action]:
-        queue = self._queues.get(model)
+    def _serve_all(self, now: float) -> list[Action]:
+        return [action for pool in list(self._models.values()) for action in self._serve(pool, now)]
+
+    def _serve(self, pool: ModelPool, now: float) -> list[Action]:
         actions: list[Action] = []
-        while queue:
-            replica = self._choose(model, queue[0], now)
-            if replica is None:
+        while pool.queue:
+            found = self._next(pool, now)
+            if found is None:
                 break
-            entry = queue.popleft()
-            entry.attempts += 1
-            self._grant(entry, replica, now)
-            actions.append(Forward(entry.request_id, replica.spec, now - entry.arrived_at))
+            entry, replica = found
+            pool.queue.remove(entry.id)
+            actions.append(self._grant(entry, replica, now))
         return actions
 
-    def _choose(self, model: str, entry: _Waiting, now: float) -> _Replica | None:
-        """The replica with the largest free share of slots; of equals, the one with more free slots."""
-        usable = [r for r in self._replicas.values() if r.spec.model == model and r.free > 0 and r.lost_until <= now]
-        preferred = [replica for replica in usable if replica.spec.name != entry.avoid] or usable
-        return max(preferred, key=lambda r: (r.free / r.spec.slots, r.free), default=None)
+    def _next(self, pool: ModelPool, now: float) -> tuple[Waiting, Replica] | None:
+        """The next one that fits: a class that may not have the free slot does not hold up one that may."""
+        if not any(replica.open_to_all(now) for replica in pool.replicas):
+            return None
+        for entry in pool.queue.candidates(pool.active_flows):
+            replica = self._choose(pool, entry, now)
+            if replica is not None:
+                return entry, replica
+        return None
 
-    def _grant(self, entry: _Waiting, replica: _Replica, now: float) -> None:
-        lease = _Lease(entry.request_id, replica, entry, now)
-        replica.leases[entry.request_id] = lease
-        self._leases[entry.request_id] = lease
+    def _choose(self, pool: ModelPool, entry: Waiting, now: float) -> Replica | None:
+        free, alive = pool.choices(entry.arrival.priority, now)
+        if entry.avoid is not None:
+            free = [replica for replica in free if replica.name != entry.avoid] or free
+        return self._homes.choose(entry.arrival.conversation, free, alive) if free else None
 
-    def _end(self, lease: _Lease) -> None:
-        del self._leases[lease.request_id]
-        del lease.home.leases[lease.request_id]
-        if not lease.home.leases and lease.home in self._leaving:
-            self._leaving.remove(lease.home)
+    def _grant(self, entry: Waiting, replica: Replica, now: float) -> Forward:
+        entry.attempts += 1
+        request_id = entry.arrival.request_id
+        lease = Lease(request_id, replica, entry, now)
+        replica.take(lease)
+        self._leases[request_id] = lease
+        return Forward(request_id, replica.spec, now - entry.arrived_at, entry.attempts)
 
-    def _newcomer(self, spec: ReplicaSpec, now: float) -> _Replica:
-        replica = _Replica(spec)
+    def _again(self, lease: Lease, now: float) -> list[Action]:
+        """A request that a replica failed: once more, or not."""
+        entry, model = lease.entry, lease.home.spec.model
+        pool = self._models.get(model)
+        if pool is None:
+            return [Reject(entry.id, RejectCode.UNKNOWN_MODEL)]
+        entry.avoid = lease.home.name
+        if entry.attempts >= self.limits.attempts or self._closed:
+            rejection = Reject(entry.id, RejectCode.REPLICA_LOST, pool.expected_wait_s(now))
+            return [rejection, *self._serve(pool, now)]
+        pool.queue.put(entry, first=True)
+        return self._serve(pool, now)
+
+    def _release(self, lease: Lease, now: float) -> None:
+        if lease.home in self._leaving:
+            self._end(lease)
+            return
+        lease.home.breaker.ended(lease.id)
+        lease.releasing_until = now + lease.home.spec.release_bound_s
+
+    def _end(self, lease: Lease) -> None:
+        home = lease.home
+        del self._leases[lease.id]
+        home.give_back(lease)
+        if home.breaker.trial is not None:
+            home.breaker.ended(lease.id)
+        if self._leaving and not home.leases and home in self._leaving:
+            self._leaving.remove(home)
+
+    def _let_go(self, gone: Replica) -> None:
+        for lease in [lease for lease in gone.leases.values() if lease.releasing_until is not None]:
+            self._end(lease)
+        if gone.leases:
+            self._leaving.append(gone)
+
+    def _newcomer(self, spec: ReplicaSpec, now: float) -> Replica:
+        replica = Replica(spec, now)
         for _ in range(spec.slots if spec.confirms else 0):
-            self._phantoms += 1
-            entry = _Waiting(f"phantom-{self._phantoms}", now)
-            self._grant(entry, replica, now)
-            self._leases[entry.request_id].releasing_until = now + spec.release_bound_s
+            self._phantom(replica, now)
         return replica
 
-    def _note_service(self, model: str, seconds: float) -> None:
-        before = self._service_s.get(model)
-        self._service_s[model] = seconds if before is None else 0.8 * before + 0.2 * seconds
-
-    def _expected_wait_s(self, model: str) -> float:
-        capacity = sum(r.spec.slots for r in self._replicas.values() if r.spec.model == model) or 1
-        waiting = len(self._queues.get(model, ())) + 1
-        return max(1.0, waiting * self._service_s.get(model, 1.0) / capacity)
+    def _phantom(self, replica: Replica, now: float) -> None:
+        """A slot that works for nobody we know: in release from the beginning."""
+        self._phantoms += 1
+        entry = Waiting(Arrival(f"phantom-{self._phantoms}", replica.spec.model), now, now)
+        lease = Lease(entry.id, replica, entry, now, releasing_until=now + replica.spec.release_bound_s)
+        replica.take(lease)
+        self._leases[entry.id] = lease
 
 
 def _same(old: ReplicaSpec, new: ReplicaSpec | None) -> bool:
     """The same process behind the same name: its slots may change, its address may not."""
-    return new is not None and (old.url, old.model) == (new.url, new.model)
+    return new is not None and (old.name, old.url, old.model) == (new.name, new.url, new.model)

@@ -1,48 +1,75 @@
-"""The gateway's own answers, in the dialect its clients know: OpenAI-shaped errors with a stable code."""
+"""The gateway's own answers, in the dialect its clients know: OpenAI's or Anthropic's, told by the path."""
 
 from __future__ import annotations
 
 import json
 import math
 
-from skep.gateway.admission import Reject, RejectCode
+from skep.gateway.values import Reject, RejectCode
 
 JSON = (b"content-type", b"application/json")
+LONGEST_NAME = 256  # characters of a model's name that are repeated to a client
 
-# Every code the gateway answers with, its HTTP status and OpenAI error type. docs/errors.md has a heading for each.
-ERRORS: dict[str, tuple[int, str]] = {
-    "queue_full": (429, "rate_limit_error"),
-    "queue_timeout": (503, "server_error"),
-    "model_not_found": (404, "invalid_request_error"),
-    "shutting_down": (503, "server_error"),
-    "replica_lost": (502, "server_error"),
-    "stream_cut": (502, "server_error"),
-    "bad_request": (400, "invalid_request_error"),
-    "not_found": (404, "invalid_request_error"),
-    "invalid_api_key": (401, "invalid_request_error"),
+# Every code the gateway answers with: HTTP status, OpenAI error type, Anthropic error type. docs/errors.md has a
+# heading for each.
+ERRORS: dict[str, tuple[int, str, str]] = {
+    "queue_full": (429, "rate_limit_error", "rate_limit_error"),
+    "queue_timeout": (503, "server_error", "overloaded_error"),
+    "rate_limited": (429, "rate_limit_error", "rate_limit_error"),
+    "too_many_requests_of_key": (429, "rate_limit_error", "rate_limit_error"),
+    "too_many_connections": (503, "server_error", "overloaded_error"),
+    "model_not_found": (404, "invalid_request_error", "not_found_error"),
+    "shutting_down": (503, "server_error", "overloaded_error"),
+    "replica_lost": (502, "server_error", "api_error"),
+    "replica_timeout": (504, "server_error", "timeout_error"),
+    "stream_cut": (502, "server_error", "api_error"),
+    "bad_request": (400, "invalid_request_error", "invalid_request_error"),
+    "not_found": (404, "invalid_request_error", "not_found_error"),
+    "admin_path": (403, "invalid_request_error", "permission_error"),
+    "origin_refused": (403, "invalid_request_error", "permission_error"),
+    "invalid_api_key": (401, "invalid_request_error", "authentication_error"),
 }
 
 
-def error_body(code: str, message: str) -> bytes:
-    _, kind = ERRORS[code]
-    error = {"message": message, "type": kind, "param": None, "code": code}
+def speaks_anthropic(path: str) -> bool:
+    return path in ("/v1/messages", "/v1/complete") or path.startswith("/v1/messages/")
+
+
+def error_body(code: str, message: str, path: str = "") -> bytes:
+    _, openai, anthropic = ERRORS[code]
+    if speaks_anthropic(path):
+        said = {"type": "error", "error": {"type": anthropic, "message": message, "code": code}}
+        return json.dumps({**said, "source": "gateway"}).encode()
+    error = {"message": message, "type": openai, "param": None, "code": code}
     return json.dumps({"error": error, "source": "gateway"}).encode()
 
 
-def error_event(code: str, message: str) -> bytes:
-    """The last event of a stream that could not be finished."""
-    return b"data: " + error_body(code, message) + b"\n\n"
+def error_event(code: str, message: str, path: str = "") -> bytes:
+    """The last event of a stream that could not be finished. A blank line first: the event before may be cut short."""
+    body = error_body(code, message, path)
+    if speaks_anthropic(path):
+        return b"\n\nevent: error\ndata: " + body + b"\n\n"
+    if path.startswith("/v1/responses"):
+        said = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
+        return b"\n\nevent: error\ndata: " + json.dumps({**said, **json.loads(body)}).encode() + b"\n\n"
+    return b"\n\ndata: " + body + b"\n\n"
 
 
-def rejection(reject: Reject, *, model: str, models: tuple[str, ...]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    code = reject.code.value
+def rejection(
+    reject: Reject, path: str, *, model: str, models: tuple[str, ...]
+) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    code, name = reject.code.value, model[:LONGEST_NAME]
     wait = math.ceil(reject.retry_after_s) if reject.retry_after_s is not None else None
+    again = f"; try again in {wait} s" if wait is not None else ""
     messages = {
-        RejectCode.QUEUE_FULL: f"the queue of `{model}` is full; try again in {wait} s",
-        RejectCode.QUEUE_TIMEOUT: f"no slot of `{model}` became free in time; try again in {wait} s",
-        RejectCode.UNKNOWN_MODEL: f"the model `{model}` is not served here; known: {', '.join(models) or 'none'}",
-        RejectCode.SHUTTING_DOWN: "the endpoint is shutting down",
-        RejectCode.REPLICA_LOST: f"no replica of `{model}` could be reached; try again in {wait} s",
+        RejectCode.QUEUE_FULL: f"the queue of `{name}` is full{again}",
+        RejectCode.QUEUE_TIMEOUT: f"no slot of `{name}` became free in time{again}",
+        RejectCode.UNKNOWN_MODEL: f"the model `{name}` is not served here; known: {', '.join(models) or 'none'}",
+        RejectCode.SHUTTING_DOWN: f"the endpoint is shutting down{again}",
+        RejectCode.REPLICA_LOST: f"no replica of `{name}` could be reached{again}",
     }
-    headers = [JSON] if wait is None else [JSON, (b"retry-after", b"%d" % wait)]
-    return ERRORS[code][0], headers, error_body(code, messages[reject.code])
+    return ERRORS[code][0], retry_headers(wait), error_body(code, messages[reject.code], path)
+
+
+def retry_headers(wait_s: float | None) -> list[tuple[bytes, bytes]]:
+    return [JSON] if wait_s is None else [JSON, (b"retry-after", b"%d" % math.ceil(wait_s))]

@@ -9,79 +9,145 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
+import resource
 import signal
 import socket
+import ssl
 import sys
+from pathlib import Path
 from typing import Any
 
-from skep.gateway.admission import Admission, AdmissionLimits, ReplicaSpec
-from skep.gateway.proxy import Proxy
+from skep.gateway.accounts import Accounts
+from skep.gateway.admission import Admission
+from skep.gateway.dialect import JSON
+from skep.gateway.exchange import Timeouts
+from skep.gateway.journal import Journal
+from skep.gateway.keys import KeySpec, digest_of
+from skep.gateway.metrics import Metrics
+from skep.gateway.proxy import Policy, Proxy
+from skep.gateway.values import AdmissionLimits, ReplicaSpec
+from skep.gateway.views import fill_gauges, models_body, status_document
+from skep.gateway.watch import HealthTimes, Watch
 from skep.wire.link import Link, Message
-from skep.wire.server import HttpServer
+from skep.wire.server import HttpServer, Incoming, ServerLimits
 
 DRAIN_POLL_S = 0.02
+PROMETHEUS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
-async def serve(listener: socket.socket, link: Link) -> None:
-    setup = await link.receive()
-    if setup is None:
-        return
-    proxy = Proxy(Admission(AdmissionLimits(**setup.get("limits", {}))), api_key=setup.get("api_key"))
-    server = HttpServer(proxy.handle)
-    await server.listen(listener)
-    link.send({"event": "listening"})
-    clock = asyncio.create_task(proxy.run_clock())
-    messages = asyncio.create_task(_follow(link, proxy, server))
-    try:
-        await asyncio.wait({clock, messages}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (clock, messages):
-            if task.done():
-                task.result()
-    finally:
-        clock.cancel()
-        messages.cancel()
-        proxy.cut_all()
-        await server.close()
-        await proxy.close()
+class Gateway:
+    """One gateway: built from the supervisor's first message, told of changes by later ones."""
+
+    def __init__(self, setup: Message) -> None:
+        store = setup.get("store")
+        log = setup.get("log")
+        self.journal = Journal(Path(store) if store else None, sys.stderr, log_path=Path(log) if log else None)
+        self.metrics = Metrics()
+        admission = Admission(AdmissionLimits(**setup.get("limits", {})))
+        self.accounts = Accounts(self.metrics, self.journal.add, admission.knows)
+        self.proxy = Proxy(admission, self.accounts, policy_of(setup), keys_wanted=bool(setup.get("keys_wanted")))
+        self.server = HttpServer(self.proxy.handle, ServerLimits(**setup.get("server", {})))
+        self.watch = Watch(self.proxy, HealthTimes(**setup.get("watch", {})))
+        self.tls = _tls(setup.get("tls"))
+        for path in ("/health", "/healthz"):
+            self.proxy.open_routes[b"GET", path] = lambda request: request.respond(200, [JSON], b'{"status":"ok"}')
+        for path in ("/v1/models", "/models"):
+            self.proxy.routes[b"GET", path] = self._models
+        self.proxy.routes[b"GET", "/metrics"] = self._metrics
+
+    def _models(self, request: Incoming) -> None:
+        request.respond(200, [JSON], models_body(self.proxy.admission))
+
+    def _metrics(self, request: Incoming) -> None:
+        self.accounts.settle()
+        lost = {"buffer full": self.journal.dropped, "store": self.journal.unwritten}
+        admission, now = self.proxy.admission, self.proxy.now()
+        fill_gauges(self.metrics, admission, connections=self.server.connections, lost=lost, now=now)
+        request.respond(200, [PROMETHEUS], self.metrics.text())
+
+    async def serve(self, listener: socket.socket, link: Link) -> None:
+        self.journal.start()
+        await self.server.listen(listener, self.tls)
+        link.send({"event": "listening"})
+        clock = asyncio.create_task(self.watch.run())
+        messages = asyncio.create_task(self._follow(link))
+        try:
+            await asyncio.wait({clock, messages}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (clock, messages):
+                if task.done():
+                    task.result()
+        finally:
+            clock.cancel()
+            messages.cancel()
+            self.proxy.cut_all()
+            await self.server.close()
+            await self.proxy.close()
+            self.accounts.settle()
+            self.journal.close()
+
+    async def _follow(self, link: Link) -> None:
+        """Carry out the supervisor's messages until it says `exit` or is gone."""
+        async with asyncio.TaskGroup() as tasks:
+            drains = []
+            while (message := await link.receive()) is not None and message.get("op") != "exit":
+                match message.get("op"):
+                    case "replicas":
+                        specs = tuple(replica_spec(spec) for spec in message["replicas"])
+                        self.proxy.set_replicas(specs, tuple(message["models"]))
+                    case "settings":
+                        limits = AdmissionLimits(**message.get("limits", {}))
+                        self.proxy.set_policy(policy_of(message))
+                        self.proxy.carry_out(self.proxy.admission.set_limits(limits, self.proxy.now()))
+                    case "status":
+                        self.accounts.settle()
+                        status = status_document(self.proxy.admission, self.metrics, self.proxy.now())
+                        link.send({"id": message.get("id"), **status})
+                    case "drain":
+                        drains.append(tasks.create_task(self._drain(link, message)))
+            for drain in drains:
+                drain.cancel()
+
+    async def _drain(self, link: Link, message: Message) -> None:
+        """`hand_over`: a new gateway takes the connections from now on; else new requests are told to come back."""
+        admission = self.proxy.admission
+        if message.get("hand_over"):
+            self.server.stop_accepting()
+        else:
+            self.proxy.carry_out(admission.close())
+        try:
+            async with asyncio.timeout(message["timeout_s"]):
+                while self.server.active or not self.proxy.drained.is_set():
+                    await asyncio.sleep(DRAIN_POLL_S)
+        except TimeoutError:
+            self.proxy.carry_out(admission.close())
+        link.send({"id": message.get("id"), "event": "drained", "left": admission.in_flight})
 
 
-async def _follow(link: Link, proxy: Proxy, server: HttpServer) -> None:
-    """Carry out the supervisor's messages until it says `exit` or is gone."""
-    async with asyncio.TaskGroup() as tasks:
-        drains = []
-        while (message := await link.receive()) is not None and message.get("op") != "exit":
-            match message.get("op"):
-                case "replicas":
-                    specs = tuple(ReplicaSpec(**spec) for spec in message["replicas"])
-                    proxy.set_replicas(specs, tuple(message["models"]))
-                case "status":
-                    link.send({"id": message.get("id"), **_status(proxy)})
-                case "drain":
-                    drains.append(tasks.create_task(_drain(link, proxy, server, message)))
-        for drain in drains:
-            drain.cancel()
+def policy_of(message: Message) -> Policy:
+    keys = [KeySpec(**spec) for spec in message.get("keys", ())]
+    if message.get("api_key"):
+        keys.append(KeySpec("SKEP_API_KEY", digest_of(message["api_key"])))
+    return Policy(
+        keys=tuple(keys),
+        aliases=message.get("aliases", {}),
+        origins=tuple(message.get("origins", ())),
+        timeouts=Timeouts(**message.get("timeouts", {})),
+    )
 
 
-async def _drain(link: Link, proxy: Proxy, server: HttpServer, message: Message) -> None:
-    """`hand_over`: a new gateway takes the connections from now on; else new requests are told to come back later."""
-    if message.get("hand_over"):
-        server.stop_accepting()
-    else:
-        proxy.carry_out(proxy.admission.close())
-    try:
-        async with asyncio.timeout(message["timeout_s"]):
-            while server.active or not proxy.drained.is_set():
-                await asyncio.sleep(DRAIN_POLL_S)
-    except TimeoutError:
-        proxy.carry_out(proxy.admission.close())
-    link.send({"id": message.get("id"), "event": "drained", "left": proxy.admission.in_flight})
+def replica_spec(document: dict[str, Any]) -> ReplicaSpec:
+    confirms = document.get("confirms", "")
+    return ReplicaSpec(**{**document, "confirms": "slots" if confirms is True else confirms or ""})
 
 
-def _status(proxy: Proxy) -> dict[str, Any]:
-    admission = proxy.admission
-    busy = {name: admission.busy(name) for name in admission.names()}
-    return {"queued": admission.queued, "in_flight": admission.in_flight, "busy": busy}
+def _tls(files: dict[str, str] | None) -> ssl.SSLContext | None:
+    if not files:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files["certificate"], files["key"])
+    return context
 
 
 def main() -> int:
@@ -90,10 +156,16 @@ def main() -> int:
     parser.add_argument("--link-fd", type=int, required=True)
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor says when to end
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file, and 1024 are few
 
     async def run() -> None:
         link = await Link.over(socket.socket(fileno=args.link_fd))
-        await serve(socket.socket(fileno=args.listen_fd), link)
+        setup = await link.receive()
+        if setup is not None:
+            gateway = Gateway(setup)
+            gc.freeze()  # what is there now stays: collections look only at what requests leave behind
+            await gateway.serve(socket.socket(fileno=args.listen_fd), link)
 
     if sys.platform == "win32":
         asyncio.run(run())

@@ -1,41 +1,72 @@
-"""The proxy: carries out what admission decides. Body bytes pass unchanged both ways.
+"""The proxy: finds out what a request wants, asks admission, and carries out what it decides.
 
-One `Exchange` per request ties a client's connection to a replica's. No task, no await on the way of a token.
+Knows paths, keys and models. The way of one request is in `exchange`, time and health checks are in `watch`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
-import hmac
-import json
 import secrets
 import time
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
-from skep.gateway.admission import Action, Admission, Forward, Reject, ReplicaSpec
-from skep.gateway.dialect import ERRORS, JSON, error_body, error_event, rejection
-from skep.wire.client import Call, Pool, WireFailure
-from skep.wire.fetch import fetch
-from skep.wire.heads import HOP_BY_HOP, ResponseHead, parse_url, request_bytes
+from skep.gateway.accounts import Accounts
+from skep.gateway.admission import Admission
+from skep.gateway.dialect import ERRORS, error_body, retry_headers
+from skep.gateway.exchange import Exchange, Timeouts
+from skep.gateway.headers import sort_headers
+from skep.gateway.keys import KeyRing, KeySpec, class_for, given_keys
+from skep.gateway.peek import Look, NotAnObject, look, model_of_form, session_digest, with_model
+from skep.gateway.plan import Plan, is_for_the_owner, takes_no_slot
+from skep.gateway.values import PRIORITIES, Action, Arrival, Forward, Reject, ReplicaSpec
+from skep.wire.client import Pool
+from skep.wire.heads import parse_url
 from skep.wire.server import Incoming
 
-CONFIRM_EVERY_S = 0.1
-TICK_S = 0.25
+Route = Callable[[Incoming], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What may change while the gateway runs, besides replicas and limits."""
+
+    keys: tuple[KeySpec, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)  # name or pattern (`claude-*`) to model
+    origins: tuple[str, ...] = ()  # web pages that may call; "*": all
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+
+class Refused(Exception):
+    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class Proxy:
-    def __init__(self, admission: Admission, *, api_key: str | None = None) -> None:
+    def __init__(
+        self, admission: Admission, accounts: Accounts, policy: Policy | None = None, *, keys_wanted: bool = False
+    ) -> None:
+        """`keys_wanted`: requests without a key are refused even while there is none."""
         self.admission = admission
-        self._key_digest = hashlib.sha256(api_key.encode()).digest() if api_key else None
-        self._exchanges: dict[str, Exchange] = {}
-        self._pools: dict[str, Pool] = {}  # by replica URL
-        self._wake = asyncio.Event()  # something may be in release: do not wait for the next tick
-        self._prefix = secrets.token_hex(3)
-        self._counter = 0
+        self.accounts = accounts
+        self.ring = KeyRing()
+        self.exchanges: dict[str, Exchange] = {}
+        self.routes: dict[tuple[bytes, str], Route] = {}  # served by the gateway itself, by method and path
+        self.open_routes: dict[tuple[bytes, str], Route] = {}  # and those that want no key
+        self.something_left = asyncio.Event()  # a slot may be in release: do not wait for the next tick
         self.drained = asyncio.Event()  # set while no exchange is open
         self.drained.set()
+        self._pools: dict[str, Pool] = {}  # by replica URL
+        self._prefix = secrets.token_hex(3)
+        self._counter = 0
+        self._keys_wanted = keys_wanted
+        self._several = False  # replicas: which one a conversation goes to is a question
+        self._keys_of_ours = False  # replicas get keys of their own: clients' keys are not for them
+        self._rules = object()  # another one with every change that a plan depends on
+        self.set_policy(policy or Policy())
 
     def __repr__(self) -> str:
         return f"<Proxy {self.admission!r}>"
@@ -43,59 +74,55 @@ class Proxy:
     # The border
 
     def handle(self, request: Incoming) -> None:
-        path = request.path
-        if path in ("/health", "/healthz"):
-            request.respond(200, [JSON], b'{"status":"ok"}')
-        elif not self._allowed(request):
-            self._answer_error(
-                request, "invalid_api_key", "this endpoint wants its API key as `Authorization: Bearer KEY`"
-            )
-        elif request.method == b"GET" and path in ("/v1/models", "/models"):
-            request.respond(200, [JSON], self._models_body())
-        elif request.method == b"POST":
-            self._admit(request)
-        else:
-            known = "POST /v1/chat/completions, /v1/completions, /v1/embeddings; GET /v1/models, /health"
-            self._answer_error(
-                request, "not_found", f"{request.method.decode()} {path} is not served here; known: {known}"
-            )
+        try:
+            plan: Plan | None = request.memo.note
+            if plan is None or plan.rules is not self._rules:
+                plan = self._plan(request)
+                if plan is None:
+                    return
+                request.memo.note = plan
+            elif plan.cross_origin is not None:
+                request.extra = plan.cross_origin
+            self._pass(request, plan)
+        except Refused as refusal:
+            self._answer_refusal(request, request.path, refusal)
+
+    def set_policy(self, policy: Policy) -> None:
+        self.policy = policy
+        self.timeouts = policy.timeouts
+        self.ring.replace(policy.keys)
+        self.guarded = bool(policy.keys) or self._keys_wanted
+        self._rules = object()
 
     def set_replicas(self, specs: tuple[ReplicaSpec, ...], models: tuple[str, ...]) -> None:
-        for url in self._pools.keys() - {spec.url for spec in specs}:
-            self._pools.pop(url).retire()
-        self.carry_out(self.admission.set_replicas(specs, time.monotonic(), models=models))
-        self._wake.set()
+        self._several = len(specs) > 1
+        self._keys_of_ours = any(spec.authorization for spec in specs)
+        self._rules = object()
+        self.carry_out(self.admission.set_replicas(specs, self.now(), models=models))
+        self.something_left.set()
+
+    def let_go_of_pools(self) -> None:
+        """Those of replicas that are gone, their last answers included."""
+        if len(self._pools) > len(self.admission.replicas()):
+            for url in self._pools.keys() - {replica.spec.url for replica in self.admission.replicas()}:
+                self._pools.pop(url).retire()
 
     def carry_out(self, actions: list[Action]) -> None:
         for action in actions:
-            exchange = self._exchanges[action.request_id]
-            if isinstance(action, Forward):
+            exchange = self.exchanges[action.request_id]
+            if type(action) is Forward:
+                if action.attempt > 1:
+                    self.accounts.retried(action)
                 exchange.forward(action)
-            else:
+            elif type(action) is Reject:
                 exchange.reject(action)
-
-    async def run_clock(self) -> None:
-        """Deadlines, and asking engines about slots in release. Runs until cancelled."""
-        asking: set[str] = set()
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                self.carry_out(self.admission.tick(time.monotonic()))
-                releasing = self.admission.releasing()
-                for spec in releasing:
-                    if spec.name not in asking:
-                        asking.add(spec.name)
-                        tasks.create_task(self._ask_busy(spec)).add_done_callback(
-                            lambda _, name=spec.name: asking.discard(name)  # type: ignore[misc]
-                        )
-                self._wake.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(CONFIRM_EVERY_S if releasing else TICK_S):
-                        await self._wake.wait()
+            else:
+                exchange.withdraw()
 
     def cut_all(self) -> None:
         """The end of this process: nobody is left without a word."""
         self.carry_out(self.admission.close())
-        for exchange in list(self._exchanges.values()):
+        for exchange in list(self.exchanges.values()):
             exchange.cut("the gateway is ending")
 
     async def close(self) -> None:
@@ -104,189 +131,190 @@ class Proxy:
 
     # For exchanges
 
+    def now(self) -> float:
+        return time.monotonic()
+
     def pool(self, spec: ReplicaSpec) -> Pool:
         pool = self._pools.get(spec.url)
         if pool is None:
             origin, _ = parse_url(spec.url, name="replica URL")
-            pool = self._pools[spec.url] = Pool(origin, max_idle=spec.slots)
+            pool = self._pools[spec.url] = Pool(origin, max_idle=spec.slots + 4)
         return pool
 
     def ended(self, exchange: Exchange, actions: list[Action]) -> None:
-        self._exchanges.pop(exchange.id, None)
-        self.carry_out(actions)
-        if not self._exchanges:
+        del self.exchanges[exchange.id]
+        key = exchange.plan.key
+        if key is not None:
+            self.ring.leave(key.name)
+        if exchange.outcome != "answered":
+            self.something_left.set()
+        if actions:
+            self.carry_out(actions)
+        self.accounts.ended(exchange, time.monotonic())
+        if not self.exchanges:
             self.drained.set()
-
-    def left(self, exchange: Exchange, actions: list[Action]) -> None:
-        self.ended(exchange, actions)
-        self._wake.set()
 
     # Inside
 
-    def _allowed(self, request: Incoming) -> bool:
-        if self._key_digest is None:
-            return True
-        given = (request.get(b"authorization") or b"").removeprefix(b"Bearer ") or request.get(b"x-api-key") or b""
-        return hmac.compare_digest(hashlib.sha256(given).digest(), self._key_digest)
-
-    def _admit(self, request: Incoming) -> None:
-        model = self._model_of(request)
-        if model is None:
-            self._answer_error(request, "bad_request", "the body is not a JSON object with a `model`")
-            return
-        self._counter += 1
-        exchange = Exchange(
-            f"{self._prefix}-{self._counter}", request, model, self, forward_auth=self._key_digest is None
-        )
-        self._exchanges[exchange.id] = exchange
-        self.drained.clear()
-        self.carry_out(self.admission.arrive(exchange.id, model, time.monotonic()))
-
-    def _model_of(self, request: Incoming) -> str | None:
-        """The body's `model`; where it names none, the one model served here."""
-        try:
-            body = json.loads(request.body)
-        except (ValueError, RecursionError):
+    def _plan(self, request: Incoming) -> Plan | None:
+        """None: the gateway has answered by itself."""
+        method, path = request.method, request.path
+        route = self.open_routes.get((method, path))
+        if route is not None:
+            route(request)
             return None
-        model = body.get("model") if isinstance(body, dict) else None
-        if model is None and isinstance(body, dict) and len(self.admission.models) == 1:
-            return self.admission.models[0]
-        return model if isinstance(model, str) else None
-
-    def _models_body(self) -> bytes:
-        data = [
-            {"id": model, "object": "model", "created": 0, "owned_by": "skep", "skep": self._serving(model)}
-            for model in self.admission.models
-        ]
-        return json.dumps({"object": "list", "data": data}).encode()
-
-    def _serving(self, model: str) -> dict[str, Any]:
-        specs = [spec for spec in self.admission.replicas() if spec.model == model]
-        return {
-            "replicas": len(specs),
-            "slots": sum(spec.slots for spec in specs),
-            "engine": ", ".join(sorted({spec.engine for spec in specs})),
-            "simulated": any(spec.simulated for spec in specs),
-        }
-
-    def _answer_error(self, request: Incoming, code: str, message: str) -> None:
-        request.respond(ERRORS[code][0], [JSON], error_body(code, message))
-
-    async def _ask_busy(self, spec: ReplicaSpec) -> None:
-        asked_at = time.monotonic()
+        headers = sort_headers(request.headers, hide_keys=self.guarded or self._keys_of_ours)
+        cross_origin = None
+        if headers.origin is not None:
+            cross_origin = self._leave_for_page(request, headers.origin)
+            request.extra = cross_origin
+            if cross_origin is not None and self._answered_preflight(request):
+                return None
+        key = self._key_of(request)
+        route = self.routes.get((method, path))
+        if route is not None:
+            route(request)
+            return None
+        if is_for_the_owner(path):
+            raise Refused("admin_path", f"{path} is for the engine's owner; use `skep` on the machine itself")
+        own = {name: value.decode("utf-8", "replace") for name, value in headers.own.items()}
         try:
-            answer = await fetch(self.pool(spec), "GET", "/slots", timeout_s=5.0)
-        except WireFailure:
-            return
-        busy = count_busy(answer.json())
-        if busy is not None:
-            self.carry_out(self.admission.engine_busy(spec.name, busy, asked_at, time.monotonic()))
+            priority = PRIORITIES[class_for(key, own.get(b"priority"))]
+            max_wait_s = seconds_of(own[b"max-wait"]) if b"max-wait" in own else None
+        except ValueError as error:
+            raise Refused("bad_request", str(error)) from None
+        agent = own.get(b"agent", "")
+        kind = headers.content_type.split(b";")[0].strip().lower()
+        return Plan(
+            rules=self._rules,
+            path=path,
+            lines=headers.lines,
+            key=key,
+            priority=priority,
+            flow=key.name if key is not None and (len(self.ring) > 1 or not agent) else agent,
+            session=session_digest(headers.own[b"session"]) if b"session" in own else None,
+            model=own.get(b"model"),
+            max_wait_s=max_wait_s,
+            form=kind == b"multipart/form-data",
+            may_be_other=bool(kind) and kind != b"application/json" and not kind.endswith(b"+json"),
+            cross_origin=cross_origin,
+            label=priority.label,
+            light=takes_no_slot(method, path),
+            lengthy=method not in (b"GET", b"HEAD"),
+        )
 
-
-class Exchange:
-    """One client's request, from arrival to its one end. Receives the replica's answer."""
-
-    def __init__(self, request_id: str, request: Incoming, model: str, proxy: Proxy, *, forward_auth: bool) -> None:
-        self.id = request_id
-        self._request = request
-        self._model = model
-        self._proxy = proxy
-        self._forward_auth = forward_auth
-        self._call: Call | None = None
-        self._granted: Forward | None = None
-        self._streaming = False
-        request.on_gone = self._client_gone
-        request.on_pause = self._pause
-        request.on_resume = self._resume
-
-    # Admission's side
-
-    def forward(self, action: Forward) -> None:
-        self._granted = action
-        pool = self._proxy.pool(action.replica)
-        head = request_bytes(self._request.method, self._request.target, self._upstream_headers(pool.origin.authority))
-        self._call = pool.send(head + self._request.body, self)
-
-    def reject(self, action: Reject) -> None:
-        status, headers, body = rejection(action, model=self._model, models=self._proxy.admission.models)
-        self._request.on_gone = None
-        self._request.respond(status, [*headers, (b"x-skep-request-id", self.id.encode())], body)
-        self._proxy.ended(self, [])
-
-    # The replica's side
-
-    def on_head(self, head: ResponseHead, at: float) -> None:  # noqa: ARG002
-        assert self._granted is not None
-        self._proxy.admission.answering(self.id)
-        self._streaming = (head.get(b"content-type") or b"").startswith(b"text/event-stream")
-        headers = [(k, v) for k, v in head.headers if k not in HOP_BY_HOP and k != b"content-length"]
-        headers.append((b"x-skep-replica", self._granted.replica.name.encode()))
-        headers.append((b"x-skep-queue-ms", b"%.1f" % max(0.0, self._granted.queued_s * 1000)))
-        headers.append((b"x-skep-request-id", self.id.encode()))
-        self._request.start(head.status, headers, head.length)
-
-    def on_body(self, data: bytes, at: float) -> None:  # noqa: ARG002
-        self._request.write(data)
-
-    def on_end(self, at: float) -> None:
-        self._request.on_gone = None
-        self._request.finish()
-        self._proxy.ended(self, self._proxy.admission.finished(self.id, at))
-
-    def on_failure(self, failure: WireFailure, at: float) -> None:
-        self._call = None
-        if self._request.started:
-            self._break_off(f"the replica broke off: {failure}")
-            self._proxy.ended(self, self._proxy.admission.finished(self.id, at))
-        else:
-            counts = failure.kind != "connect"  # a refused connection costs no attempt: nothing was sent
-            self._proxy.carry_out(self._proxy.admission.failed(self.id, at, counts=counts))
-
-    def cut(self, why: str) -> None:
-        if self._call is not None:
-            self._call.abort()
-        if self._request.started:
-            self._break_off(why)
-        else:
-            self._request.on_gone = None
-            self._request.respond(503, [JSON, (b"retry-after", b"1")], error_body("shutting_down", why))
-
-    def _break_off(self, why: str) -> None:
-        """The answer began and will not be whole: said inside a stream, by a broken connection elsewhere."""
-        self._request.on_gone = None
-        if self._streaming:
-            self._request.keep_alive = False
-            self._request.write(error_event("stream_cut", why))
-            self._request.finish()
-        else:
-            self._request.cut()
-
-    # The client's side
-
-    def _client_gone(self) -> None:
-        if self._call is not None:
-            self._call.abort()
+    def _pass(self, request: Incoming, plan: Plan) -> None:
+        seen = self._look(request, plan)
+        model, body = self._model(seen, plan, request)
         now = time.monotonic()
-        self._proxy.left(self, self._proxy.admission.hung_up(self.id, now))
+        key = plan.key
+        if key is not None:
+            refusal = self.ring.enter(key.name, now)
+            if refusal is not None:
+                message = f"the key `{key.name}` has reached its limit ({refusal.code.value})"
+                raise Refused(refusal.code.value, message, refusal.retry_after_s)
+        request_id = self._new_id()
+        exchange = Exchange(request_id, request, plan, model, body, self, now)
+        if not self.exchanges:
+            self.drained.clear()
+        self.exchanges[request_id] = exchange
+        if plan.light:
+            self._pass_lightly(exchange, now)
+            return
+        conversation = seen.conversation if plan.session is None else plan.session
+        arrival = Arrival(request_id, model, plan.priority, plan.flow, conversation, len(body), plan.max_wait_s)
+        self.carry_out(self.admission.arrive(arrival, now))
 
-    def _pause(self) -> None:
-        if self._call is not None:
-            self._call.pause()
+    def _pass_lightly(self, exchange: Exchange, now: float) -> None:
+        exchange.leased = False
+        replica = self.admission.anywhere(exchange.model, now)
+        if replica is not None:
+            exchange.forward(Forward(exchange.id, replica, 0.0, 1))
+        elif self.admission.knows(exchange.model):
+            exchange.refuse("replica_lost", f"no replica of `{exchange.model}` can be reached now")
+        else:
+            models = ", ".join(self.admission.models) or "none"
+            exchange.refuse("model_not_found", f"`{exchange.model}` is not served here; known: {models}")
 
-    def _resume(self) -> None:
-        if self._call is not None:
-            self._call.resume()
+    def _look(self, request: Incoming, plan: Plan) -> Look:
+        if not request.body:
+            return Look(None)
+        if plan.form:
+            return Look(model_of_form(request.body))
+        try:
+            return look(request.body, conversation=self._several)
+        except NotAnObject as error:
+            if not plan.may_be_other:
+                raise Refused("bad_request", f"the body is not a JSON object with a `model`: {error}") from None
+            return Look(None)
 
-    def _upstream_headers(self, authority: bytes) -> list[tuple[bytes, bytes]]:
-        own = {b"host", b"content-length", b"expect"} | HOP_BY_HOP
-        if not self._forward_auth:
-            own |= {b"authorization", b"x-api-key"}
-        kept = [(name, value) for name, value in self._request.headers if name not in own]
-        return [(b"host", authority), *kept, (b"content-length", b"%d" % len(self._request.body))]
+    def _model(self, seen: Look, plan: Plan, request: Incoming) -> tuple[str, bytes]:
+        """Which pool, and the body for it. An alias is replaced in the body by the name its engine knows."""
+        named = plan.model or seen.model
+        if named is None:
+            models = self.admission.models
+            if len(models) == 1:
+                return models[0], request.body
+            where = "name a `model` in the body" if request.body else "name one with the header x-skep-model"
+            raise Refused("bad_request", f"several models are served here: {', '.join(models)}; {where}")
+        if self.policy.aliases and not self.admission.knows(named):
+            for pattern, model in self.policy.aliases.items():
+                if fnmatchcase(named, pattern):
+                    changed = with_model(request.body, named, model) if seen.model == named else None
+                    return model, changed if changed is not None else request.body
+        return named, request.body
+
+    def _key_of(self, request: Incoming) -> KeySpec | None:
+        if not self.guarded:
+            return None
+        for given in given_keys(request.headers):
+            found = self.ring.find(given)
+            if found is not None:
+                return found
+        raise Refused(
+            "invalid_api_key", "this endpoint wants its API key as `Authorization: Bearer KEY` or `x-api-key`"
+        )
+
+    def _leave_for_page(self, request: Incoming, origin: bytes) -> list[tuple[bytes, bytes]] | None:
+        """Headers that let a web page read the answer; None where it may not."""
+        origins = self.policy.origins
+        if "*" in origins or origin.decode("latin-1") in origins:
+            return [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        if self.guarded and request.method != b"OPTIONS":
+            return None  # the key decides; without our leave the page cannot read the answer
+        allowed = "`cors_origins` under [gateway] in skep.toml names those that may"
+        raise Refused("origin_refused", f"web pages of {origin.decode('latin-1')} may not call this; {allowed}")
+
+    def _answered_preflight(self, request: Incoming) -> bool:
+        if request.method != b"OPTIONS" or request.get(b"access-control-request-method") is None:
+            return False
+        wanted = request.get(b"access-control-request-headers") or b"content-type"
+        leave = [
+            (b"access-control-allow-methods", b"GET, POST"),
+            (b"access-control-allow-headers", wanted),
+            (b"access-control-max-age", b"600"),
+        ]
+        request.respond(204, leave, b"")
+        return True
+
+    def _answer_refusal(self, request: Incoming, path: str, refusal: Refused) -> None:
+        status = ERRORS[refusal.code][0]
+        request_id = self._new_id()
+        headers = [*retry_headers(refusal.retry_after_s), (b"x-skep-request-id", request_id.encode())]
+        request.respond(status, headers, error_body(refusal.code, str(refusal), path))
+        self.accounts.refused(request_id, request, path, status, refusal.code)
+
+    def _new_id(self) -> str:
+        self._counter += 1
+        return f"{self._prefix}-{self._counter}"
 
 
-def count_busy(slots: Any) -> int | None:
-    """llama.cpp's `/slots`: how many are processing. None where the answer is something else."""
-    if not isinstance(slots, list):
-        return None
-    return sum(1 for slot in slots if isinstance(slot, dict) and slot.get("is_processing"))
+def seconds_of(text: str) -> float:
+    """Of the header `x-skep-max-wait`."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"x-skep-max-wait: {text[:40]!r} is not a number of seconds")
+    return seconds

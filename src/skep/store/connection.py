@@ -29,6 +29,8 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
         connection = _open(path, read_only=read_only)
         try:
             _prepare_when_free(connection, path, read_only=read_only)
+            if read_only:
+                _upgrade_to_read(connection, path)
         except BaseException:
             connection.close()
             raise
@@ -60,7 +62,8 @@ def _prepare_when_free(connection: sqlite3.Connection, path: Path, *, read_only:
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
-            return _prepare(connection, path, read_only=read_only)
+            _prepare(connection, path, read_only=read_only)
+            return
         except sqlite3.OperationalError as error:
             if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
@@ -70,13 +73,11 @@ def _prepare_when_free(connection: sqlite3.Connection, path: Path, *, read_only:
 def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
     _check_origin(connection, path)
     connection.execute("PRAGMA foreign_keys = ON")
-    if read_only:
-        return _check_version_to_read(connection, path)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    if version_of(connection) < len(MIGRATIONS):
-        _migrate_once(connection)
-    return None
+    if not read_only:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        if version_of(connection) < len(MIGRATIONS):
+            _migrate_once(connection)
 
 
 def _migrate_once(connection: sqlite3.Connection) -> None:
@@ -104,7 +105,11 @@ def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def _check_version_to_read(connection: sqlite3.Connection, path: Path) -> None:
+def _upgrade_to_read(connection: sqlite3.Connection, path: Path) -> None:
+    """A command that only reads is often the first after an upgrade of skep; who may write brings the file along."""
+    if 0 < version_of(connection) < len(MIGRATIONS):
+        with suppress(StoreError):
+            connect(path, read_only=False).close()
     if version_of(connection) < len(MIGRATIONS):
         raise StoreError(
             f"`{path}` was written by an older skep and must be upgraded before it can be read",

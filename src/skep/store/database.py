@@ -9,22 +9,29 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from skep.errors import StoreError, UserError
-from skep.records import Request, Run, RunState
+from skep.records import GatewayRequest, Request, Run, RunState
 from skep.store.connection import connect
 from skep.store.copies import copy_database
 from skep.store.faults import translated
 from skep.store.rows import (
+    GATEWAY_COLUMNS,
+    GATEWAY_ROWS_AT_ONCE,
     REQUEST_COLUMNS,
     ClientSample,
     client_sample_of,
+    gateway_request_of,
+    gateway_values,
+    insert_gateway_rows,
     json_text,
     request_of,
     request_row,
@@ -43,6 +50,16 @@ _INSERT_REQUEST = (
     f"INSERT INTO requests ({', '.join(REQUEST_COLUMNS)}) VALUES ({', '.join('?' * len(REQUEST_COLUMNS))})"  # noqa: S608
 )
 _TABLES_OF_A_RUN = (("requests", "run_id"), ("client_samples", "run_id"), ("run_ends", "run_id"), ("runs", "id"))
+_GATEWAY_REQUESTS = f"""
+SELECT {", ".join(GATEWAY_COLUMNS)} FROM gateway_requests WHERE arrived_at >= ?
+ORDER BY arrived_at DESC, rowid DESC LIMIT ?
+"""  # noqa: S608
+_DELETE_SOME_GATEWAY_REQUESTS = """
+DELETE FROM gateway_requests
+WHERE rowid IN (SELECT rowid FROM gateway_requests WHERE arrived_at < ? ORDER BY arrived_at LIMIT ?)
+"""
+_DELETED_AT_ONCE = 5000
+_LET_OTHERS_WRITE_S = 0.01
 _ID_ATTEMPTS = 20
 
 
@@ -56,12 +73,13 @@ def new_suffix() -> str:
 
 
 class Store:
-    """Rows are appended and never changed; a run that has ended takes no more. Only whole runs are deleted."""
+    """Rows are appended and never changed; an ended run takes no more. Only whole runs and old gateway rows go."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, *, read_only: bool = False) -> None:
         self.path = path
         self._connection = connection
         self._read_only = read_only
+        self._file = _identity(path)
         self._lock = threading.RLock()  # at most one transaction is open on the connection
 
     def __enter__(self) -> Self:
@@ -74,6 +92,11 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<Store {self.path}{', read-only' if self._read_only else ''}>"
+
+    @property
+    def moved(self) -> bool:
+        """Whether the file was deleted or replaced since it was opened: what is written from then on is lost."""
+        return _identity(self.path) != self._file
 
     def close(self) -> None:
         with self._lock:
@@ -122,6 +145,18 @@ class Store:
         with self._transaction(run_id):
             self._connection.execute("INSERT INTO client_samples VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
+    def append_gateway_requests(self, rows: Iterable[GatewayRequest]) -> None:
+        """All of them or none."""
+        self.append_gateway_values(map(gateway_values, rows))
+
+    def append_gateway_values(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """The same for tuples in the order of `GatewayRequest`: making the records takes longer than storing them."""
+        values = list(rows)
+        if values:
+            with self._transaction():
+                for start in range(0, len(values), GATEWAY_ROWS_AT_ONCE):
+                    self._insert_gateway_rows(values[start : start + GATEWAY_ROWS_AT_ONCE])
+
     def end_run(
         self, run_id: str, ended_at: float, outcome: Literal["done", "failed"], error: str | None = None
     ) -> None:
@@ -154,6 +189,23 @@ class Store:
         rows = self._read("SELECT * FROM client_samples WHERE run_id = ? ORDER BY level, repeat, rowid", run_id)
         return [client_sample_of(row) for row in rows]
 
+    def gateway_requests(self, since: float | None = None, limit: int | None = None) -> list[GatewayRequest]:
+        """Newest first. `since` is the unix time of the earliest arrival wanted."""
+        values = (float("-inf") if since is None else since, -1 if limit is None else limit)
+        return [gateway_request_of(row) for row in self._read(_GATEWAY_REQUESTS, *values)]
+
+    def count_gateway_requests(self, before: float | None = None) -> int:
+        limit = float("inf") if before is None else before
+        return int(self._read("SELECT count(*) FROM gateway_requests WHERE arrived_at < ?", limit)[0][0])
+
+    def delete_gateway_requests(self, before: float) -> int:
+        """How many went. In short transactions, with a pause between them: a gateway may be appending meanwhile."""
+        total = 0
+        while deleted := self._delete_some_gateway_requests(before):
+            total += deleted
+            time.sleep(_LET_OTHERS_WRITE_S)
+        return total
+
     def delete_runs(self, ids: Iterable[str]) -> int:
         """How many there were to delete. A run that is being written stays, and the others with it."""
         wanted = sorted(set(ids))
@@ -185,6 +237,20 @@ class Store:
             self._connection.execute("VACUUM")
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
+    def _insert_gateway_rows(self, rows: list[tuple[Any, ...]]) -> None:
+        sql, values = insert_gateway_rows(len(rows)), tuple(chain.from_iterable(rows))
+        try:
+            self._connection.execute(sql, values)
+        except UnicodeEncodeError:  # rare, and only SQLite's own reading of each text finds it without a cost
+            self._connection.execute(sql, [storable(v) if isinstance(v, str) else v for v in values])
+
+    def _delete_some_gateway_requests(self, before: float) -> int:
+        with self._transaction():
+            self._connection.execute("INSERT INTO deleting_before VALUES (?)", (before,))
+            deleted = self._connection.execute(_DELETE_SOME_GATEWAY_REQUESTS, (before, _DELETED_AT_ONCE)).rowcount
+            self._connection.execute("DELETE FROM deleting_before")
+        return deleted
+
     def _last(self) -> Run:
         newest = self.runs(1)
         if not newest:
@@ -211,10 +277,19 @@ class Store:
                 yield
                 self._connection.execute("COMMIT")
             except sqlite3.IntegrityError as error:
-                raise StoreError(f"run `{run_id}` does not take this row: {error}") from error
+                taker = f"run `{run_id}`" if run_id else f"`{self.path}`"
+                raise StoreError(f"{taker} does not take this row: {error}") from error
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _unclear(name: str, candidates: list[str], newest: list[str]) -> UserError:

@@ -27,6 +27,8 @@ _FAULTS: dict[int, tuple[str, str]] = {
     sqlite3.SQLITE_IOERR: _DISK,
 }
 
+_FAULTS_OF_A_ROW = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.DataError)
+
 
 def primary_code(error: sqlite3.Error) -> int | None:
     """SQLite's result code without its extension, None where Python itself raised the error."""
@@ -43,6 +45,20 @@ def store_error(error: sqlite3.Error | OSError, path: Path) -> StoreError:
         return StoreError(f"`{path}` refused: {error}")
     what, hint = fault
     return StoreError(f"`{path}` {what} ({error})", hint=hint.format(path=path, folder=path.parent))
+
+
+def is_busy(error: Exception) -> bool:
+    """Somebody else holds the write lock; nothing is wrong with the file."""
+    return _code_behind(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def is_about_a_row(error: Exception) -> bool:
+    """A value has no place in its column; other rows may be stored all the same."""
+    return isinstance(error.__cause__, _FAULTS_OF_A_ROW) or isinstance(error, OverflowError)
+
+
+def _code_behind(error: Exception) -> int | None:
+    return primary_code(error.__cause__) if isinstance(error.__cause__, sqlite3.Error) else None
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Any, Self
 class GatewayProcess:
     """Listens when constructed; ends with `close`, and with the process that made it."""
 
-    def __init__(self, log: Path, **setup: Any) -> None:
+    def __init__(self, log: Path, /, **setup: Any) -> None:
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen(64)

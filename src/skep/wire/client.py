@@ -10,42 +10,29 @@ import asyncio
 import ssl
 import time
 from collections import deque
-from typing import Protocol, cast
+from typing import cast
 
 import httptools
 
+from skep.wire.chunks import payload_of
 from skep.wire.heads import Headers, Origin, ResponseHead
+from skep.wire.memo import Heads
+from skep.wire.receiver import Receiver, Unchunked, WireFailure
+
+__all__ = ["Call", "Pool", "Receiver", "Unchunked", "WireFailure"]
 
 STALE_S = 1.0
-
-
-class Receiver(Protocol):
-    """Gets one answer, piece by piece. `at` is `time.monotonic()` as the bytes arrived, before they were parsed.
-
-    Not the loop's clock: uvloop's stands still while it works through one round of events, in whole milliseconds.
-    """
-
-    def on_head(self, head: ResponseHead, at: float) -> None: ...
-    def on_body(self, data: bytes, at: float) -> None: ...
-    def on_end(self, at: float) -> None: ...
-    def on_failure(self, failure: WireFailure, at: float) -> None: ...
-
-
-class WireFailure(Exception):
-    """Why an answer did not come whole. `kind`: connect, timeout, closed or protocol."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
+COPY_BYTES = 16_384  # a shorter body is joined to its head: one write instead of two
 
 
 class Call:
     """One request on its way. `abort` closes its connection at once; after it no callback comes."""
 
-    __slots__ = ("_connection", "aborted", "payload", "receiver", "retried")
+    __slots__ = ("_connection", "aborted", "body", "head", "receiver", "retried")
 
-    def __init__(self, payload: bytes, receiver: Receiver) -> None:
-        self.payload = payload
+    def __init__(self, head: bytes, receiver: Receiver, body: bytes) -> None:
+        self.head = head
+        self.body = body
         self.receiver = receiver
         self.retried = False
         self.aborted = False
@@ -81,6 +68,7 @@ class Pool:
         connect_timeout_s: float = 5.0,
     ) -> None:
         self.origin = origin
+        self.host_line = b"host: %b\r\n" % origin.authority
         self._max_idle = max_idle
         self._idle_s = idle_s
         self._connect_timeout_s = connect_timeout_s
@@ -88,13 +76,14 @@ class Pool:
         self._open: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()  # connects under way; cancelled by `close`
         self._loop = asyncio.get_running_loop()
+        self.heads: Heads[ResponseHead] = Heads()
         self._tls = ssl.create_default_context() if origin.tls else None
 
     def __repr__(self) -> str:
         return f"<Pool {self.origin} {len(self._open)} open, {len(self._idle)} idle>"
 
-    def send(self, payload: bytes, receiver: Receiver) -> Call:
-        call = Call(payload, receiver)
+    def send(self, head: bytes, receiver: Receiver, body: bytes = b"") -> Call:
+        call = Call(head, receiver, body)
         self._dispatch(call, fresh=False)
         return call
 
@@ -192,6 +181,10 @@ class _Connection(asyncio.Protocol):
         self._complete = False  # the whole answer has been parsed
         self._reusable = False
         self._surplus = False  # bytes came after it
+        self._begun = 0  # answers that began in this read, interim ones included
+        self._chunked = False  # the receiver takes whole chunks as they are
+        self._between = False  # the parser stands between two chunks
+        self._plain: ResponseHead | None = None  # the head under way, if its like may be recognised by its bytes
         self._sent_at = 0.0
         self.used = False  # has carried a whole exchange before this one
         self.answered = False  # a byte of the current answer came
@@ -214,7 +207,9 @@ class _Connection(asyncio.Protocol):
             failure = WireFailure("closed", f"{self._pool.origin} closed the connection before it answered")
             self._pool.lost(self, call, failure, self._sent_at)
         else:
-            self._transport.write(call.payload)
+            self._transport.write(call.head + call.body if len(call.body) < COPY_BYTES else call.head)
+            if len(call.body) >= COPY_BYTES:
+                self._transport.write(call.body)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -237,11 +232,19 @@ class _Connection(asyncio.Protocol):
         self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        self._at = time.monotonic()
-        if self._call is None:
+        self._at = at = time.monotonic()
+        call = self._call
+        if call is None:
             self.close()  # bytes that nobody asked for
             return
-        self.answered = True
+        if self._between and self._chunked and not call.aborted:
+            payload = payload_of(data)
+            if payload is not None:
+                call.receiver.on_chunks(data, payload, at)
+                return
+        fresh, self.answered, self._begun = not self.answered, True, 0
+        if fresh and self._took_known(call, data, at):
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
@@ -251,8 +254,27 @@ class _Connection(asyncio.Protocol):
             self._fail(WireFailure("protocol", f"{self._pool.origin} switched to another protocol"))
         except httptools.HttpParserError as error:
             self._fail(WireFailure("protocol", f"{self._pool.origin} does not speak HTTP: {error}"))
+        self._between = self._between and data.endswith(b"\r\n")  # else it stands inside the next chunk's size
         if self._complete:
+            if fresh and self._reusable and self._begun == 1:
+                self._pool.heads.keep(data, self._plain)
             self._hand_back()
+
+    def _took_known(self, call: Call, data: bytes, at: float) -> bool:
+        """An answer in one read, with a head that was read before: the parser need not see it."""
+        found = self._pool.heads.find(data)
+        if found is None:
+            return False
+        known, begins, length = found
+        if len(data) != begins + length:
+            return False
+        receiver = call.receiver
+        receiver.on_head(ResponseHead(known.status, known.headers, length, known.memo), at)
+        if length and not call.aborted:
+            receiver.on_body(data[begins:], at)
+        self._reusable, self._surplus = True, False
+        self._hand_back()
+        return True
 
     def eof_received(self) -> bool:
         return False
@@ -271,8 +293,17 @@ class _Connection(asyncio.Protocol):
 
     # httptools' side
 
+    def on_chunk_header(self) -> None:
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        self._between = True
+
     def on_message_begin(self) -> None:
         self._surplus = self._complete
+        self._begun += 1
+        self._between = self._chunked = False
+        self._plain = None
         self._headers = []
         self._head = None
 
@@ -285,8 +316,12 @@ class _Connection(asyncio.Protocol):
             return
         lengths = [value for name, value in self._headers if name == b"content-length"]
         length = int(lengths[0]) if lengths and lengths[0].isdigit() else None
-        self._head = ResponseHead(status, self._headers, length)
-        self._call.receiver.on_head(self._head, self._at)
+        head = self._head = ResponseHead(status, self._headers, length)
+        if len(lengths) == 1 and status == 200 and head.get(b"transfer-encoding") is None:
+            self._plain = head
+        receiver = self._call.receiver
+        receiver.on_head(head, self._at)
+        self._chunked = receiver.takes_chunks and head.get(b"transfer-encoding") == b"chunked"
 
     def on_body(self, data: bytes) -> None:
         if self._call is not None and self._head is not None and not self._call.aborted:
@@ -297,6 +332,7 @@ class _Connection(asyncio.Protocol):
             return  # an interim 1xx answer, or one that nobody asked for
         self._head = None
         self._complete = True
+        self._between = False
         self._reusable = self._parser.should_keep_alive()
 
     def _hand_back(self) -> None:

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from skep.wire.client import Pool, WireFailure
+from skep.wire.client import Pool, Unchunked, WireFailure
 from skep.wire.heads import Origin, ResponseHead, request_bytes
 
 
@@ -29,7 +29,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class _Collector:
+class _Collector(Unchunked):
     done: asyncio.Future[Answer]
     head: ResponseHead | None = None
     parts: list[bytes] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import urlsplit
 
 from skep.errors import UserError
@@ -26,7 +27,7 @@ HOP_BY_HOP = frozenset(
     )
 )
 
-_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+_STATUS_LINES = {status.value: b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode()) for status in HTTPStatus}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,23 @@ class Origin:
         return f"{'https' if self.tls else 'http'}://{self.authority.decode()}"
 
 
-@dataclass(frozen=True, slots=True)
+class Memo:
+    """A place for what somebody worked out from a head; it is found again with the next head of the same bytes."""
+
+    __slots__ = ("note",)
+
+    def __init__(self) -> None:
+        self.note: Any = None
+
+
+@dataclass(slots=True)
 class ResponseHead:
+    """Nobody changes it; it is not frozen because one is made for every answer."""
+
     status: int
     headers: Headers = field(default_factory=list)  # names in lower case
     length: int | None = None  # of the body; None: until the last chunk or the end of the connection
+    memo: Memo = field(default_factory=Memo)
 
     def get(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.headers if key == name), None)
@@ -70,13 +83,27 @@ def parse_url(url: str, *, name: str = "--url") -> tuple[Origin, str]:
     return Origin(parts.hostname, port or (443 if tls else 80), tls), parts.path.rstrip("/")
 
 
-def request_bytes(method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    lines = [method + b" " + target + b" HTTP/1.1"]
-    lines.extend(name + b": " + value for name, value in headers)
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+def lines_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """As they stand in a head, each with its line end."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def request_bytes(
+    method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], version: bytes = b"1.1"
+) -> bytes:
+    return _head_bytes(b"%b %b HTTP/%b" % (method, target, version), headers)
 
 
 def response_bytes(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    lines = [b"HTTP/1.1 %d %s" % (status, _REASONS.get(status, b"Status"))]
-    lines.extend(name + b": " + value for name, value in headers)
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+    return _head_bytes(status_line(status), headers)
+
+
+def status_line(status: int) -> bytes:
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status" % status
+
+
+def _head_bytes(first_line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    lines = [first_line]
+    lines.extend([b": ".join(pair) for pair in headers])
+    lines.append(b"\r\n")
+    return b"\r\n".join(lines)

@@ -1,0 +1,68 @@
+"""`skep gateway`: the gateway alone, in front of servers that skep did not start."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from skep.cli.serve import ConfigOption, DetachOption, HostOption, JsonOption, PortOption, given, start
+from skep.errors import UserError
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: skep gateway --upstream http://127.0.0.1:8000 --slots 16 -d")(gateway)
+
+
+def gateway(
+    upstream: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A server to front; may be repeated. Default: [[upstream]] in skep.toml."),
+    ] = None,
+    slots: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", min=1, max=65536, help="Sequences a server decodes at a time: for all, or per URL."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model they serve. Default: asked of each.")] = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    reserve: Annotated[int, typer.Option(min=0, help="Slots of each server for interactive requests only.")] = 0,
+    soft_slots: Annotated[
+        int | None, typer.Option(min=1, help="Requests at once while anything but batch is there. Default: all slots.")
+    ] = None,
+    max_queue: Annotated[int | None, typer.Option(min=0, help="Waiting requests per model; beyond it 429.")] = None,
+    config: ConfigOption = None,
+    detach: DetachOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Put the gateway in front of servers that run already: llama-server, vLLM, SGLang, another skep."""
+    from skep.configfile import make_upstream
+    from skep.settings import Wishes
+
+    urls = upstream or []
+    if not urls and (slots or model or reserve or soft_slots):
+        hint = "or write an [[upstream]] table into skep.toml"
+        raise UserError("--slots, --model, --reserve and --soft-slots go with --upstream", hint=hint)
+    shares = {"model": model, "reserve": reserve, "soft_slots": soft_slots}
+    wishes = Wishes(
+        gateway=given(host=host or None, port=port, max_queue=max_queue),
+        upstream=tuple(
+            make_upstream(url, count, **shares)  # type: ignore[arg-type]
+            for url, count in zip(urls, _slots(urls, slots or []), strict=True)
+        ),
+        only_upstreams=True,
+    )
+    start(wishes, config, detach=detach, as_json=as_json)
+
+
+def _slots(urls: list[str], slots: list[int]) -> list[int]:
+    from skep.configfile import SLOTS_MATTER
+
+    if urls and not slots:
+        raise UserError(f"--upstream {urls[0]} without --slots", hint=SLOTS_MATTER)
+    if len(slots) == 1:
+        return slots * len(urls)
+    if len(slots) != len(urls):
+        hint = "give one --slots for all, or one for each --upstream in the same order"
+        raise UserError(f"{len(urls)} --upstream, but {len(slots)} --slots", hint=hint)
+    return slots

@@ -1,0 +1,400 @@
+"""`skep top`: a live view of a running hive.
+
+`View` takes readings and draws frames; it knows no clock, socket or terminal. What is below `top` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from skep.cli.output import note, number, print_json
+from skep.cli.serve import JsonOption
+from skep.errors import SkepError
+from skep.units import format_seconds, parse_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+WINDOW_S = 10.0  # rates are means over so long
+HISTORY = 60  # readings
+ONCE_S = 1.0  # between the two readings of `--once` and `--json`
+SHORTEST_S, ANSWER_S = 0.1, 3.0
+LONGEST_BAR, SHORTEST_BAR, SHORTEST_NAME = 40, 8, 8
+OUTCOMES = ("answered", "refused", "broken", "hung_up")
+STYLES = {"up": "green", "ready": "green", "open": "bold red", "failed": "bold red", "backoff": "red"}
+BETWEEN = "yellow"  # half-open, draining, starting, warming, stopping
+
+Status = dict[str, Any]
+Line = list[tuple[str, str]]  # (text, style)
+
+UNICODE = ("█▒·", "–", "…", "▁▂▃▄▅▆▇█")  # slots: active, releasing, free; unknown; cut off; heights
+ASCII = ("#%.", "-", "~", "_.:-=+*#")
+
+
+class Page:
+    """What a frame is drawn on: its size, and the characters it can show."""
+
+    def __init__(self, width: int = 80, height: int | None = None, encoding: str = "utf-8") -> None:
+        self.width, self.height, self._encoding = width, height, encoding
+        glyphs = UNICODE if self.clean("".join(UNICODE)) == "".join(UNICODE) else ASCII
+        self.slots, self.unknown, self.ellipsis, self.sparks = glyphs
+
+    def figure(self, value: float | None, digits: int = 1) -> str:
+        return number(value, digits).replace("–", self.unknown)
+
+    def row(self, cells: list[str], spaces: list[int], side: str = "<") -> str:
+        """Too long a cell is cut in its middle: names differ at their ends."""
+        fit = [c if len(c) <= n else c[: n - 5] + self.ellipsis + c[-4:] for c, n in zip(cells, spaces, strict=True)]
+        return "  ".join(f"{cell:{side}{space}}" for cell, space in zip(fit, spaces, strict=True))
+
+    def wrapped(self, text: str, style: str, indent: str = "") -> list[Line]:
+        parts = wrap(text, max(20, self.width - len(indent)), max_lines=3, placeholder=f" {self.ellipsis}")
+        return [[(indent + part, style)] for part in parts]
+
+    def clean(self, text: str) -> str:
+        """What engines write may hold control characters, and characters that the terminal lacks."""
+        printable = "".join(letter if letter.isprintable() else " " for letter in text)
+        return printable.encode(self._encoding, "replace").decode(self._encoding)
+
+
+class Rate:
+    """What a counter gains per second over the last WINDOW_S. A value of None: nobody has counted yet.
+
+    A counter that goes down has lost a gateway process: that step counts as no gain.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._told = False
+        self._points: deque[tuple[float, float]] = deque()  # (time, gained since the first)
+
+    def take(self, value: float | None, now: float) -> None:
+        self._told = self._told or value is not None
+        gain = max(0.0, (value or 0.0) - self._last)
+        self._last = value or 0.0
+        self._points.append((now, self._points[-1][1] + gain if self._points else 0.0))
+        while len(self._points) > 2 and self._points[1][0] <= now - WINDOW_S:
+            self._points.popleft()
+
+    def per_s(self) -> float | None:
+        if not self._told:
+            return None
+        (began, before), (ended, after) = self._points[0], self._points[-1]
+        return (after - before) / (ended - began) if ended > began else None
+
+
+class History:
+    """The last HISTORY values, drawn in as many cells as there are: a cell shows the largest of its values."""
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=HISTORY)
+        self._taken = 0
+
+    def take(self, value: float) -> None:
+        self._values.append(value)
+        self._taken += 1
+
+    def line(self, room: int, sparks: str, digits: int = 0) -> str:
+        """The sparkline and its maximum. Whatever is above zero is drawn above zero."""
+        highest = max(self._values, default=0.0)
+        label = f"  max {highest:,.{digits}f}"
+        most = max(1, min(HISTORY, room - len(label)))
+        share = -(-HISTORY // most)  # values of a cell: counted from the first ever, so that cells stay as they fill
+        cells: dict[int, float] = {}
+        for place, value in enumerate(self._values, self._taken - len(self._values)):
+            cells[place // share] = max(cells.get(place // share, 0.0), value)
+        levels = (0 if value <= 0 else max(1, round((len(sparks) - 1) * value / highest)) for value in cells.values())
+        return "".join(sparks[level] for level in levels)[-most:] + label
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One replica as the supervisor and the gateway tell of it together."""
+
+    name: str
+    model: str
+    state: str
+    slots: int
+    active: int | None  # None: the gateway does not know it
+    releasing: int
+    restarts: int | None
+    mark: str
+    why: str
+
+
+def replicas_of(status: Status) -> list[Shown]:
+    gateway = status.get("gateway") or {}
+    rows = {row["name"]: row for row in status["rows"] if row["kind"] != "gateway"}
+    seen: dict[str, list[dict[str, Any]]] = {name: [] for name in rows}
+    for entry in gateway.get("replicas", ()):  # a name comes twice while an older replica of that name drains
+        seen.setdefault(entry["name"], []).append(entry)
+    return [_shown(rows.get(name, {}), entries, told=bool(gateway)) for name, entries in seen.items()]
+
+
+def _shown(row: dict[str, Any], entries: list[dict[str, Any]], *, told: bool) -> Shown:
+    state, why, told_by = row.get("state", "ready"), row.get("why") or "", row or entries[0]
+    if state == "ready" and entries:
+        serving = [entry["state"] for entry in entries if entry["state"] != "draining"]
+        state = next((found for found in serving if found != "up"), "up") if serving else "draining"
+    elif state == "ready" and told:
+        why = why or "gets no requests"
+    active, releasing = (sum(entry[kind] for entry in entries) for kind in ("active", "releasing"))
+    mark = "simulated" if any(source.get("simulated") for source in (row, *entries)) else ""
+    model = next((source["model"] for source in (row, *entries) if source.get("model")), "")
+    name, slots = told_by["name"], told_by["slots"]
+    return Shown(name, model, state, slots, active if entries else None, releasing, row.get("restarts"), mark, why)
+
+
+def slot_cells(active: int, releasing: int, slots: int, most: int) -> list[int]:
+    """Cells for active, releasing and free slots. Where they are fewer than slots, only a part of zero has none."""
+    cells, active = min(slots, most), min(active, slots)
+    releasing = min(releasing, slots - active)
+    parts = (active, releasing, slots - active - releasing)
+    drawn = [max(min(part, 1), round(cells * part / max(1, slots))) for part in parts]
+    while (over := sum(drawn) - cells) != 0:
+        drawn[drawn.index(max(drawn))] -= 1 if over > 0 else -1
+    return drawn
+
+
+class View:
+    """Everything read of one hive so far. `status` is the last reading."""
+
+    def __init__(self) -> None:
+        self.status: Status = {"rows": []}
+        self._tokens: dict[str, Rate] = {}
+        self._all_tokens, self._ended = Rate(), Rate()
+        self._speeds = History()
+        self._queues: dict[str, History] = {}
+
+    def take(self, status: Status, now: float) -> None:
+        self.status = status
+        if not (gateway := status.get("gateway")):
+            return
+        tokens = gateway["tokens"]
+        for name in {replica.name for replica in replicas_of(status)} | tokens.keys():
+            self._tokens.setdefault(name, Rate()).take(tokens.get(name), now)
+        self._all_tokens.take(sum(tokens.values()) if tokens else None, now)
+        self._ended.take(sum(gateway["ended"].values()), now)
+        if (speed := self._all_tokens.per_s()) is not None:
+            self._speeds.take(speed)
+        for model, waiting in gateway["queues"].items():
+            self._queues.setdefault(model, History()).take(sum(waiting.values()))
+
+    def rates(self) -> dict[str, Any]:
+        """None where nobody says."""
+        if not self.status.get("gateway"):
+            return {"tok_s": None, "requests_per_s": None, "replicas": {}}
+        speeds = {name: rate.per_s() for name, rate in sorted(self._tokens.items())}
+        return {"tok_s": self._all_tokens.per_s(), "requests_per_s": self._ended.per_s(), "replicas": speeds}
+
+    def frame(self, page: Page, trouble: str | None = None) -> list[Line]:
+        """Replicas that find no place on the page are counted; a page without height has place for all."""
+        titles, *blocks = self._replica_table(page)
+        lines = [*self._head(page, trouble), *self._totals(page), *self._queue_table(page), [], *titles]
+        leave = "" if page.height is None else "; q leaves"
+        legend = "{} active, {} releasing, {} free".format(*page.slots)
+        end: list[Line] = [[], [(f"{legend}; tok/s of answers ended up to {WINDOW_S:g} s ago{leave}", "dim")]]
+        room = sys.maxsize if page.height is None else page.height - len(lines) - len(end)
+        while blocks and len(blocks[0]) <= room - (len(blocks) > 1):
+            room -= len(blocks[0])
+            lines += blocks.pop(0)
+        more = page.wrapped(f"{len(blocks)} more: make the window taller, or see `skep ps`", BETWEEN) if blocks else []
+        return [[(page.clean(text), style) for text, style in line] for line in [*lines, *more, *end]]
+
+    def _head(self, page: Page, trouble: str | None) -> list[Line]:
+        up = "" if self.status.get("up_s") is None else f"  up {format_seconds(int(self.status['up_s']))}"
+        phase, said = self.status["phase"], [trouble] if trouble else []
+        for row in self.status["rows"]:
+            if row["kind"] == "gateway" and (row["state"] != "ready" or row["restarts"] or row["why"]):
+                why = f": {row['why']}" if row["why"] else ""
+                said.append(f"gateway {row['state']}, restarts {row['restarts']}{why}")
+        if not self.status.get("gateway"):
+            said.append("the gateway gives no figures")
+        place, rest = f"{self.status['url']}  ", f"{up}  pid {self.status['pid']}"
+        title: Line = [("skep  ", "bold"), (place, ""), (phase, STYLES.get(phase, BETWEEN)), (rest, "")]
+        return [title, *(line for text in said for line in page.wrapped(text, BETWEEN))]
+
+    def _totals(self, page: Page) -> list[Line]:
+        gateway, rates = self.status.get("gateway") or {}, self.rates()
+        ended = {**dict.fromkeys(OUTCOMES, 0), **gateway["ended"]} if gateway else dict.fromkeys(OUTCOMES)
+        outcomes = ", ".join(f"{page.figure(count, 0)} {name.replace('_', ' ')}" for name, count in ended.items())
+        now = f"{page.figure(gateway.get('in_flight'), 0)} in flight, {page.figure(gateway.get('queued'), 0)} queued"
+        speed = f"{page.figure(rates['tok_s'])} tok/s  "
+        history = self._speeds.line(page.width - 10 - len(speed), page.sparks, 1)
+        return [
+            [("requests  ", "bold"), (f"{now}, {page.figure(rates['requests_per_s'])}/s ended", "")],
+            [("so far    ", "bold"), (outcomes, "")],
+            [("tokens    ", "bold"), (speed, ""), (history, "cyan")],
+        ]
+
+    def _queue_table(self, page: Page) -> list[Line]:
+        queues: dict[str, dict[str, int]] = (self.status.get("gateway") or {}).get("queues", {})
+        if not queues:
+            return []
+        cells = [[name.upper() for name in next(iter(queues.values()))]]
+        cells += [[f"{count:,}" for count in waiting.values()] for waiting in queues.values()]
+        spaces = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        room = page.width - sum(spaces) - 2 * len(spaces) - 2
+        names = min(max(5, *map(len, queues)), max(SHORTEST_NAME, room - 20))
+        titles, *counts = (page.row(row, spaces, ">") for row in cells)
+        lines: list[Line] = [[], [(f"{'QUEUE':<{names}}  {titles}  LAST {HISTORY} READINGS", "bold")]]
+        for (model, waiting), count in zip(queues.items(), counts, strict=True):
+            spark = self._queues[model].line(room - names, page.sparks)
+            style = BETWEEN if any(waiting.values()) else ""
+            lines.append([(f"{page.row([model], [names])}  ", ""), (f"{count}  ", style), (spark, "cyan")])
+        return lines
+
+    def _replica_table(self, page: Page) -> list[list[Line]]:
+        """The titles, then the lines of each replica."""
+        replicas, speeds = replicas_of(self.status), self.rates()["replicas"]
+        cells = [["REPLICA", "MODEL", "STATE", "SLOTS", "ACTIVE", "TOK/S", "RESTARTS", "NOTE"]]
+        for replica in replicas:
+            busy = f"{page.figure(replica.active, 0)}/{replica.slots}"
+            counts = (busy, page.figure(speeds.get(replica.name)), page.figure(replica.restarts, 0))
+            cells.append([replica.name, replica.model or page.unknown, replica.state, "", *counts, replica.mark])
+        spaces = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        spaces[3] = max(5, min(LONGEST_BAR, max((replica.slots for replica in replicas), default=0)))
+        for place, least in ((3, SHORTEST_BAR), (1, SHORTEST_NAME), (0, SHORTEST_NAME)):
+            excess = sum(spaces) + 2 * (len(spaces) - 1) - page.width
+            spaces[place] = max(min(least, spaces[place]), spaces[place] - max(0, excess))
+        titles = f"{page.row(cells[0][:4], spaces[:4])}  {page.row(cells[0][4:7], spaces[4:7], '>')}  NOTE"
+        return [[[(titles, "bold")]], *(_block(page, *pair, spaces) for pair in zip(replicas, cells[1:], strict=True))]
+
+
+def _block(page: Page, replica: Shown, cells: list[str], spaces: list[int]) -> list[Line]:
+    """A note that has no room at the end of the line goes below it."""
+    bar: Line = []
+    if replica.active is not None:
+        parts = slot_cells(replica.active, replica.releasing, replica.slots, spaces[3])
+        bar = [(page.slots[i] * part, ("green", "yellow", "dim")[i]) for i, part in enumerate(parts)]
+    bar.append((" " * (spaces[3] - sum(len(text) for text, _ in bar)), ""))
+    style = STYLES.get(replica.state, BETWEEN)
+    names, counts = page.row(cells[:2], spaces[:2]), page.row(cells[4:7], spaces[4:7], ">")
+    whole = "; ".join(part for part in (replica.mark, replica.why) if part)
+    left = page.width - sum(spaces[:7]) - 2 * 7
+    beside, below = (whole, "") if len(whole) <= left else (replica.mark, replica.why)
+    line = [(f"{names}  ", ""), (f"{replica.state:<{spaces[2]}}  ", style), *bar, (f"  {counts}  {beside}", "")]
+    return [line, *page.wrapped(below, style, "  ")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: skep top --every 2s")(top)
+
+
+def top(
+    every: Annotated[str, typer.Option(help="Time between two readings, 100ms at least.")] = "1s",
+    once: Annotated[bool, typer.Option("--once", help="One frame; also where stdout is no terminal.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch a running hive: slots, queues, tokens per second. Counts are since the gateway began; q leaves."""
+    from rich.console import Console
+
+    from skep.engines.control import ask, socket_of
+    from skep.settings import user_paths
+
+    every_s = max(SHORTEST_S, parse_seconds(every))
+    paths = user_paths(os.environ)
+    socket = socket_of(paths.lock, paths.socket)
+    console = Console(highlight=False)
+
+    def read() -> Status:
+        status = ask(socket, {"op": "status"}, timeout_s=ANSWER_S)
+        return {**status, "up_s": _up_s(status["pid"])}
+
+    if once or as_json or not sys.stdout.isatty() or console.is_dumb_terminal:
+        _show_once(read, console, as_json=as_json)
+    else:
+        _watch(read, console, every_s)
+
+
+def _show_once(read: Callable[[], Status], console: Console, *, as_json: bool) -> None:
+    view = View()
+    view.take(read(), time.monotonic())
+    time.sleep(ONCE_S)
+    view.take(read(), time.monotonic())
+    if as_json:
+        print_json({**view.status, "rates": view.rates()})
+    else:
+        console.print(_drawn(view, console))
+
+
+def _watch(read: Callable[[], Status], console: Console, every_s: float) -> None:
+    """Until q, Ctrl-C, or the end of the hive. A hive that is only silent is shown as it was."""
+    from rich.live import Live
+
+    from skep.engines.control import NotRunning
+
+    view, trouble = View(), None
+    view.take(read(), time.monotonic())
+    with contextlib.suppress(KeyboardInterrupt):
+        with _keys() as pause, Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(_drawn(view, console, console.height, trouble), refresh=True)
+                if pause(every_s):
+                    return
+                try:
+                    status, trouble = read(), None
+                except NotRunning:
+                    break
+                except SkepError as error:
+                    trouble = error.message
+                    continue
+                view = view if status["pid"] == view.status["pid"] else View()
+                view.take(status, time.monotonic())
+        note("skep is down")
+
+
+def _drawn(view: View, console: Console, height: int | None = None, trouble: str | None = None) -> Text:
+    from rich.text import Text
+
+    lines = view.frame(Page(console.width, height, console.encoding), trouble)
+    return Text("\n", no_wrap=True, overflow="crop").join([Text.assemble(*line) for line in lines])
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Gives a pause that ends early, with True, when q is pressed. The terminal is left as it was."""
+    watched = [sys.stdin.fileno()] if sys.stdin.isatty() else []
+    before = [termios.tcgetattr(descriptor) for descriptor in watched]
+
+    def pause(seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            for descriptor in select.select(watched, [], [], left_s)[0]:
+                pressed = os.read(descriptor, 64)
+                if not pressed or b"q" in pressed.lower():
+                    return True
+        return False
+
+    try:
+        signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # Ctrl-Z would leave the shell on our screen
+        for descriptor in watched:
+            tty.setcbreak(descriptor)
+        yield pause
+    finally:
+        for descriptor, mode in zip(watched, before, strict=True):
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)
+
+
+def _up_s(pid: int) -> float | None:
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return None  # there is no /proc

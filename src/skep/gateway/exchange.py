@@ -1,0 +1,283 @@
+"""One client's request, from its arrival to its one end: ties a client's connection to a replica's.
+
+No task, no await on the way of a token. Bytes of bodies pass unchanged both ways.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from skep.gateway.admission import Admission
+from skep.gateway.dialect import ERRORS, error_body, error_event, rejection, retry_headers
+from skep.gateway.plan import Plan
+from skep.gateway.usage import UNKNOWN, Tokens, tokens_of
+from skep.gateway.values import Action, Forward, Reject, ReplicaSpec
+from skep.wire.client import Call, Pool, WireFailure
+from skep.wire.heads import HOP_BY_HOP, ResponseHead, lines_of
+from skep.wire.server import Incoming
+
+COMPLAINTS = frozenset((502, 503, 504))  # the server says that it cannot; another one perhaps can
+ELSEWHERE = COMPLAINTS | {429}
+TAIL_PIECES = 64
+_NOT_HANDED_ON = HOP_BY_HOP | {b"content-length"}
+_OWN_LINES = b"x-skep-replica: %b\r\nx-skep-queue-ms: %.1f\r\nx-skep-request-id: %b\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Of one attempt at a replica. The time in the queue is not among them."""
+
+    first_byte_s: float = 1800.0
+    idle_s: float = 300.0  # between two bytes of an answer
+    total_s: float = 7200.0
+
+
+class House(Protocol):
+    """What an exchange needs of the proxy it lives in."""
+
+    admission: Admission
+    timeouts: Timeouts
+
+    def pool(self, spec: ReplicaSpec) -> Pool: ...
+    def now(self) -> float: ...
+    def carry_out(self, actions: list[Action]) -> None: ...
+    def ended(self, exchange: Exchange, actions: list[Action]) -> None: ...
+
+
+class Exchange:
+    """Receives the replica's answer. `outcome` says how it ended, once it has."""
+
+    __slots__ = (
+        "_attempt", "_body", "_call", "_first", "_house", "_resumed_at", "_streaming", "_tail", "arrived_at", "code",
+        "first_at", "granted", "granted_at", "heard_at", "id", "leased", "model", "outcome", "paused", "plan",
+        "request", "request_bytes", "response_bytes", "status", "takes_chunks",
+    )  # fmt: skip
+
+    def __init__(
+        self, request_id: str, request: Incoming, plan: Plan, model: str, body: bytes, house: House, now: float
+    ) -> None:
+        self.id = request_id
+        self.request = request
+        self.plan = plan
+        self.model = model
+        self.request_bytes = len(body)
+        self._body = body
+        self.arrived_at = now
+        self.leased = True
+        self.takes_chunks = False
+        self.granted: Forward | None = None
+        self.granted_at = 0.0
+        self.first_at: float | None = None  # first byte of the answer's body
+        self.heard_at = now  # a byte came from the replica, if later than `granted_at`
+        self._resumed_at = 0.0
+        self.paused = False  # the client reads slower than the replica writes
+        self.response_bytes = 0
+        self.outcome: str | None = None  # None: under way
+        self.status: int | None = None
+        self.code: str | None = None
+        self._house = house
+        self._call: Call | None = None
+        self._attempt: Forward | None = None
+        self._streaming = False
+        self._first = b""
+        self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+        request.on_gone = self._client_gone
+        request.on_pause = self._pause
+        request.on_resume = self._resume
+
+    def __repr__(self) -> str:
+        where = self.granted.replica.name if self.granted else "queue"
+        return f"<Exchange {self.id} {self.model} {where} {self.outcome or 'under way'}>"
+
+    @property
+    def streamed(self) -> bool:
+        return self._streaming
+
+    # Admission's side
+
+    def forward(self, action: Forward) -> None:
+        self.granted = self._attempt = action
+        self.granted_at = self.heard_at = time.monotonic()
+        pool = self._house.pool(action.replica)
+        request, plan, body = self.request, self.plan, self._body
+        length = b"content-length: %d\r\n" % len(body) if body or plan.lengthy else b""
+        if action.replica.authorization:
+            length += b"authorization: %b\r\n" % action.replica.authorization.encode()
+        method = b"GET" if request.method == b"HEAD" else request.method  # the parser takes a length for a body
+        first = (method, request.target, pool.host_line)
+        call = pool.send(b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % (*first, plan.lines, length), self, body)
+        if self._attempt is action:  # it may have failed at once
+            self._call = call
+
+    def reject(self, action: Reject) -> None:
+        models = self._house.admission.models
+        status, headers, body = rejection(action, self.plan.path, model=self.model, models=models)
+        self._answer(status, headers, body, action.code.value)
+        self._end("refused", [])
+
+    def withdraw(self) -> None:
+        """The replica shows no sign of life."""
+        self._break_call()
+        if self.request.started:
+            self._break_off("the replica shows no sign of life")
+            self._end("broken", self._give_back())
+        elif self.leased:
+            self._house.carry_out(self._house.admission.gave_up(self.id, self._house.now()))
+        else:
+            self.refuse("replica_lost", "the replica shows no sign of life")
+
+    def check_time(self, now: float) -> None:
+        """Called now and then; ends an exchange whose replica takes too long."""
+        limits = self._house.timeouts
+        if self._attempt is None or self.outcome is not None:
+            return
+        if not self.request.started and now - self.granted_at > limits.first_byte_s:
+            why = f"the replica sent nothing for {limits.first_byte_s:g} s"
+        elif self.request.started and not self.paused and now - max(self.heard_at, self._resumed_at) > limits.idle_s:
+            why = f"the replica fell silent for {limits.idle_s:g} s in the middle of its answer"
+        elif now - self.granted_at > limits.total_s:
+            why = f"the answer took longer than {limits.total_s:g} s"
+        else:
+            return
+        self._break_call()
+        if self.request.started:
+            self._break_off(why)
+            self._end("broken", self._give_back())
+        else:
+            self.refuse("replica_timeout", why)
+
+    # The replica's side
+
+    def on_head(self, head: ResponseHead, at: float) -> None:
+        granted = self.granted
+        assert granted is not None
+        admission = self._house.admission
+        if self.leased:
+            if head.status in ELSEWHERE and admission.may_retry(self.id, at):
+                self._break_call()
+                self._house.carry_out(admission.failed(self.id, at))
+                return
+            admission.answering(self.id, at, complaint=head.status in COMPLAINTS)
+        self.heard_at = at
+        self.status = head.status
+        lines: bytes | None = head.memo.note
+        if lines is None:
+            lines = head.memo.note = _lines_of(head)
+        own = (granted.replica.name.encode(), granted.queued_s * 1000, self.id.encode())
+        self._streaming = b"content-type: text/event-stream" in lines
+        self.request.start_with(head.status, lines + _OWN_LINES % own, head.length)
+        self.takes_chunks = self.request.chunked
+
+    def on_body(self, data: bytes, at: float) -> None:
+        self.request.write(data)
+        self.heard_at = at
+        if self.first_at is None:
+            self.first_at = at
+            self._first = data
+        self._tail.append(data)
+        self.response_bytes += len(data)
+
+    def on_chunks(self, raw: bytes, payload: bytes, at: float) -> None:
+        self.request.write_chunks(raw)
+        self.heard_at = at
+        if self.first_at is None:
+            self.first_at = at
+            self._first = payload
+        self._tail.append(payload)
+        self.response_bytes += len(payload)
+
+    def on_end(self, at: float) -> None:
+        self._attempt = self._call = None
+        self.request.on_gone = None
+        self.request.finish()
+        self._end("answered", self._house.admission.finished(self.id, at) if self.leased else [])
+
+    def on_failure(self, failure: WireFailure, at: float) -> None:
+        self._attempt = self._call = None
+        admission = self._house.admission
+        if self.request.started:
+            self._break_off(f"the replica broke off: {failure}")
+            self._end("broken", admission.finished(self.id, at) if self.leased else [])
+        elif self.leased:
+            counts = failure.kind != "connect"  # a refused connection costs no attempt: nothing was sent
+            self._house.carry_out(admission.failed(self.id, at, counts=counts))
+        else:
+            self.refuse("replica_lost", f"the replica could not be reached: {failure}")
+
+    def cut(self, why: str) -> None:
+        """The gateway ends: nobody is left without a word."""
+        self._break_call()
+        if self.request.started:
+            self._break_off(why)
+            self._end("broken", self._give_back())
+        else:
+            self.refuse("shutting_down", why)
+
+    def tokens(self) -> Tokens:
+        if self.outcome not in ("answered", "broken", "hung_up") or not self._tail:
+            return UNKNOWN
+        return tokens_of(self._first, self._tail, streamed=self._streaming)
+
+    # The client's side
+
+    def _client_gone(self) -> None:
+        self._break_call()
+        self._end("hung_up", self._give_back())
+
+    def _pause(self) -> None:
+        self.paused = True
+        if self._call is not None:
+            self._call.pause()
+
+    def _resume(self) -> None:
+        self.paused = False
+        self._resumed_at = self._house.now()
+        if self._call is not None:
+            self._call.resume()
+
+    # Inside
+
+    def _break_call(self) -> None:
+        call, self._call, self._attempt = self._call, None, None
+        if call is not None:
+            call.abort()
+
+    def _give_back(self) -> list[Action]:
+        """The engine may go on for a while: its slot goes into release."""
+        return self._house.admission.hung_up(self.id, self._house.now()) if self.leased else []
+
+    def _break_off(self, why: str) -> None:
+        """The answer began and will not be whole: said inside a stream, by a broken connection elsewhere."""
+        self.request.on_gone = None
+        self.code = "stream_cut"
+        if self._streaming:
+            self.request.keep_alive = False
+            self.request.write(error_event("stream_cut", why, self.plan.path))
+            self.request.finish()
+        else:
+            self.request.cut()
+
+    def refuse(self, code: str, why: str) -> None:
+        body = error_body(code, why, self.plan.path)
+        status = ERRORS[code][0]
+        self._answer(status, retry_headers(1.0 if status >= 500 else None), body, code)
+        self._end("refused", self._give_back())
+
+    def _answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, code: str) -> None:
+        self.status, self.code = status, code
+        self.request.on_gone = None
+        self.request.respond(status, [*headers, (b"x-skep-request-id", self.id.encode())], body)
+
+    def _end(self, outcome: str, actions: list[Action]) -> None:
+        assert self.outcome is None
+        self.outcome = outcome
+        self._body = self.request.body = b""  # what is kept for the accounts must not keep megabytes
+        self._house.ended(self, actions)
+
+
+def _lines_of(head: ResponseHead) -> bytes:
+    """The answer's own headers, for the client."""
+    return lines_of(header for header in head.headers if header[0] not in _NOT_HANDED_ON)

@@ -1,0 +1,257 @@
+"""A look at a request's body: which model, and how its conversation begins. Reads; never changes a byte.
+
+Small bodies are decoded (unknown fields are skipped over, not built). Of large ones only the beginning and the end are
+read, where these suffice: decoding 100 KB would cost more than the rest of the gateway's work. Two things make that
+safe. No key can be forged from inside a string: there every quote has a backslash before it. And what follows a key up
+to the end of the body is, with a brace before it, JSON of its own exactly if that key is the document's own.
+
+Of several `model` keys the last counts, as it does for engines. A large body that begins with one is not searched for
+another: whoever sends two is routed by one and answered by an engine that may have read the other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from dataclasses import dataclass
+
+import msgspec
+
+DECODE_BYTES = 16_384
+BEGINNING = 1024  # bytes of a conversation's first user message that tell it from others
+PROMPT_BEGINNING = 512  # the same of a bare prompt, which grows at its end
+LONGEST_NAME = 1024  # characters of a model's name: names are repeated in answers, logs and rows
+_HEAD_BYTES = 4096
+_FORM_BYTES = 65_536
+_PARTS_BYTES, _PARTS_TOKENS = 65_536, 256  # of a message's parts, searched for its text
+_TRIES = 8  # words `user` looked at before a search is given up
+_FINDS, _PROOFS = 256, 8  # the same for keys `model`, and for those whose end of the body is decoded
+_BACKSLASH = ord("\\")
+_BOM = b"\xef\xbb\xbf"
+
+_FLAT = rb'\s*+"[^"\\]*+"\s*+:\s*+(?:"[^"\\]*+"|[-+.\w]++)\s*+'  # a pair that needs no decoding
+_HEAD = re.compile(rb"\s*+\{((?:" + _FLAT + rb',)*+)\s*+"messages"\s*+:\s*+(?=\[)')
+_NAMED = re.compile(rb'"model"\s*+:\s*+"([^"\\\x00-\x1f]{1,1024})"\s*+,')
+_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_MODEL = re.compile(rb'"model"\s*+:\s*+(?P<name>"' + _STRING.pattern + rb'")', re.DOTALL)
+_FIRST = re.compile(rb"\s*+\{(?:" + _FLAT + rb",)*?\s*+" + _MODEL.pattern, re.DOTALL)
+_ROLE = re.compile(rb'"role"\s*+:\s*+\Z')
+_CONTENT = re.compile(rb'\s*+,\s*+"content"\s*+:\s*+(?=["\[])')
+_REST = re.compile(rb"\s*+(?:,(?!\s*+\"content\")" + _FLAT + rb")*+\}")
+_TOKEN = re.compile(rb'"(text)"\s*+:\s*+"|"' + _STRING.pattern + rb'"|([\[{])|([\]}])', re.DOTALL)
+_FIELD = re.compile(rb'(?<!\w)name="model"\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^\r\n]{1,1024})\r\n')
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    model: str | None  # None: the body names none
+    conversation: int | None = None
+
+
+class NotAnObject(ValueError):
+    """The body is not a JSON object, or its `model` is not a string."""
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    system: msgspec.Raw = msgspec.Raw(b"")
+    instructions: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Message(msgspec.Struct):
+    role: str = ""
+    content: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Named(msgspec.Struct):
+    model: str | None = None
+
+
+_decoder = msgspec.json.Decoder(_Body)
+_names = msgspec.json.Decoder(_Named)
+_messages = msgspec.json.Decoder(list[_Message])
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def look(body: bytes, *, conversation: bool = True) -> Look:
+    """`conversation`: its digest is wanted too. There is no use for it where one replica serves the model."""
+    if len(body) > DECODE_BYTES:
+        seen = _glance(body)
+        if seen is not None:
+            return seen
+    try:
+        fields = _decoder.decode(body)
+    except _UNREADABLE as error:
+        if body.startswith(_BOM):
+            return look(body[len(_BOM) :], conversation=conversation)
+        raise NotAnObject(str(error)) from None
+    if fields.model is not None and len(fields.model) > LONGEST_NAME:
+        raise NotAnObject(f"the name of its `model` is longer than {LONGEST_NAME} characters")
+    return Look(fields.model, _conversation(fields) if conversation else None)
+
+
+def model_of_form(body: bytes) -> str | None:
+    """The field `model` of a multipart form, as audio and image endpoints take it: before or behind the file."""
+    found = _FIELD.search(body, 0, _FORM_BYTES)
+    if found is None and len(body) > _FORM_BYTES:
+        found = _FIELD.search(body, len(body) - _FORM_BYTES)
+    return found[1].decode("utf-8", "replace") if found else None
+
+
+def with_model(body: bytes, old: str, new: str) -> bytes | None:
+    """The body with the value of its own `model` replaced and every other byte kept. None: not found."""
+    found = _own_model(body) or _FIRST.match(body, 0, _HEAD_BYTES)
+    if found is None or _name(found["name"]) != old:
+        return None
+    changed = b"%b%b%b" % (body[: found.start("name")], json.dumps(new).encode(), body[found.end("name") :])
+    try:
+        return changed if _names.decode(changed.removeprefix(_BOM)).model == new else None
+    except _UNREADABLE:
+        return None
+
+
+def session_digest(session: bytes) -> int:
+    return zlib.crc32(session) | 1 << 40  # apart from the digests of conversations
+
+
+def _name(text: bytes) -> str | None:
+    """Of a JSON string."""
+    try:
+        return msgspec.json.decode(text, type=str)
+    except _UNREADABLE:
+        return None
+
+
+def _own_model(body: bytes) -> re.Match[bytes] | None:
+    """The document's own last `model`, proven by what follows it."""
+    at, proofs = len(body), 0
+    for _ in range(_FINDS):
+        at = body.rfind(b'"model"', 0, at)
+        if at <= 0 or proofs == _PROOFS:
+            return None
+        found = _MODEL.match(body, at)
+        if found is None or body[at - 1] == _BACKSLASH:
+            continue
+        proofs += 1
+        try:
+            said = _names.decode(b"{" + body[at:]).model
+        except _UNREADABLE:
+            continue
+        # Another name than this one's: a later key is spelled with escapes.
+        return found if said is not None and said == _name(found["name"]) else None
+    return None
+
+
+def _glance(body: bytes) -> Look | None:
+    """The beginning and the end of a large body. None: it has to be decoded.
+
+    Only for OpenAI's `messages` that begin with the system's: those of others may have it in a field anywhere.
+    """
+    head = _HEAD.match(body, 0, _HEAD_BYTES)
+    if head is None:
+        return None
+    start = head.end()
+    user = _first_user(body, start)
+    if user < 0 or (body.find(b'"system"', start, user) < 0 and body.find(b'"developer"', start, user) < 0):
+        return None
+    digest = _digest_at(body, start, user, 0)
+    if digest is None:
+        return None
+    named = _NAMED.findall(head[1])
+    if named:
+        try:
+            return Look(named[-1].decode(), digest)
+        except UnicodeDecodeError:
+            return None
+    found = _own_model(body)
+    name = _name(found["name"]) if found is not None else None
+    return Look(name, digest) if name is not None and len(name) <= LONGEST_NAME else None
+
+
+def _conversation(fields: _Body) -> int | None:
+    """A digest of everything up to and including the (beginning of the) first user message.
+
+    System prompts are shared by many agents, so they alone do not tell a conversation. The digest must not change as
+    the conversation grows: it covers the text of that message and nothing behind it. Only its text, because clients
+    move marks (`cache_control`) from message to message.
+    """
+    said = bytes(fields.messages) or bytes(fields.input) or bytes(fields.prompt)
+    if said in (b"", b"null", b"[]"):
+        return None
+    seed = zlib.crc32(fields.instructions, zlib.crc32(fields.system))
+    if said.startswith(b"["):
+        user = _first_user(said, 0)
+        digest = _digest_at(said, 0, user, seed) if user >= 0 else None
+        if digest is None:
+            digest = _digest_of_decoded(said, seed)
+        if digest is not None:
+            return digest
+    return zlib.crc32(said[:PROMPT_BEGINNING], seed)
+
+
+def _first_user(text: bytes, start: int) -> int:
+    """Where the first `"user"` stands that is a role; -1: nowhere near."""
+    at = start
+    for _ in range(_TRIES):
+        at = text.find(b'"user"', at)
+        if at < 0 or _ROLE.search(text, max(start, at - 24), at):
+            return at
+        at += 6
+    return -1
+
+
+def _digest_at(text: bytes, start: int, user: int, seed: int) -> int | None:
+    """`text` has messages from `start`, the first user's role at `user`. None: not in one of the usual orders."""
+    behind = user + 6
+    content = _CONTENT.match(text, behind)
+    if content is not None:
+        return _digest_of_content(text, content.end(), zlib.crc32(memoryview(text)[start:user], seed))
+    rest = _REST.match(text, behind)
+    return _digest_of_decoded(text[start : rest.end()] + b"]", seed) if rest is not None else None
+
+
+def _digest_of_decoded(messages: bytes, seed: int) -> int | None:
+    try:
+        decoded = _messages.decode(messages)
+    except _UNREADABLE:
+        return None
+    digest = seed
+    for message in decoded:
+        if message.role == "user":
+            return _digest_of_content(bytes(message.content), 0, digest)
+        digest = zlib.crc32(message.content, digest)
+    return None
+
+
+def _digest_of_content(text: bytes, at: int, digest: int) -> int:
+    """A string, or a list of parts of which the texts count."""
+    if text[at : at + 1] == b'"':
+        return zlib.crc32(text[at + 1 : _end_of_string(text, at + 1, BEGINNING)], digest)
+    depth, left, end = 0, BEGINNING, at + _PARTS_BYTES
+    for _ in range(_PARTS_TOKENS):
+        token = _TOKEN.search(text, at, end)
+        if token is None:
+            break
+        at = token.end()
+        depth += (token[2] is not None) - (token[3] is not None)
+        if depth <= 0:
+            break
+        if token[1] is not None:
+            behind = _end_of_string(text, at, left)
+            digest, left, at = zlib.crc32(text[at:behind], digest), left - (behind - at), behind + 1
+            if left <= 0 or text[behind:at] != b'"':
+                break  # there is more of it than counts
+    return digest
+
+
+def _end_of_string(text: bytes, at: int, most: int) -> int:
+    """Where the string ends whose first character is at `at`, or how far it counts."""
+    end = text.find(b'"', at, at + most)
+    if end == at or (end > at and text[end - 1] != _BACKSLASH):
+        return end
+    found = _STRING.match(text, at, at + most)
+    return found.end() if found is not None else at

@@ -1,0 +1,58 @@
+"""What a request's head says, worked out once: clients send the same head again and again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from skep.gateway.keys import KeySpec
+from skep.gateway.values import Priority
+
+# What takes no slot of an engine.
+LIGHT = frozenset(("/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens", "/v1/tokenize"))
+# What an engine's owner may do and its clients may not: unload, reset, profile, or read what others asked.
+ADMIN = (
+    "/slots", "/sleep", "/wake_up", "/is_sleeping", "/reset_", "/collective_rpc", "/start_profile", "/stop_profile",
+    "/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/unload_lora_adapter",
+    "/flush_cache", "/update_weights", "/init_weights", "/server_info", "/get_server_info", "/abort_request",
+    "/pause", "/resume", "/continue_generation", "/release_memory", "/resume_memory", "/scale_elastic_ep",
+    "/models/load", "/models/unload", "/api/pull", "/api/push", "/api/delete", "/api/create", "/api/copy",
+    "/api/blobs", "/configure_logging", "/set_internal_state", "/open_session", "/close_session",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Plan:
+    """Everything about a request but its body. `rules` is the policy it was made under: another one, another plan."""
+
+    rules: object
+    path: str
+    lines: bytes  # of the head for a replica: all headers but the host's and the body's length
+    key: KeySpec | None
+    priority: Priority
+    flow: str
+    session: int | None  # a digest of `x-skep-session`
+    model: str | None  # by header
+    max_wait_s: float | None
+    form: bool  # the body is a multipart form
+    may_be_other: bool  # the body need not be JSON
+    cross_origin: list[tuple[bytes, bytes]] | None  # headers for a web page that may call
+    label: str  # of the priority
+    light: bool
+    lengthy: bool  # a body's length is told even if there is none
+
+
+def is_for_the_owner(path: str) -> bool:
+    """However it is written: engines read `/%73lots` and `/v1/../slots` as `/slots`."""
+    parts: list[str] = []
+    for part in re.split(r"[/\\]+", unquote(unquote(path))):
+        if part == "..":
+            parts = parts[:-1]
+        elif part not in ("", "."):
+            parts.append(part)
+    return ("/" + "/".join(parts)).lower().startswith(ADMIN)
+
+
+def takes_no_slot(method: bytes, path: str) -> bool:
+    return method not in (b"POST", b"PUT", b"PATCH") or path in LIGHT

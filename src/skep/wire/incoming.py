@@ -1,0 +1,164 @@
+"""One request and the means to answer it, as handlers see it. Knows framing; does not know sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from skep.wire.heads import Headers, Memo, lines_of, request_bytes, status_line
+
+_OFFER = frozenset((b"connection", b"upgrade", b"http2-settings"))
+_BODILESS = frozenset((204, 304))
+
+
+class Carrier(Protocol):
+    """The connection a request came on."""
+
+    def send(self, request: Incoming, data: bytes) -> None: ...
+    def finished(self, request: Incoming) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Incoming:
+    """One request and the means to answer it. Exactly one of `respond` or `start`…`finish` is called.
+
+    `on_gone` is called once if the client leaves before the answer is complete; writes after that are dropped.
+    `on_pause` and `on_resume` tell that the client reads slower than we write.
+    """
+
+    __slots__ = (
+        "_carrier", "_done", "_held", "_mute", "_started", "body", "chunked", "extra", "headers", "keep_alive",
+        "memo", "method", "on_gone", "on_pause", "on_resume", "target", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        method: bytes,
+        target: bytes,
+        headers: Headers,
+        version: str = "1.1",
+        *,
+        keep_alive: bool = True,
+        memo: Memo | None = None,
+    ) -> None:
+        self.method = method
+        self.target = target  # in origin form: begins with a slash
+        self.headers = headers  # names in lower case
+        self.version = version
+        self.body = b""
+        self.keep_alive = keep_alive
+        self.on_gone: Callable[[], None] | None = None
+        self.on_pause: Callable[[], None] | None = None
+        self.on_resume: Callable[[], None] | None = None
+        self.extra: Headers | None = None  # headers for any answer, whoever gives it
+        self.memo = memo or Memo()
+        self._carrier = carrier
+        self.chunked = False
+        self._held = b""  # the head, until the body begins
+        self._mute = False  # the answer has no body, whatever is written
+        self._started = False
+        self._done = False
+
+    def __repr__(self) -> str:
+        state = "answered" if self._done else "being answered" if self._started else "unanswered"
+        return f"<Incoming {self.method.decode('latin-1')} {self.path} {len(self.body)} bytes, {state}>"
+
+    @property
+    def path(self) -> str:
+        return self.target.split(b"?", 1)[0].decode("latin-1")
+
+    @property
+    def started(self) -> bool:
+        """The answer has begun: it can be finished or cut, not replaced."""
+        return self._started
+
+    def get(self, name: bytes) -> bytes | None:
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        head = self._head(status, lines_of(headers), len(body))
+        self._carrier.send(self, head if self._mute else head + body)
+        self._done = True
+        self._carrier.finished(self)
+
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], length: int | None) -> None:
+        self.start_with(status, lines_of(headers), length)
+
+    def start_with(self, status: int, lines: bytes, length: int | None) -> None:
+        """Send the head: with a length, together with the first bytes of the body; without one, at once.
+
+        The body without a length goes out in chunks, or until the close for HTTP/1.0. `lines` are headers, each with
+        its line end.
+        """
+        head = self._head(status, lines, length)
+        if length and not self._mute:
+            self._held = head
+        else:
+            self._carrier.send(self, head)
+
+    def write_chunks(self, raw: bytes) -> None:
+        """Whole chunks, ready to be sent. Only where `chunked`."""
+        if not self._mute:
+            self._carrier.send(self, raw)
+
+    def write(self, data: bytes) -> None:
+        if not data or self._mute:
+            return
+        if self.chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        elif self._held:
+            data, self._held = self._held + data, b""
+        self._carrier.send(self, data)
+
+    def finish(self) -> None:
+        if self._done:
+            return
+        if self.chunked and not self._mute:
+            self._carrier.send(self, b"0\r\n\r\n")
+        elif self._held:
+            self._carrier.send(self, self._held)
+        self._done = True
+        self._carrier.finished(self)
+
+    def cut(self) -> None:
+        """Break off: the client sees that the answer is not whole."""
+        self._done = True
+        self._carrier.abort()
+
+    def _head(self, status: int, lines: bytes, length: int | None) -> bytes:
+        self._started = True
+        framing = b""
+        if self.extra is not None:
+            lines += lines_of(self.extra)
+        bodiless = status in _BODILESS
+        self._mute = bodiless or self.method == b"HEAD"
+        if bodiless:
+            pass  # no word about a length either
+        elif length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif self.version == "1.0":
+            self.keep_alive = False
+        else:
+            self.chunked = True
+            framing = b"transfer-encoding: chunked\r\n"
+        if not self.keep_alive:
+            framing += b"connection: close\r\n"
+        elif self.version == "1.0":
+            framing += b"connection: keep-alive\r\n"
+        return b"%b\r\n%b%b\r\n" % (status_line(status), lines, framing)
+
+
+def size_of(request: Incoming) -> int:
+    """What a request that waits takes up."""
+    return len(request.body) + len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
+
+
+def head_without_offer(request: Incoming) -> bytes:
+    """The head again, without its offer to speak another protocol (h2c, from `curl --http2` or Java)."""
+    kept = [field for field in request.headers if field[0] not in _OFFER]
+    kept.append((b"connection", b"keep-alive" if request.keep_alive else b"close"))
+    return request_bytes(request.method, request.target, kept, request.version.encode())

@@ -1,0 +1,94 @@
+"""What the server allows a client, and when its patience ends. Numbers and arithmetic; does no I/O, reads no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from skep.units import KIB, MIB
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Times are kept by a sweep over all connections every `sweep_s`: each may be exceeded by two such steps."""
+
+    head_bytes: int = 64 * KIB  # target and headers; also for what stands between the chunks of a body
+    headers: int = 256
+    body_bytes: int = 64 * MIB
+    pipelined: int = 16  # requests waiting behind the one being answered
+    pipelined_bytes: int = MIB  # their heads and bodies, together with the one being read
+    max_connections: int = 10_000  # fewer where the process may not open so many files
+    head_timeout_s: float = 30.0  # from a request's first byte to the end of its head; also for a new connection
+    body_idle_s: float = 30.0  # without a byte of the body
+    request_timeout_s: float = 300.0  # from a request's first byte to its last
+    idle_timeout_s: float = 300.0  # of a keep-alive connection between requests
+    write_idle_s: float = 120.0  # an answer is waiting and the client takes none of it
+    linger_s: float = 2.0  # after a refusal, for what the client still sends
+    sweep_s: float = 0.5
+
+
+class Stage(Enum):
+    """Where a connection stands, as the sweep finds it."""
+
+    NEW = "new"  # not a byte yet
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    ANSWERING = "answering"
+    ENDED = "ended"  # nothing more is read: refused, or closing
+
+
+class Verdict(Enum):
+    CLOSE = "close"
+    TIMED_OUT = "timed out"  # say so (408), then close
+    ABORT = "abort"
+
+
+class Patience:
+    """One connection's clocks. Asked by the sweep only: the way of a request sets no timer and reads no clock.
+
+    Progress is seen by comparing counters with those of the last look.
+    """
+
+    __slots__ = ("_arrived", "_left", "_left_at", "_limits", "_message", "_message_at", "_since", "_stage")
+
+    def __init__(self, limits: ServerLimits, now: float) -> None:
+        self._limits = limits
+        self._stage = Stage.NEW
+        self._message = 0
+        self._message_at = now  # when the message was first seen
+        self._since = now  # when the stage was entered, or last got on
+        self._arrived = 0
+        self._left = 0
+        self._left_at = now
+
+    def look(self, now: float, stage: Stage, *, message: int, arrived: int, unsent: int, left: int) -> Verdict | None:
+        """`message` counts whole requests, `arrived` bytes of the body being read, `left` bytes the client took."""
+        limits = self._limits
+        if unsent == 0 or left != self._left:
+            self._left, self._left_at = left, now
+        elif now - self._left_at > limits.write_idle_s:
+            return Verdict.ABORT
+        if message != self._message or self._stage not in (Stage.HEAD, Stage.BODY):
+            self._message_at = now
+        if stage is not self._stage or message != self._message or arrived != self._arrived or unsent:
+            self._since = now
+        self._stage, self._message, self._arrived = stage, message, arrived
+        return self._verdict(now - self._since, now - self._message_at)
+
+    def _verdict(self, waited_s: float, message_s: float) -> Verdict | None:
+        limits = self._limits
+        match self._stage:
+            case Stage.NEW:
+                return Verdict.CLOSE if waited_s > limits.head_timeout_s else None
+            case Stage.IDLE:
+                return Verdict.CLOSE if waited_s > limits.idle_timeout_s else None
+            case Stage.HEAD:
+                late = message_s > min(limits.head_timeout_s, limits.request_timeout_s)
+            case Stage.BODY:
+                late = waited_s > limits.body_idle_s or message_s > limits.request_timeout_s
+            case Stage.ENDED:
+                return Verdict.ABORT if waited_s > limits.linger_s else None
+            case Stage.ANSWERING:
+                late = False
+        return Verdict.TIMED_OUT if late else None

@@ -1,0 +1,79 @@
+"""Heads that were read before. Peers send the same head again and again, but for the length of the body.
+
+A head is looked up by its own bytes with the digits of its Content-Length cut out, so it means what it meant when the
+parser read it. Only heads without any other framing than a Content-Length are kept. Knows bytes; does no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from skep.wire.heads import Headers, Memo
+
+T = TypeVar("T")
+
+HEADS = 512  # kept at most; then all are forgotten
+HEAD_BYTES = 4096  # longer ones are not kept
+
+_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ?(0|[1-9][0-9]{0,8})\r\n")
+
+
+class Heads(Generic[T]):
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, bytes], T] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, data: bytes) -> tuple[T, int, int] | None:
+        """What is known of the head that `data` begins with, where the body begins, and how long it is."""
+        end = data.find(b"\r\n\r\n", 0, HEAD_BYTES)
+        if end < 0:
+            return None
+        length = _LENGTH.search(data, 0, end + 2)
+        if length is None:
+            return None
+        at, behind = length.span(1)
+        known = self._known.get((data[:at], data[behind:end]))
+        return None if known is None else (known, end + 4, int(length[1]))
+
+    def keep(self, data: bytes, value: T | None) -> None:
+        """The head that `data` begins with was read by the parser and is this. The caller vouches for its framing."""
+        if value is None:
+            return
+        end = data.find(b"\r\n\r\n", 0, HEAD_BYTES)
+        length = _LENGTH.search(data, 0, end + 2) if end >= 0 else None
+        if length is None:
+            return
+        if len(self._known) >= HEADS:
+            self._known.clear()
+        self._known[data[: length.start(1)], data[length.end(1) : end]] = value
+
+
+@dataclass(slots=True)
+class RequestHead:
+    method: bytes
+    target: bytes
+    headers: Headers
+    memo: Memo
+
+
+class Gathering:
+    """A body of known length that comes in several reads. `missing` below zero: more came than belongs to it."""
+
+    __slots__ = ("_parts", "missing")
+
+    def __init__(self, first: memoryview, missing: int) -> None:
+        self._parts = [first]
+        self.missing = missing
+
+    def add(self, data: bytes) -> None:
+        self._parts.append(memoryview(data))
+        self.missing -= len(data)
+
+    def body(self) -> bytes:
+        if self.missing < 0:
+            self._parts[-1] = self._parts[-1][: self.missing]
+        return b"".join(self._parts)

@@ -1,0 +1,149 @@
+"""`skep gateway` in front of servers that skep did not start."""
+
+import contextlib
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+from talk import ask, eventually, rest_of, rows_of, streaming
+
+from skep.testing.process import FakeEngine
+
+CERTIFICATE = Path(__file__).parent.parent / "wire" / "localhost.pem"
+
+
+@pytest.fixture
+def front(skep):
+    """Starts the gateway alone, in the background."""
+
+    def run(*args):
+        return json.loads(skep("gateway", "-d", "--json", "--port", "0", *args, check=0).stdout)
+
+    return run
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def test_two_servers_are_one_endpoint(skep, front):
+    with FakeEngine(slots=2) as one, FakeEngine(slots=3) as other:
+        ready = front("--upstream", f"{one.url}/v1", "--upstream", other.url, "--slots", "2", "--slots", "3")
+        assert ready["models"] == ["fake-model"]
+        assert {row["state"] for row in ready["replicas"]} == {"ready"}
+        with contextlib.ExitStack() as streams:
+            for _ in range(5):
+                streams.enter_context(streaming(ready["url"], max_tokens=5000))
+            one.wait_for(running=2)
+            other.wait_for(running=3)
+        rows = rows_of(skep)
+        assert rows[f"127.0.0.1-{one.port}"]["kind"] == "upstream"
+        assert rows[f"127.0.0.1-{one.port}"]["pid"] is None
+        assert rows["gateway"]["slots"] == 5
+        skep("down", check=0)
+        assert one.state()["running"] == 0
+        assert ask(one.url)[0] == 200  # not ours: it goes on
+
+
+def test_a_server_that_is_not_there_yet_is_no_reason_to_wait(skep, front, free_port):
+    ready = front("--upstream", f"http://127.0.0.1:{free_port}", "--slots", "2", "--model", "fake-model")
+    (row,) = ready["replicas"]
+    assert row["state"] == "starting"
+    assert "refused" in row["why"]
+    with streaming(ready["url"], max_tokens=3) as sock:  # its model is known: the request waits
+        eventually(lambda: rows_of(skep)["gateway"]["queued"] == 1)
+        with FakeEngine(port=free_port, slots=2):
+            assert b"[DONE]" in rest_of(sock, b"")
+            assert rows_of(skep)[row["name"]]["state"] == "ready"
+
+
+def test_who_does_not_answer_is_told_to_a_person(skep, free_port):
+    done = skep("gateway", "-d", "--port", "0", "--upstream", f"127.0.0.1:{free_port}", "--slots", "2", check=0)
+    assert f"warning: 127.0.0.1-{free_port} does not serve yet, skep goes on asking" in done.stderr
+    assert "no model yet" in done.stderr
+    assert done.stdout.startswith("http://127.0.0.1:")
+
+
+def test_upstreams_of_the_file_are_fronted_and_reloaded(skep, front, tmp_path):
+    with FakeEngine(slots=2, token_ms=20) as one, FakeEngine(slots=2) as other:
+        table = '[[upstream]]\nname = "{}"\nurl = "{}"\nslots = 2\n'
+        (tmp_path / "skep.toml").write_text(table.format("one", one.url))
+        ready = front()
+        with streaming(ready["url"], max_tokens=100) as sock:
+            received = sock.recv(1000)
+            (tmp_path / "skep.toml").write_text(table.format("other", other.url))
+            answer = json.loads(skep("reload", "--wait", "--json", check=0).stdout)
+            assert (answer["added"], answer["removed"]) == (["other"], ["one"])
+            assert b"[DONE]" in rest_of(sock, received)
+        assert ask(ready["url"])[0] == 200
+        assert other.state()["requests"] == 1
+        assert set(rows_of(skep)) == {"other", "gateway"}
+
+
+def test_up_with_upstreams_alone_starts_nothing_but_the_gateway(skep, tmp_path):
+    with FakeEngine(slots=2) as engine:
+        (tmp_path / "skep.toml").write_text(f'[gateway]\nport = 0\n[[upstream]]\nurl = "{engine.url}"\nslots = 2\n')
+        url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
+        assert ask(url)[0] == 200
+        assert [row["kind"] for row in rows_of(skep).values()] == ["upstream", "gateway"]
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (["--upstream", "http://x:1"], "vLLM --max-num-seqs, llama-server -np"),
+        (["--upstream", "http://x:1", "--slots", "1", "--slots", "2"], "1 --upstream, but 2 --slots"),
+        (["--upstream", "http://x:1/api/openai", "--slots", "1"], "has the path `/api/openai`"),
+        (["--upstream", "ftp://x:1", "--slots", "1"], "not an http(s) URL"),
+        (["--upstream", "http://me:pw@x:1", "--slots", "1"], "given with a user name"),
+        (["--upstream", "x:1", "--upstream", "http://x:1/v1", "--slots", "1"], "two replicas are named `x-1`"),
+        (["--upstream", "http://127.0.0.1:8400", "--slots", "1"], "the gateway's own address"),
+        (["--upstream", "http://x:1", "--slots", "2", "--reserve", "2"], "`reserve` 2 of 2 slots"),
+        (["--upstream", "http://x:1", "--slots", "2", "--soft-slots", "3"], "`soft_slots` 3 of 2 slots"),
+        (["--slots", "2"], "go with --upstream"),
+        ([], "no upstream is given"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(skep, args, complaint):
+    assert complaint in skep("gateway", "-d", *args, check=2).stderr
+
+
+def test_tls_is_spoken_with_a_certificate(skep, tmp_path):
+    context = ssl.create_default_context(cafile=CERTIFICATE)
+    context.check_hostname = False
+    with FakeEngine(slots=2) as engine:
+        tables = (
+            f'tls_certificate = "server.pem"\ntls_key = "server.pem"\n[[upstream]]\nurl = "{engine.url}"\nslots = 2\n'
+        )
+        (tmp_path / "skep.toml").write_text(f"[gateway]\nport = 0\n{tables}")
+        shutil.copy(CERTIFICATE, tmp_path / "server.pem")
+        url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
+        assert url.startswith("https://")
+        assert ask(url, context=context)[0] == 200
+
+
+def test_certificates_that_cannot_serve_are_found_before_the_start(skep, tmp_path):
+    def complaint(certificate, key):
+        names = f'tls_certificate = "{certificate}"\n' + (f'tls_key = "{key}"\n' if key else "")
+        (tmp_path / "skep.toml").write_text(f'[gateway]\nport = 0\n{names}[[serve]]\nengine = "fake"\n')
+        return skep("up", "-d", check=2).stderr
+
+    shutil.copy(CERTIFICATE, tmp_path / "good.pem")
+    (tmp_path / "bad.pem").write_text("nothing\n")
+    assert "`gateway.tls_certificate` without `gateway.tls_key`" in complaint("good.pem", None)
+    assert "none.pem` cannot be read: No such file" in complaint("none.pem", "good.pem")
+    assert "are no certificate and key" in complaint("good.pem", "bad.pem")
+    if shutil.which("openssl"):
+        make = ["openssl", "genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out"]
+        subprocess.run([*make, tmp_path / "other.pem"], check=True, capture_output=True)
+        assert "does not belong to" in complaint("good.pem", "other.pem")
+        locked = [*make, tmp_path / "locked.pem", "-aes256", "-pass", "pass:x"]
+        subprocess.run(locked, check=True, capture_output=True)
+        assert "has a passphrase" in complaint("good.pem", "locked.pem")

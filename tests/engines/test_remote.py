@@ -1,0 +1,154 @@
+"""Servers that skep did not start, found out about over real sockets."""
+
+import asyncio
+import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from skep.engines.base import Launch
+from skep.engines.lifecycle import State
+from skep.engines.remote import NotThere, Upstream, find_out
+from skep.testing.process import FakeEngine
+
+
+def launch(url, model=""):
+    return Launch("far", "remote", model, None, slots=4, context_tokens=0, threads=0, url=url)
+
+
+def find(url, model=""):
+    return asyncio.run(find_out(launch(url, model)))
+
+
+def told_by(answers, model=""):
+    """What is found out about a server that knows only these paths."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            found = answers.get(self.path, (404, b""))
+            status, body = found if isinstance(found, tuple) else (200, found)
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            return find(f"http://127.0.0.1:{server.server_port}", model)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def models(*names):
+    return json.dumps({"data": [{"id": name} for name in names]}).encode()
+
+
+def test_a_server_with_slots_is_llama_cpp():
+    with FakeEngine(slots=2) as engine:
+        found = find(engine.url)
+    assert (found.model, found.confirms, found.version()) == ("fake-model", "slots", "llama.cpp skep-fake")
+    assert found.release_bound_s == 30
+    assert found.simulated  # the fake engine says what it is, and figures made on it must not pass for real ones
+
+
+@pytest.mark.parametrize(
+    ("mark", "name"), [(b"vllm:num_requests_running", "vllm 1.2"), (b"sglang:num_running_reqs", "sglang 1.2")]
+)
+def test_a_server_that_counts_running_requests_is_asked_by_its_metrics(mark, name):
+    found = told_by({"/v1/models": models("m"), "/metrics": mark + b" 0\n", "/version": b'{"version": "1.2"}'})
+    assert (found.confirms, found.version(), found.simulated) == ("metrics", name, False)
+
+
+def test_a_server_that_tells_nothing_gets_a_short_bound():
+    found = told_by({"/v1/models": models("m"), "/slots": b"{}", "/metrics": b"up 1\n"})
+    assert (found.confirms, found.release_bound_s, found.version()) == ("", 5.0, "remote")
+
+
+def test_of_several_models_one_must_be_chosen():
+    with pytest.raises(NotThere, match=r"it serves 2 models \(a, b\): choose one with `model`"):
+        told_by({"/v1/models": models("b", "a")})
+    assert told_by({"/v1/models": models("b", "a")}, "b").model == "b"
+
+
+def test_a_model_that_the_server_does_not_list_is_taken_with_a_note():
+    """llama-server answers to any name."""
+    found = told_by({"/v1/models": models("a")}, "mine")
+    assert found.model == "mine"
+    assert found.note == "it does not list `mine`, but a"
+
+
+def test_a_server_without_a_list_of_models_is_taken_at_its_word():
+    assert told_by({}, "mine").note is None
+    with pytest.raises(NotThere, match="HTTP 404 from /v1/models"):
+        told_by({})
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ((401, b""), r"it wants an API key \(HTTP 401"),
+        ((503, b""), "HTTP 503"),
+        (b"<html>", "no list of models"),
+        (b'{"data": []}', "serves no model"),
+        (b'{"data": [1, {"id": 2}]}', "serves no model"),
+    ],
+)
+def test_what_is_wrong_is_said(answer, why):
+    with pytest.raises(NotThere, match=why):
+        told_by({"/v1/models": answer})
+
+
+def test_a_server_that_comes_later_is_found():
+    """And stays: from then on the gateway's own health checks decide."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+
+    async def run():
+        changed = asyncio.Event()
+        upstream = Upstream(launch(f"http://127.0.0.1:{port}"), changed.set)
+
+        async def until(condition):
+            while not condition():
+                changed.clear()
+                await asyncio.wait_for(changed.wait(), 20)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(upstream.run())
+            await until(lambda: upstream.tried)
+            assert upstream.life.state is State.STARTING
+            assert "refused" in upstream.life.why
+            assert upstream.model == ""
+            engine = await asyncio.to_thread(FakeEngine(port=port).start)
+            await until(lambda: upstream.life.serving)
+            assert (upstream.model, upstream.life.why) == ("fake-model", None)
+            await asyncio.to_thread(engine.close)
+            upstream.restart()
+            assert not upstream.life.serving
+            await until(lambda: upstream.life.why is not None)
+            upstream.stop()
+        assert upstream.life.state is State.STOPPED
+
+    asyncio.run(run())
+
+
+def test_stopping_does_not_wait_for_a_server_that_hangs():
+    async def run(listener):
+        upstream = Upstream(launch(f"http://127.0.0.1:{listener.getsockname()[1]}"), lambda: None)
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(upstream.run())
+            connection, _ = await asyncio.to_thread(listener.accept)
+            with connection:
+                upstream.stop()
+                await asyncio.wait_for(task, 2)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asyncio.run(run(listener))

@@ -1,0 +1,187 @@
+"""The gateway's own answers, as the clients' own libraries read them, and their page."""
+
+import json
+import re
+from pathlib import Path
+
+import httpx2
+import hypothesis.strategies as st
+import openai
+import pytest
+from hypothesis import given, settings
+
+from skep.gateway.dialect import ERRORS, error_body, error_event, rejection, retry_headers, speaks_anthropic
+from skep.gateway.keys import RefusalCode
+from skep.gateway.values import Reject, RejectCode
+
+PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
+OPENAI_TYPES = {"rate_limit_error", "server_error", "invalid_request_error"}
+# https://docs.anthropic.com/en/api/errors
+ANTHROPIC_TYPES = {"invalid_request_error", "authentication_error", "permission_error", "not_found_error",
+                   "request_too_large", "rate_limit_error", "api_error", "overloaded_error",
+                   "timeout_error"}  # fmt: skip
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+
+
+def answering(status, body, kind="application/json"):
+    """A client's transport that always has this answer."""
+    headers = {"content-type": kind}
+    return httpx2.Client(
+        transport=httpx2.MockTransport(lambda _: httpx2.Response(status, headers=headers, content=body))
+    )
+
+
+def openai_client(status, body, kind="application/json"):
+    return openai.OpenAI(
+        api_key="k", base_url="http://gateway/v1", max_retries=0, http_client=answering(status, body, kind)
+    )
+
+
+def anthropic_client(status, body, kind="application/json"):
+    anthropic = pytest.importorskip("anthropic")
+    return anthropic.Anthropic(
+        api_key="k", base_url="http://gateway", max_retries=0, http_client=answering(status, body, kind)
+    )
+
+
+def chat(client, *, stream=False):
+    return client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=stream)
+
+
+def message(client, *, stream=False):
+    ask = [{"role": "user", "content": "hi"}]
+    return client.messages.create(model="m", max_tokens=5, messages=ask, stream=stream)
+
+
+@pytest.mark.parametrize("code", sorted(ERRORS))
+def test_openais_library_reads_every_error(code):
+    status, kind, _ = ERRORS[code]
+    with pytest.raises(openai.APIStatusError) as caught:
+        chat(openai_client(status, error_body(code, "why it is", CHAT)))
+    error = caught.value
+    assert (error.status_code, error.code, error.type, error.param) == (status, code, kind, None)
+    assert "why it is" in str(error)
+
+
+@pytest.mark.parametrize("code", sorted(ERRORS))
+def test_anthropics_library_reads_every_error(code):
+    status, _, kind = ERRORS[code]
+    client = anthropic_client(status, error_body(code, "why it is", MESSAGES))
+    with pytest.raises(pytest.importorskip("anthropic").APIStatusError) as caught:
+        message(client)
+    error = caught.value
+    assert error.status_code == status
+    assert error.body["type"] == "error"
+    assert error.body["error"] == {"type": kind, "message": "why it is", "code": code}
+    assert "why it is" in str(error)
+
+
+def test_openais_library_raises_what_a_stream_ends_with():
+    begun = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[]}\n\n'
+    stream = chat(
+        openai_client(200, begun + error_event("stream_cut", "it died", CHAT), "text/event-stream"), stream=True
+    )
+    assert next(stream).id == "c"
+    with pytest.raises(openai.APIError, match="it died") as caught:
+        next(stream)
+    assert caught.value.code == "stream_cut"
+
+
+def test_openais_library_raises_what_a_stream_of_responses_ends_with():
+    body = error_event("stream_cut", "it died", RESPONSES)
+    stream = openai_client(200, body, "text/event-stream").responses.create(model="m", input="hi", stream=True)
+    with pytest.raises(openai.APIError, match="it died") as caught:
+        next(iter(stream))
+    assert caught.value.code == "stream_cut"
+
+
+def test_anthropics_library_raises_what_a_stream_ends_with():
+    begun = b'event: ping\ndata: {"type": "ping"}\n\n'
+    body = begun + error_event("stream_cut", "it died", MESSAGES)
+    client = anthropic_client(200, body, "text/event-stream")
+    with pytest.raises(pytest.importorskip("anthropic").APIStatusError, match="it died") as caught:
+        next(iter(message(client, stream=True)))
+    assert caught.value.body["error"]["type"] == "api_error"
+
+
+@given(st.sampled_from(sorted(ERRORS)), st.text(), st.sampled_from([CHAT, MESSAGES, RESPONSES, "", "/x"]))
+@settings(deadline=None)
+def test_a_message_of_any_text_stays_inside_its_body_and_its_event(code, why, path):
+    """Messages repeat what clients sent: names of models, paths, origins."""
+    body = json.loads(error_body(code, why, path))
+    assert body["source"] == "gateway"
+    assert (body["error"]["message"], body["error"]["code"]) == (why, code)
+    event = error_event(code, why, path)
+    assert event.isascii()
+    blank, *lines, end, nothing = event.removeprefix(b"\n").split(b"\n")
+    assert (blank, end, nothing) == (b"", b"", b"")
+    assert [line.split(b": ")[0] for line in lines] in ([b"data"], [b"event", b"data"])
+    said = json.loads(lines[-1].removeprefix(b"data: "))
+    assert said["error"] == body["error"]
+    if path == RESPONSES:
+        assert (said["type"], said["code"], said["message"]) == ("error", code, why)
+
+
+def test_the_dialect_is_told_by_the_path():
+    for path in (MESSAGES, "/v1/messages/count_tokens", "/v1/messages/batches", "/v1/complete"):
+        assert speaks_anthropic(path)
+    for path in (CHAT, "/v1/completions", "/v1/completion", RESPONSES, "/v1/messagesx", "/messages", "", "/"):
+        assert not speaks_anthropic(path)
+
+
+@pytest.mark.parametrize("code", list(RejectCode))
+@pytest.mark.parametrize(
+    ("seconds", "header"), [(None, None), (0.2, b"1"), (1.0, b"1"), (6.01, b"7"), (1e9, b"1000000000")]
+)
+def test_a_rejection_says_when_to_come_back_as_soon_as_that_is_known(code, seconds, header):
+    status, headers, body = rejection(Reject("r", code, seconds), CHAT, model="m", models=("a", "b"))
+    error = json.loads(body)["error"]
+    assert (status, error["code"]) == (ERRORS[code.value][0], code.value)
+    assert dict(headers).get(b"retry-after") == header
+    assert "None" not in error["message"]
+    assert not error["message"].endswith(".")
+    if header is not None and code is not RejectCode.UNKNOWN_MODEL:
+        assert f"try again in {header.decode()} s" in error["message"]
+
+
+def test_an_unknown_model_is_told_what_there_is():
+    _, _, body = rejection(Reject("r", RejectCode.UNKNOWN_MODEL), CHAT, model="gpt", models=("a", "b"))
+    assert json.loads(body)["error"]["message"] == "the model `gpt` is not served here; known: a, b"
+    _, _, body = rejection(Reject("r", RejectCode.UNKNOWN_MODEL), CHAT, model="x" * 60_000, models=())
+    assert len(body) < 500
+
+
+def test_a_wait_is_rounded_up():
+    assert retry_headers(None) == [(b"content-type", b"application/json")]
+    assert retry_headers(1.01)[1] == (b"retry-after", b"2")
+
+
+def test_every_code_has_a_status_and_types_that_its_clients_know():
+    for code, (status, ours, theirs) in ERRORS.items():
+        assert 400 <= status < 600, code
+        assert ours in OPENAI_TYPES, code
+        assert theirs in ANTHROPIC_TYPES, code
+        assert (status == 429) == (ours == theirs == "rate_limit_error"), code
+        assert (status >= 500) == (ours == "server_error"), code
+
+
+def test_every_refusal_has_its_code():
+    assert {code.value for code in RejectCode} | {code.value for code in RefusalCode} <= set(ERRORS)
+
+
+# The page
+
+
+def test_every_code_has_its_heading_and_there_are_no_others():
+    assert sorted(re.findall(r"^### `([^`]+)`$", PAGE, re.MULTILINE)) == sorted(ERRORS)
+
+
+@pytest.mark.parametrize("code", sorted(ERRORS))
+def test_the_page_says_each_codes_status(code):
+    _, _, rest = PAGE.partition(f"### `{code}`\n")
+    assert re.search(rf"\b{ERRORS[code][0]}\b", rest.split("\n#")[0])
+
+
+def test_the_examples_of_the_page_have_the_shape_of_the_answers():
+    examples = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)]
+    assert examples == [json.loads(error_body("queue_full", "…", path)) for path in (CHAT, MESSAGES)]

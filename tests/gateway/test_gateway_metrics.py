@@ -1,0 +1,192 @@
+"""The metrics' text, read as strictly as Prometheus reads it, and their page."""
+
+import math
+import re
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from skep.gateway.metrics import LABEL_SETS, OTHER, SECONDS, Counter, Gauge, Histogram, Metrics
+
+PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+
+NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\[\\"n])*)"'
+SAMPLE = re.compile(rf"({NAME})(?:\{{({LABEL}(?:,{LABEL})*)\}})? (NaN|[+-]Inf|-?[0-9.]+(?:e[+-]?[0-9]+)?)")
+ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
+SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
+
+
+def parsed(text):
+    """{name: (kind, {(sample name, labels): value})}; an AssertionError where it is not the text format, 0.0.4."""
+    assert text.endswith(b"\n")
+    families, kind, name = {}, None, None
+    for line in text.decode("utf-8").split("\n")[:-1]:
+        if found := re.fullmatch(rf"# HELP ({NAME}) ([^\\\n]*)", line):
+            name, kind = found[1], None
+            assert name not in families, "all of a metric stands together"
+            continue
+        if found := re.fullmatch(rf"# TYPE ({NAME}) (counter|gauge|histogram)", line):
+            assert found[1] == name
+            kind = found[2]
+            families[name] = (kind, {})
+            continue
+        found = SAMPLE.fullmatch(line)
+        assert found, line
+        assert kind is not None
+        assert found[1] in [name + suffix for suffix in SUFFIXES[kind]], line
+        labels = tuple(
+            (label, re.sub(r"\\.", lambda escape: ESCAPES[escape[0]], value))
+            for label, value in re.findall(LABEL, found[2] or "")
+        )
+        assert len(dict(labels)) == len(labels), "a label is there once"
+        samples = families[name][1]
+        assert (found[1], labels) not in samples, "a series is there once"
+        samples[found[1], labels] = float(found[7].replace("Inf", "inf"))
+    return families
+
+
+def text_of(*metrics):
+    whole = Metrics()
+    for name in list(vars(whole)):
+        delattr(whole, name)
+    for place, metric in enumerate(metrics):
+        setattr(whole, f"m{place}", metric)
+    return whole.text()
+
+
+labels = st.tuples(st.text(max_size=8), st.text('a"\\\nä{},= ', max_size=6))
+amounts = st.floats(0, 1e12) | st.integers(0, 10**9)
+
+
+def test_an_empty_gateway_has_valid_metrics():
+    families = parsed(Metrics().text())
+    assert {metric.name: metric.kind for metric in Metrics().all()} == {
+        name: kind for name, (kind, _) in families.items()
+    }
+
+
+@given(st.lists(st.tuples(labels, amounts), max_size=20))
+@settings(deadline=None)
+def test_counters_and_gauges_say_what_was_counted_whatever_their_labels_are(events):
+    counter, gauge = Counter("c_total", "C.", ("a", "b")), Gauge("g", "G.", ("a", "b"))
+    sums = {}
+    for values, amount in events:
+        counter.add(values, amount)
+        sums[values] = sums.get(values, 0) + amount
+    gauge.set_all(sums)
+    families = parsed(text_of(counter, gauge))
+    for name in ("c_total", "g"):
+        found = {tuple(value for _, value in pairs): total for (_, pairs), total in families[name][1].items()}
+        assert found == pytest.approx(sums)
+
+
+@given(st.lists(st.tuples(labels, st.floats(0, 2000)), max_size=40))
+@settings(deadline=None)
+def test_a_histograms_buckets_are_cumulative_and_end_at_its_count(observations):
+    histogram = Histogram("h", "H.", ("a", "b"), SECONDS)
+    for values, value in observations:
+        histogram.observe(values, value)
+    samples = parsed(text_of(histogram))["h"][1]
+    series = {}
+    for (name, pairs), value in samples.items():
+        series.setdefault(pairs[:2], {})[name, dict(pairs).get("le")] = value
+    for pairs, found in series.items():
+        mine = [value for values, value in observations if tuple(zip(("a", "b"), values, strict=True)) == pairs]
+        bounds = [bound for name, bound in found if name == "h_bucket"]
+        assert bounds[-1] == "+Inf"
+        assert [float(bound) for bound in bounds[:-1]] == list(SECONDS)
+        for bound in bounds:
+            assert found["h_bucket", bound] == sum(value <= float(bound) for value in mine)
+        assert found["h_bucket", "+Inf"] == found["h_count", None] == len(mine)
+        assert found["h_sum", None] == pytest.approx(sum(mine))
+
+
+def test_a_value_on_a_bound_belongs_to_its_bucket():
+    histogram = Histogram("h", "H.", (), (1.0, 2.0))
+    for value in (1.0, 1.0000001, 2.0, 3.0):
+        histogram.observe((), value)
+    assert list(histogram.lines())[:3] == ['h_bucket{le="1"} 1', 'h_bucket{le="2"} 3', 'h_bucket{le="+Inf"} 4']
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (True, "1"), (1e15, "1000000000000000"), (0.1, "0.1"), (1e-7, "1e-07"), (math.inf, "+Inf"),
+     (-math.inf, "-Inf"), (math.nan, "NaN"), (-2.5, "-2.5")],
+)  # fmt: skip
+def test_numbers_are_written_as_prometheus_reads_them(value, text):
+    gauge = Gauge("g", "G.", ())
+    gauge.set_all({(): value})
+    assert list(gauge.lines()) == [f"g {text}"]
+    parsed(text_of(gauge))
+
+
+def test_label_sets_are_bounded_and_nothing_counted_is_lost():
+    """Names that clients choose must not fill the memory."""
+    counter, histogram = Counter("c_total", "C.", ("a",)), Histogram("h", "H.", ("a",), (1.0,))
+    for number in [*range(LABEL_SETS + 40), 3]:
+        counter.add((str(number),))
+        histogram.observe((str(number),), 0.5)
+    families = parsed(text_of(counter, histogram))
+    counts = {pairs: value for (name, pairs), value in families["h"][1].items() if name == "h_count"}
+    for found in ({pairs: value for (_, pairs), value in families["c_total"][1].items()}, counts):
+        assert len(found) == LABEL_SETS + 1
+        assert found[("a", OTHER),] == 40
+        assert found[("a", "3"),] == 2
+        assert sum(found.values()) == LABEL_SETS + 41
+
+
+def test_a_label_that_is_no_text_spoils_nothing():
+    counter = Counter("c_total", "C.", ("a",))
+    counter.add(("\ud800",))
+    assert parsed(text_of(counter))["c_total"][1] == {("c_total", (("a", "?"),)): 1}
+
+
+def test_a_counter_sums_over_all_other_labels():
+    counter = Counter("c_total", "C.", ("model", "replica"))
+    for values, amount in {("m", "r0"): 1, ("n", "r0"): 2, ("m", "r1"): 4}.items():
+        counter.add(values, amount)
+    assert counter.by("replica") == {"r0": 3, "r1": 4}
+    assert counter.by("model") == {"m": 5, "n": 2}
+
+
+def test_names_and_labels_follow_prometheus_rules():
+    for metric in Metrics().all():
+        assert re.fullmatch(r"skep_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert not metric.name.endswith(("_bucket", "_sum", "_count"))
+        assert metric.help.endswith(".")
+        assert all(re.fullmatch(r"[a-z]+", label) and label != "le" for label in metric.labels)
+
+
+# The page
+
+HEADINGS = re.findall(r"^### `([^`]+)`$", PAGE, re.MULTILINE)
+
+
+def test_every_metric_has_its_heading_and_there_are_no_others():
+    assert sorted(HEADINGS) == sorted(metric.name for metric in Metrics().all())
+
+
+@pytest.mark.parametrize("metric", Metrics().all(), ids=lambda metric: metric.name)
+def test_the_page_names_the_kind_and_the_labels_of_each_metric(metric):
+    _, _, rest = PAGE.partition(f"### `{metric.name}`\n")
+    section = rest.split("\n#")[0]
+    kind, _, named = section.partition("\n")[0].partition("; ")
+    assert kind.lower() == metric.kind
+    assert tuple(re.findall(r"`([^`]+)`", named)) == metric.labels
+
+
+def test_the_queries_of_the_page_ask_for_metrics_and_labels_that_exist():
+    queries = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
+    assert len(queries) >= 3
+    known = {metric.name: metric for metric in Metrics().all()}
+    for query in queries:
+        used = re.findall(r"skep_[a-z_]+", query)
+        assert used
+        for name in used:
+            metric = known.get(name) or known[re.sub(r"_(bucket|sum|count)$", "", name)]
+            for labels in re.findall(r"by \(([^)]*)\)", query):
+                assert {label.strip() for label in labels.split(",")} <= {*metric.labels, "le"}, name

@@ -1,0 +1,263 @@
+"""The keys' decider: no file, no clock, no sleeping."""
+
+import dataclasses
+import json
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import example, given, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from skep.gateway.keys import KeyRing, KeySpec, RateLimit, Refusal, RefusalCode, class_for, digest_of, given_keys
+
+
+def spec(name="ci", key=None, **limits):
+    return KeySpec(name, digest_of(key or f"sk-{name}"), **limits)
+
+
+def test_a_key_is_found_by_its_digest_and_others_are_not():
+    ring = KeyRing([spec("a"), spec("b"), spec("c")])
+    assert [ring.find(f"sk-{name}".encode()).name for name in "abc"] == ["a", "b", "c"]
+    assert ring.find(b"sk-d") is None
+    assert ring.find(b"") is None
+    assert ring.find(digest_of("sk-a").encode()) is None, "a stolen digest opens nothing"
+    assert KeyRing().find(b"sk-a") is None
+
+
+def test_of_two_names_for_one_key_the_later_counts():
+    """Every digest is compared, also after a match; so a key of the file may narrow the one of the environment."""
+    assert KeyRing([spec("env", "same"), spec("file", "same")]).find(b"same").name == "file"
+
+
+def test_a_spec_travels_as_json():
+    one = spec(priority="batch", max_concurrent=4, rate_per_s=0.5, burst=30)
+    assert KeySpec(**json.loads(json.dumps(dataclasses.asdict(one)))) == one
+
+
+# Headers
+
+
+@pytest.mark.parametrize(
+    ("headers", "keys"),
+    [
+        ([(b"authorization", b"Bearer k1")], [b"k1"]),
+        ([(b"authorization", b"bEARER \t k1 ")], [b"k1"]),
+        ([(b"authorization", b"Basic k1")], []),
+        ([(b"authorization", b"Bearer")], []),
+        ([(b"authorization", b"Bearer ")], []),
+        ([(b"authorization", b"k1")], []),
+        ([(b"authorization", b"")], []),
+        ([(b"x-api-key", b" k1 ")], [b"k1"]),
+        ([(b"x-api-key", b" ")], []),
+        ([(b"api-key", b"k1")], [b"k1"]),
+        ([(b"host", b"k1"), (b"cookie", b"k2")], []),
+        ([(b"x-api-key", b"k1"), (b"authorization", b"Bearer k2")], [b"k1", b"k2"]),
+        ([(b"x-api-key", b"k1"), (b"authorization", b"Bearer k1")], [b"k1"]),
+        ([(b"x-api-key", b"k%d" % i) for i in range(9)], [b"k0", b"k1", b"k2", b"k3"]),
+    ],
+)
+def test_keys_are_read_where_clients_put_them(headers, keys):
+    """Several are candidates, each once: some clients send a placeholder in one header and the key in the other."""
+    assert given_keys(headers) == keys
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"authorization", b"x-api-key", b"api-key", b"a"]), st.binary())))
+def test_no_header_is_too_odd(headers):
+    keys = given_keys(headers)
+    assert len(keys) <= 4
+    assert all(keys)
+    assert len(set(keys)) == len(keys)
+
+
+# Classes
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "got"),
+    [
+        (None, None, "normal"),
+        (None, "interactive", "interactive"),
+        (None, "batch", "batch"),
+        ("batch", None, "batch"),
+        ("batch", "interactive", "batch"),
+        ("normal", "interactive", "normal"),
+        ("normal", "normal", "normal"),
+        ("interactive", "batch", "batch"),
+        ("interactive", None, "interactive"),
+        ("interactive", " Interactive ", "interactive"),
+    ],
+)
+def test_a_keys_class_is_a_ceiling(own, asked, got):
+    assert class_for(spec(priority=own), asked) == got
+
+
+def test_without_a_key_the_client_chooses():
+    assert class_for(None, None) == "normal"
+    assert class_for(None, "batch") == "batch"
+
+
+@pytest.mark.parametrize("asked", ["", "urgent", "0", "x" * 10_000])
+def test_an_unknown_class_is_named_with_the_known_ones(asked):
+    with pytest.raises(ValueError, match="interactive, normal, batch") as caught:
+        class_for(spec(priority="batch"), asked)
+    assert len(str(caught.value)) < 120
+
+
+# The bucket
+
+
+def test_a_bucket_gives_its_burst_at_once_and_then_its_rate():
+    bucket = RateLimit(2.0, 3)
+    assert [bucket.take(100.0) for _ in range(5)] == [0.0, 0.0, 0.0, 0.5, 0.5]
+    assert bucket.take(100.5) == 0.0
+    assert bucket.take(100.5) == 0.5
+
+
+def test_a_pause_fills_the_bucket_to_its_burst_and_no_further():
+    bucket = RateLimit(1.0, 2)
+    assert [bucket.take(0.0), bucket.take(0.0)] == [0.0, 0.0]
+    assert [bucket.take(1e6) for _ in range(3)] == [0.0, 0.0, 1.0]
+
+
+rates = st.floats(1e-4, 1e4)
+starts = st.floats(0, 1e8)  # a monotonic clock after three years
+
+
+@given(rates, st.integers(1, 50), starts, st.lists(st.floats(0, 100), max_size=60))
+@example(3.0, 1, 1e8, [1 / 3] * 20)
+@settings(max_examples=300)
+def test_no_window_passes_more_than_burst_and_rate(rate, burst, start, steps):
+    bucket, now, taken = RateLimit(rate, burst), start, []
+    for step in steps:
+        now += step
+        if bucket.take(now) == 0.0:
+            taken.append(now)
+    for i, first in enumerate(taken):
+        for j in range(i, len(taken)):
+            assert j - i + 1 <= burst + rate * (taken[j] - first + 2e-6) + 1e-6
+
+
+@given(rates, st.integers(1, 50), starts, st.integers(0, 120))
+@settings(max_examples=300)
+def test_who_waits_as_told_is_let_in(rate, burst, start, impatient):
+    """However often it was refused meanwhile: a refusal takes nothing. And never before."""
+    bucket = RateLimit(rate, burst)
+    for _ in range(burst):
+        assert bucket.take(start) == 0.0
+    wait_s = bucket.take(start)
+    assert wait_s == pytest.approx(1 / rate, abs=1e-6)
+    for _ in range(impatient):
+        assert bucket.take(start + wait_s / 2) > 0
+    assert bucket.take(start + wait_s) == 0.0
+
+
+@given(rates, st.integers(1, 10), st.lists(st.floats(-100, 100), max_size=40))
+def test_a_clock_that_jumps_back_gives_nothing_away(rate, burst, times):
+    bucket = RateLimit(rate, burst)
+    taken = sum(bucket.take(now) == 0.0 for now in times)
+    latest, first = max(times, default=0.0), min(times, default=0.0)
+    assert taken <= burst + rate * (latest - first + 2e-6) + 1e-6
+
+
+# Entering and leaving
+
+
+def test_requests_beyond_the_keys_number_are_refused_until_one_ends():
+    ring = KeyRing([spec(max_concurrent=2), spec("other")])
+    assert [ring.enter("ci", 0.0) for _ in range(3)] == [None, None, Refusal(RefusalCode.TOO_MANY)]
+    assert ring.enter("other", 0.0) is None, "one key's limit is not another's"
+    ring.leave("ci")
+    assert ring.enter("ci", 0.0) is None
+    assert repr(ring) == "<KeyRing 2 keys, 3 in flight>"
+
+
+def test_a_refusal_by_number_takes_no_token_and_one_by_rate_no_place():
+    ring = KeyRing([spec(max_concurrent=1, rate_per_s=1.0, burst=2)])
+    assert ring.enter("ci", 0.0) is None
+    assert ring.enter("ci", 0.0).code == "too_many_requests_of_key"
+    ring.leave("ci")
+    assert ring.enter("ci", 0.0) is None
+    ring.leave("ci")
+    assert ring.enter("ci", 0.0) == Refusal(RefusalCode.RATE_LIMITED, 1.0)
+    assert ring.in_flight("ci") == 0
+
+
+def test_leaving_without_having_entered_is_a_bug_and_says_so():
+    with pytest.raises(AssertionError, match="ci"):
+        KeyRing([spec()]).leave("ci")
+
+
+def test_a_key_that_is_removed_is_refused_and_its_answers_still_end():
+    ring = KeyRing([spec(max_concurrent=1)])
+    ring.enter("ci", 0.0)
+    ring.replace([])
+    assert (len(ring), ring.find(b"sk-ci"), ring.in_flight("ci")) == (0, None, 1)
+    assert ring.enter("ci", 0.0).code == "invalid_api_key"
+    ring.replace([spec(max_concurrent=1)])
+    assert ring.enter("ci", 0.0).code is RefusalCode.TOO_MANY, "back again, and the old answer is still under way"
+    ring.leave("ci")
+    assert ring.enter("ci", 0.0) is None
+
+
+def test_a_reload_does_not_fill_a_bucket_unless_its_rate_changed():
+    limited = spec(rate_per_s=1.0, burst=1)
+    ring = KeyRing([limited])
+    ring.enter("ci", 0.0)
+    ring.replace([dataclasses.replace(limited, priority="batch"), spec("new")])
+    assert ring.enter("ci", 0.0) is not None
+    ring.replace([dataclasses.replace(limited, burst=2)])
+    assert ring.enter("ci", 0.0) is None
+    ring.replace([spec()])
+    assert [ring.enter("ci", 0.0) for _ in range(9)] == [None] * 9
+
+
+class Ring(RuleBasedStateMachine):
+    """Whatever comes in whatever order: what is in flight is what entered and did not leave."""
+
+    def __init__(self):
+        super().__init__()
+        self.ring = KeyRing()
+        self.specs = {}
+        self.entered = {"a": 0, "b": 0}
+        self.now = 0.0
+
+    @rule(
+        limits=st.dictionaries(
+            st.sampled_from("ab"),
+            st.tuples(st.none() | st.integers(1, 3), st.none() | st.floats(0.1, 10), st.integers(1, 3)),
+        )
+    )
+    def replace(self, limits):
+        made = [spec(n, max_concurrent=at_once, rate_per_s=r, burst=b) for n, (at_once, r, b) in limits.items()]
+        self.specs = {one.name: one for one in made}
+        self.ring.replace(made)
+
+    @rule(name=st.sampled_from("ab"), later=st.floats(0, 2))
+    def enter(self, name, later):
+        self.now += later
+        known = self.specs.get(name)
+        refusal = self.ring.enter(name, self.now)
+        if known is None:
+            assert refusal.code is RefusalCode.GONE
+        elif known.max_concurrent is not None and self.entered[name] >= known.max_concurrent:
+            assert refusal == Refusal(RefusalCode.TOO_MANY)
+        elif refusal is None:
+            self.entered[name] += 1
+        else:
+            assert refusal.code is RefusalCode.RATE_LIMITED
+            assert known.rate_per_s is not None
+            assert 0 < refusal.retry_after_s <= 1 / known.rate_per_s + 1e-6
+
+    @rule(name=st.sampled_from("ab"))
+    def leave(self, name):
+        if self.entered[name]:
+            self.entered[name] -= 1
+            self.ring.leave(name)
+
+    @invariant()
+    def counts_agree(self):
+        assert {name: self.ring.in_flight(name) for name in "ab"} == self.entered
+
+
+TestRing = Ring.TestCase
+TestRing.settings = settings(max_examples=100, stateful_step_count=40)

@@ -1,0 +1,401 @@
+"""What the gateway reads of a request's body, from small and large ones, honest and not."""
+
+import json
+import time
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import example, given, settings
+
+from skep.gateway import peek
+from skep.gateway.peek import DECODE_BYTES, LONGEST_NAME, Look, NotAnObject, look, model_of_form, with_model
+
+LARGE = 2 * DECODE_BYTES
+SYSTEM = {"role": "system", "content": 'You are "careful".\n' * 20}
+TOOLS = [{"type": "function", "function": {"name": "ask", "parameters": {
+    "properties": {"model": {"type": "string"}, "prompt": {"type": "string"}, "input": {"default": {"model": "no"}},
+                   "messages": {"enum": ["[", '{"role":"user"']}}}}}]  # fmt: skip
+
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+known_keys = ["model", "messages", "role", "user", "content", "text", "input", "system", "\\", '"', "{"]
+keys = st.sampled_from(known_keys) | st.text(max_size=8)
+values = st.recursive(
+    st.none() | st.booleans() | numbers | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=20,
+)
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+def compact(document):
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def spaced(document):
+    return json.dumps(document, indent=2).encode()
+
+
+def turns(first, count, size=900, parts=False, content_first=False):
+    """The messages of a conversation after so many turns."""
+    messages = [SYSTEM]
+    for turn in range(count):
+        text = first if turn == 0 else f"and then, {turn}? " + "x" * size
+        messages.append({"role": "user", "content": [{"type": "text", "text": text}] if parts else text})
+        messages.append({"role": "assistant", "content": f'reply {turn}: "{"y" * size}"'})
+    messages.pop()
+    if content_first:
+        messages = [{"content": message["content"], "role": message["role"]} for message in messages]
+    return messages
+
+
+# The model
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda tail: b'{"model":"a"' + tail))
+@example(b"")
+@example(b"null")
+@example(b"[]")
+@example(b'"model"')
+@example(b'{"model":"\xff"}')
+@example(b'{"model":' + b"9" * 5000 + b"}")
+@example(b'{"model":-1e999}')
+@example(b'{"model":"\\ud800"}')
+@settings(deadline=None)
+def test_whatever_bytes_come_there_is_a_look_or_a_refusal(body):
+    for text in (body, body + b" " * LARGE, b" " * 600 + body + b" " * LARGE):
+        model_of_form(b'name="model"\r\n' + text)
+        try:
+            seen = look(text)
+        except NotAnObject:
+            continue
+        assert seen.model is None or isinstance(seen.model, str)
+        assert seen.conversation is None or 0 <= seen.conversation < 1 << 32
+
+
+@given(st.dictionaries(keys, values, max_size=6), st.sampled_from([compact, spaced]), st.sampled_from([0, LARGE]))
+@settings(deadline=None)
+def test_the_model_of_any_document_is_the_one_that_a_json_parser_finds(document, written, filler):
+    """Whatever the order, the spacing and the escapes, and never that of a nested object."""
+    body = written(document | {"pad": "x" * filler} if filler else document)
+    model = document.get("model")
+    try:
+        seen = look(body)
+    except NotAnObject:
+        assert not (model is None or isinstance(model, str)) or "\\ud" in json.dumps(document)
+    else:
+        assert seen.model == model
+
+
+@given(names, st.permutations(["model", "messages", "tools", "stream", "pad"]), st.sampled_from([compact, spaced]))
+@settings(max_examples=60, deadline=None)
+def test_the_model_of_a_large_chat_is_found_wherever_it_stands(name, order, written):
+    chat = {"model": name, "messages": turns("hello", 3), "tools": TOOLS, "stream": True, "pad": "x" * LARGE}
+    seen = look(written({key: chat[key] for key in order}))
+    assert seen.model == name
+    assert seen.conversation == look(written({"messages": chat["messages"]})).conversation
+
+
+@pytest.mark.parametrize("filler", [0, LARGE])
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        (b'"model":null', None), (b'"model":""', ""), (b'"mod\\u0065l":"a"', "a"), (b'"model" : "a"', "a"),
+        (b'"model":"\\u0061\\/\\""', 'a/"'),
+        ('"model":"größe/模型"'.encode(), "größe/模型"),
+        (b'"a":{"model":"b"}', None),
+        (b'"a":[{"model":"b"}]', None),
+        (b'"a":"\\"model\\":\\"b\\""', None),
+        (b'"a":"x\\\\","model":"b"', "b"),
+        (b'"x\\"model":"b"', None),
+    ],
+)  # fmt: skip
+def test_names_that_are_written_in_unusual_ways(text, model, filler):
+    chat = compact(turns("hi", 1))
+    for body in (
+        b"{" + text + b',"messages":' + chat + b',"pad":"' + b"x" * filler + b'"}',
+        b'{"messages":' + chat + b"," + text + b',"pad":"' + b"x" * filler + b'"}',
+        b'{"messages":' + chat + b',"pad":"' + b"x" * filler + b'",' + text + b"}",
+    ):
+        assert look(body).model == model
+
+
+@pytest.mark.parametrize("filler", [b"", b" " * LARGE])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b" ", b"null", b"5", b'"a"', b"[]", b'[{"model":"a"}]', b'{"model":5}', b'{"model":["a"]}', b'{"model":{}}',
+     b'{"model":"a"', b'{"model":"a"}}', b'{"model":"a"}{"model":"b"}', b"{'model':'a'}", b'{"model":"a","x":NaN}',
+     b'{"model":"a\nb"}', b'{"model":"\xff"}', b'{"model":"\xed\xa0\x80"}', b'{"model":"\\ud800"}',
+     '{"model":"a"}'.encode("utf-16")],
+)  # fmt: skip
+def test_what_is_no_json_object_with_a_name_is_refused(body, filler):
+    with pytest.raises(NotAnObject):
+        look(body + filler)
+
+
+def test_a_byte_order_mark_is_read_over_as_engines_do():
+    assert look(b'\xef\xbb\xbf{"model":"a"}') == Look("a")
+    assert look(b'\xef\xbb\xbf{"pad":"' + b"x" * LARGE + b'","model":"a"}') == Look("a")
+    with pytest.raises(NotAnObject):
+        look(b"\xef\xbb\xbf\xef\xbb\xbf")
+
+
+def test_a_name_longer_than_any_model_has_is_refused():
+    """It would be repeated in the answer, the log and the store."""
+    assert look(compact({"model": "m" * LONGEST_NAME})).model == "m" * LONGEST_NAME
+    chat = {"messages": turns("hi", 1), "pad": "x" * LARGE}
+    name = "m" * (LONGEST_NAME + 1)
+    for body in ({"model": name}, {"model": name, **chat}, {**chat, "model": name}):
+        with pytest.raises(NotAnObject, match="longer than"):
+            look(compact(body))
+
+
+@pytest.mark.parametrize("second", [b'"model":"b"', b'"mod\\u0065l":"b"', b' "model" : "b" '])
+def test_of_two_models_the_last_one_counts_as_it_does_for_engines(second):
+    chat = b'"messages":' + compact(turns("hi", 1))
+    assert look(b'{"model":"a",' + second + b"}").model == "b"
+    assert look(b'{"model":"a",' + chat + b"," + second + b"}").model == "b"
+    pad = b',"pad":"' + b"x" * LARGE + b'"'
+    assert look(b"{" + chat + pad + b',"model":"a",' + second + b"}").model == "b"
+    # The one case that is not searched: the body is large and begins with a model.
+    assert look(b'{"model":"a",' + chat + pad + b"," + second + b"}").model == "a"
+
+
+# The conversation
+
+SIZES = (1, 2, 3, 10, 40, 120)  # turns: 1 KB to over 200 KB
+
+
+def digests(bodies):
+    found = [look(body).conversation for body in bodies]
+    assert None not in found
+    return set(found)
+
+
+@pytest.mark.parametrize("order", [("model", "messages"), ("messages", "model"), ("model", "stream", "messages")])
+@pytest.mark.parametrize("content_first", [False, True])
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("written", [compact, spaced])
+def test_a_chat_keeps_its_digest_as_it_grows(order, content_first, parts, written):
+    """Across the size from which bodies are no longer decoded, too."""
+
+    def body(first, count):
+        chat = {"model": "m", "stream": True, "messages": turns(first, count, 900, parts, content_first)}
+        return written({key: chat[key] for key in order} | {"tools": TOOLS})
+
+    bodies = [body('fix "it"\nplease', count) for count in SIZES]
+    assert len(bodies[0]) < DECODE_BYTES < 200_000 < len(bodies[-1])
+    assert len(digests(bodies)) == 1
+    others = [body('fix "it"\nnow', count) for count in SIZES]
+    assert digests(bodies).isdisjoint(digests(others))
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80), st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_digest_is_that_of_the_first_user_message_whatever_it_says(first, data):
+    """Also where it says brackets, quotes and JSON: nothing behind it may have a part in it."""
+    parts, content_first = data.draw(st.booleans()), data.draw(st.booleans())
+    written = data.draw(st.sampled_from([compact, spaced]))
+    order = data.draw(st.permutations(["model", "messages", "stream"]))
+
+    def body(count, size):
+        chat = {"model": "m", "stream": True, "messages": turns(first, count, size, parts, content_first)}
+        return written({key: chat[key] for key in order})
+
+    assert len(digests([body(1, 10), body(2, 10), body(2, LARGE), body(5, 6000)])) == 1
+
+
+def test_first_messages_that_differ_late_are_told_apart_and_those_that_differ_too_late_are_not():
+    """Tasks often begin with the same page of instructions."""
+
+    def digest(first, count=1):
+        return look(compact({"model": "m", "messages": turns(first, count)})).conversation
+
+    same = "s" * (peek.BEGINNING - 10)
+    assert digest(same + "1") != digest(same + "2")
+    assert digest(same + "1") == digest(same + "1", 40)
+    assert digest(same + 20 * "s" + "1") == digest(same + 20 * "s" + "2", 40)
+
+
+def test_the_same_question_under_another_system_prompt_is_another_conversation():
+    ask = [{"role": "user", "content": "go"}]
+    bodies = [
+        {"messages": [{"role": "system", "content": "a"}, *ask]},
+        {"messages": [{"role": "system", "content": "b"}, *ask]},
+        {"system": "a", "messages": ask},
+        {"system": [{"type": "text", "text": "b"}], "messages": ask},
+        {"messages": ask},
+        {"instructions": "c", "input": ask},
+    ]
+    assert len(digests(map(compact, bodies))) == len(bodies)
+
+
+@pytest.mark.parametrize("system", ["Be kind. " * 50, [{"type": "text", "text": "Be kind.", "cache_control": {}}]])
+@pytest.mark.parametrize("order", [("model", "messages", "system"), ("system", "messages", "model")])
+def test_an_anthropic_conversation_keeps_its_digest_while_its_cache_marks_move(system, order):
+    """Claude Code marks the newest messages, so the first one is marked in the first turns only."""
+
+    def body(count):
+        messages = turns("read README", count, parts=True)[1:]
+        messages[-1] = {"role": "user", "content": [*messages[-1]["content"]]}
+        messages[-1]["content"][-1] = {**messages[-1]["content"][-1], "cache_control": {"type": "ephemeral"}}
+        chat = {"model": "claude-x", "system": system, "messages": messages}
+        return compact({"max_tokens": 5} | {key: chat[key] for key in order} | {"tools": TOOLS})
+
+    assert len(digests(body(count) for count in SIZES)) == 1
+
+
+def test_a_first_message_without_text_is_told_by_what_comes_before_it():
+    """A picture alone: the reply to it must not become a part of the digest."""
+    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:" + "A" * 100_000}}]}
+    reply = {"role": "assistant", "content": [{"type": "text", "text": "a cat"}]}
+    bodies = [{"model": "m", "messages": [SYSTEM, picture, *[reply, picture][: 2 * turn]]} for turn in range(3)]
+    assert len(digests(map(compact, bodies))) == 1
+
+
+def test_a_responses_conversation_keeps_its_digest_as_it_grows():
+    def items(count):
+        return [
+            {
+                "type": "message",
+                "role": message["role"],
+                "content": [{"type": "input_text", "text": message["content"]}],
+            }
+            for message in turns("hello", count)[1:]
+        ]
+
+    for listed in (items, lambda count: turns("hello", count)[1:]):
+        bodies = [{"model": "m", "instructions": "Be brief.", "input": listed(count)} for count in SIZES]
+        assert len(digests(map(compact, bodies))) == 1
+        assert len(digests(spaced(dict(sorted(body.items()))) for body in bodies)) == 1
+    alphabetical = [[dict(sorted(item.items())) for item in items(count)] for count in SIZES]
+    assert len(digests(compact({"input": listed, "model": "m"}) for listed in alphabetical)) == 1
+
+
+@pytest.mark.parametrize("field", ["prompt", "input"])
+def test_a_bare_prompt_is_told_by_its_beginning(field):
+    def body(text):
+        return compact({"model": "m", field: text, "stream": True})
+
+    long = "Once upon a time " * 60
+    assert len(digests([body(long), body(long + "there was"), body(long * 200)])) == 1
+    assert len(digests([body("a"), body("b"), body(long)])) == 3
+
+
+@pytest.mark.parametrize("more", [{}, {"messages": None}, {"messages": []}, {"prompt": None}])
+def test_a_body_that_says_nothing_has_no_conversation(more):
+    assert look(compact({"model": "m", **more})) == Look("m")
+
+
+def test_a_conversation_nobody_asks_for_is_not_looked_at():
+    assert look(compact({"model": "m", "messages": turns("hi", 1)}), conversation=False) == Look("m")
+
+
+@given(values, st.sampled_from(["messages", "input", "prompt", "system"]))
+@settings(deadline=None)
+def test_a_conversation_of_any_shape_is_no_reason_to_refuse_a_body(value, field):
+    """What is right in a conversation the engine decides."""
+    body = json.dumps({"model": "m", field: value})
+    if "\\ud" not in body:
+        assert look(body.encode()).model == "m"
+
+
+# Forms
+
+
+def form(*fields, boundary=b"x1"):
+    parts = b"".join(
+        b"--%b\r\nContent-Disposition: form-data; %b\r\n\r\n%b\r\n" % (boundary, *field) for field in fields
+    )
+    return parts + b"--%b--\r\n" % boundary
+
+
+AUDIO = (b'name="file"; filename="model"\r\nContent-Type: audio/wav', b"\x00\xff\r\n" * 60_000)
+
+
+def test_the_model_of_a_form_stands_before_or_behind_its_file():
+    """curl sends the fields as they were written, and OpenAI's own example writes the file first."""
+    assert model_of_form(form((b'name="model"', b"whisper-1"), AUDIO)) == "whisper-1"
+    assert model_of_form(form(AUDIO, (b'name="model"', b"whisper-1"))) == "whisper-1"
+    assert model_of_form(form((b'name="model"\r\nContent-Type: text/plain', b"whisper-1"))) == "whisper-1"
+    assert model_of_form(form((b'name="model"', b"\xff"))) == "\ufffd"
+    assert model_of_form(form(AUDIO)) is None
+    assert model_of_form(form((b'name="file"; filename="model"', b"not-a-model"))) is None
+
+
+# The replacement of an alias
+
+
+@given(
+    st.dictionaries(keys, values, max_size=5), names, names, st.integers(0, 7), st.sampled_from([compact, spaced]),
+    st.sampled_from([0, LARGE]),
+)  # fmt: skip
+@settings(deadline=None)
+def test_a_replaced_model_changes_no_other_byte(document, old, new, place, written, filler):
+    others = {**document, "pad": "x" * filler, "tools": TOOLS}
+    pairs = [written(key) + b" : " + written(value) for key, value in others.items() if key != "model"]
+
+    def body(name):
+        return b"{\n" + b" ,".join([*pairs[:place], b'"model" :' + name, *pairs[place:]]) + b"}\r\n"
+
+    changed = with_model(body(written(old)), old, new)
+    assert changed == body(json.dumps(new).encode()) or (changed is None and b"\\ud" in body(b""))
+
+
+@given(st.binary(max_size=200), names, names)
+@example(b'{"model":"a"', "a", "b")
+@example(b'{"model":"a","model":"c"}', "a", "b")
+@example(b'{"x":{"model":"a"}}', "a", "b")
+@example(b'{"x":"\\"model\\":\\"a\\""}', "a", "b")
+@example(b'{"model":"c","x":{"model":"a"}}', "a", "b")
+@settings(deadline=None)
+def test_a_model_that_is_not_the_documents_own_is_not_replaced(body, old, new):
+    assert with_model(body, old, new) is None
+
+
+def test_a_name_written_with_escapes_is_replaced_and_a_key_written_so_is_left():
+    assert with_model(b'{"model":"\\u0061"}', "a", "b") == b'{"model":"b"}'
+    assert with_model(b'\xef\xbb\xbf{"model":"a"}', "a", "b") == b'\xef\xbb\xbf{"model":"b"}'
+    assert with_model(b'{"mod\\u0065l":"a"}', "a", "b") is None
+    assert with_model(b'{"model":"a","mod\\u0065l":"c"}', "a", "b") is None
+    assert with_model(b'{"model":"a","mod\\u0065l":"c"}', "c", "b") is None
+    assert with_model(b'{"model":"a","model":"a"}', "a", "b") == b'{"model":"a","model":"b"}'
+
+
+def test_a_model_at_the_beginning_is_replaced_however_many_nested_ones_follow():
+    body = compact({"stream": True, "model": "a", "x": [{"model": "a"}] * 5000})
+    assert with_model(body, "a", "b") == body.replace(b'"a"', b'"b"', 1)
+
+
+ASK = b'{"messages":[{"role":"system"},{"role":"user","content":'
+HOSTILE = {
+    "deep list": b'{"x":' + b"[" * 1_000_000,
+    "deep objects": b'{"a":' * 200_000,
+    "deep messages": b'{"messages":' + b"[" * 500_000 + b"]" * 500_000 + b"}",
+    "unfinished messages": b'{"messages":[' + b'{"role":"user"' * 70_000,
+    "deep parts": ASK + b"[" * 1_000_000,
+    "many parts": ASK + b"[" + b'{"text":""},' * 80_000 + b"{}]}]}",
+    "escaped quotes": ASK + b'"' + b'\\"' * 500_000,
+    "backslashes": ASK + b'"' + b"\\" * 1_000_000 + b'"}],"model":"a"}',
+    "nested models": b'{"x":[' + b'{"model":"a"},' * 70_000 + b'{}],"model":"a"}',
+    "open models": ASK + b'"x"}],' + b'"model":"a",' * 80_000,
+    "users": b'{"model":"a","messages":[' + b'{"name":"user"},' * 60_000 + b"{}]}",
+    "roles": b'{"messages":[{"role":"system"},' + b'{"role":"user",' * 60_000,
+    "spaces": b'{"model"' + b" " * 1_000_000 + b':"a"}',
+    "head": b'{"model":"a",' + b'"a":"b",' * 120_000 + b'"messages":[]}',
+    "quotes": b'{"model":"' + b'"' * 1_000_000,
+    "forms": b'name="model"\r\n' * 70_000,
+    "form lines": b'name="model"\r\n' + b"a\r\n" * 300_000,
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
+def test_a_megabyte_made_to_be_slow_takes_no_longer_than_any_other(body):
+    """One client must not hold up the others: the gateway has one thread. An honest megabyte takes 1 ms to decode."""
+    assert len(body) > 900_000
+    began = time.process_time()
+    for reads in (look, model_of_form, lambda text: with_model(text, "a", "b")):
+        try:
+            reads(body)
+        except NotAnObject:
+            continue
+    assert time.process_time() - began < 0.25

@@ -1,0 +1,155 @@
+"""What people really point at the gateway: the openai and anthropic clients and curl, in front of llama.cpp itself."""
+
+import json
+import os
+import select
+import subprocess
+
+import anthropic
+import openai
+import pytest
+
+from skep.engines.base import REPORT_FD, Launch
+from skep.engines.embedded import Embedded
+from skep.settings import user_paths
+from skep.testing.gateway_process import GatewayProcess
+from skep.weights.pull import installed, pull
+
+pytestmark = pytest.mark.engine
+MODEL = "smollm2-135m"
+KEY = "a key of our own"
+GREEDY = {"temperature": 0}
+ASKED = [{"role": "user", "content": "Say hello."}]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    cache = user_paths(os.environ).cache
+    weights = installed(MODEL, cache) or pull(MODEL, cache_dir=cache).path
+    launch = Launch("e", "embedded", MODEL, weights, slots=2, context_tokens=1024, threads=2)
+    read_fd, write_fd = os.pipe()
+    argv = [word.replace(REPORT_FD, str(write_fd)) for word in Embedded().argv(launch)]
+    process = subprocess.Popen(argv, pass_fds=[write_fd], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    os.close(write_fd)
+    with os.fdopen(read_fd) as report:
+        assert select.select([report], [], [], 60)[0], "the engine did not start"
+        yield json.loads(report.readline())["url"]
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def door(engine, tmp_path_factory):
+    log = tmp_path_factory.mktemp("clients") / "gateway.log"
+    aliases = {"claude-*": MODEL, "gpt-4o": MODEL}
+    with GatewayProcess(log, api_key=KEY, aliases=aliases) as process:
+        process.serve([{"name": "r0", "model": MODEL, "url": engine, "slots": 2, "confirms": "slots"}])
+        yield process
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture
+def gpt(door):
+    with openai.OpenAI(base_url=f"{door.url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(door):
+    with anthropic.Anthropic(base_url=door.url, api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def rows(door):
+    """What the gateway says it counted, from /metrics."""
+    done = curl(door, "-H", f"authorization: Bearer {KEY}", f"{door.url}/metrics")
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in done.splitlines() if line[0] != "#"}
+
+
+def curl(door, *args):
+    return subprocess.run(["curl", "-sS", "--max-time", "60", *args], capture_output=True, text=True, check=True).stdout
+
+
+def test_openai_chat_streamed_and_whole_says_the_same(gpt):
+    ask = {"model": MODEL, "messages": ASKED, "max_tokens": 8, "temperature": 0}
+    whole = gpt.chat.completions.create(**ask)
+    chunks = list(gpt.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert said == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 8
+
+
+def test_openai_completions_embeddings_path_and_responses_pass(gpt):
+    plain = gpt.completions.create(model=MODEL, prompt="One, two,", max_tokens=4, temperature=0)
+    assert plain.usage.completion_tokens == 4
+    answer = gpt.responses.create(model=MODEL, input="Say hello.", max_output_tokens=8)
+    assert answer.usage.output_tokens == 8
+    with pytest.raises(openai.APIStatusError) as refused:  # this engine was not started for embeddings, and says so
+        gpt.embeddings.create(model=MODEL, input="x")
+    assert "source" not in refused.value.body
+
+
+def test_anthropic_messages_streamed_and_whole_say_the_same(claude):
+    ask = {"model": "claude-of-some-kind", "max_tokens": 8, "messages": ASKED, "extra_body": GREEDY}
+    whole = claude.messages.create(**ask)
+    assert whole.usage.output_tokens == 8
+    with claude.messages.stream(**ask) as stream:
+        said = "".join(stream.text_stream)
+        last = stream.get_final_message()
+    assert said == whole.content[0].text
+    assert last.usage.output_tokens == 8
+
+
+def test_anthropic_counting_passes_without_taking_a_slot(claude):
+    assert claude.messages.count_tokens(model=MODEL, messages=ASKED).input_tokens > 3
+
+
+def test_clients_get_errors_in_their_own_dialect(gpt, claude, door):
+    with pytest.raises(openai.NotFoundError) as missing:
+        gpt.chat.completions.create(model="nobody", messages=ASKED)
+    assert missing.value.code == "model_not_found"
+    assert MODEL in missing.value.message
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        claude.messages.create(model="nobody", messages=ASKED, max_tokens=4)
+    assert unknown.value.body["type"] == "error"
+    assert unknown.value.body["error"]["type"] == "not_found_error"
+    stranger = anthropic.Anthropic(base_url=door.url, api_key="another", max_retries=0)
+    with stranger, pytest.raises(anthropic.AuthenticationError):
+        stranger.messages.create(model=MODEL, messages=ASKED, max_tokens=4)
+
+
+def test_an_alias_reaches_its_model(gpt):
+    answer = gpt.chat.completions.create(model="gpt-4o", messages=ASKED, max_tokens=4)
+    assert answer.usage.completion_tokens == 4
+
+
+def test_tokens_of_every_dialect_are_counted(gpt, claude, door):
+    before = rows(door)
+    said = [gpt.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=5).usage.completion_tokens]
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(gpt.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=6, **options))
+    said.append(chunks[-1].usage.completion_tokens)
+    said.append(claude.messages.create(model=MODEL, messages=ASKED, max_tokens=7).usage.output_tokens)
+    with claude.messages.stream(model=MODEL, messages=ASKED, max_tokens=8) as stream:
+        said.append(stream.get_final_message().usage.output_tokens)
+    name = f'skep_output_tokens_total{{model="{MODEL}",class="normal",replica="r0"}}'
+    assert rows(door)[name] - before.get(name, 0) == sum(said) > 4
+
+
+def test_curl_streams_with_a_body_from_a_file_and_asks_for_http2(door, tmp_path):
+    body = tmp_path / "body.json"
+    body.write_text(json.dumps({"model": MODEL, "messages": ASKED, "max_tokens": 4, "stream": True}))
+    said = curl(door, "-N", "--http2", "-H", f"x-api-key: {KEY}", "-d", f"@{body}", f"{door.url}/v1/chat/completions")
+    events = [line for line in said.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "data: [DONE]"
+    assert json.loads(events[-2][6:])["choices"] == [] or json.loads(events[-2][6:])["choices"][0]["finish_reason"]
+
+
+def test_curl_sees_plain_paths_of_the_engine_and_not_its_secrets(door):
+    key = ("-H", f"authorization: bearer {KEY}")
+    assert json.loads(curl(door, *key, f"{door.url}/props"))["total_slots"] == 2
+    assert json.loads(curl(door, *key, "-d", '{"content": "hello"}', f"{door.url}/tokenize"))["tokens"]
+    slots = json.loads(curl(door, *key, f"{door.url}/slots"))
+    assert slots["error"]["code"] == "admin_path"
+    head = curl(door, *key, "-I", f"{door.url}/props")
+    assert head.startswith("HTTP/1.1 200")
