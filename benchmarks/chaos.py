@@ -29,8 +29,8 @@ WARM_S = 8.0
 def effort_of(engine: str, minutes: float) -> Effort:
     seconds = minutes * 60
     if engine == "embedded":
-        pace = Pace(every_s=(0.5, 4.0), longest_stop_s=15.0, most_seats=3, fewest_seats=1)
-        return Effort(engine, 2, 10, WARM_S, seconds, pace)
+        pace = Pace(every_s=(0.5, 4.0), longest_stop_s=15.0, most_seats=3, fewest_seats=1, scale=1.5)
+        return Effort(engine, 2, 10, WARM_S, seconds, pace, silence_s=75.0)
     return Effort(engine, 4, 20, WARM_S, seconds, Pace(every_s=(0.1, 1.4), longest_stop_s=15.0, most_seats=5))
 
 

@@ -62,7 +62,7 @@ class Diet:
 
 
 FAKE = Diet("fake-model", (1, LONGEST_WORDS), (5, 1500), echoes=True, grammar=False)
-EMBEDDED = Diet("smollm2-135m", (1, 10), (5, 40), echoes=False, grammar=True, tokens_per_word=12)
+EMBEDDED = Diet("smollm2-135m", (1, 5), (5, 20), echoes=False, grammar=True, tokens_per_word=12)
 
 
 def marker(number: int) -> str:

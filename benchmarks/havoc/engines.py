@@ -25,7 +25,7 @@ START_S = 60.0
 
 
 class Engine(Protocol):
-    """Calls block. `inside` is the most requests that were ever in it at once, running or waiting; None: not known."""
+    """Calls block. `inside` is the most requests that were ever in it at once, `now` how many are; waiting ones too."""
 
     url: str
     pid: int
@@ -33,7 +33,8 @@ class Engine(Protocol):
 
     def kill(self) -> None: ...
     def fault(self, **fault: Any) -> None: ...
-    def inside(self) -> int | None: ...
+    def inside(self) -> int: ...
+    def now(self) -> int: ...
     def close(self) -> None: ...
 
 
@@ -53,8 +54,12 @@ class Fake:
     def fault(self, **fault: Any) -> None:
         self._engine.fault(**fault)
 
-    def inside(self) -> int | None:
+    def inside(self) -> int:
         return int(self._engine.state()["max_inside"])
+
+    def now(self) -> int:
+        state = self._engine.state()
+        return int(state["running"] + state["waiting"])
 
     def close(self) -> None:
         self._engine.close()
@@ -90,11 +95,14 @@ class Embedded:
     def fault(self, **fault: Any) -> None:  # noqa: ARG002
         raise AssertionError("a real engine fails when it wants to")
 
-    def inside(self) -> int | None:
+    def inside(self) -> int:
+        self._most = max(self._most, self.now())
+        return self._most
+
+    def now(self) -> int:
         text = self._get("/metrics").decode()
         figures = dict(line.split(" ")[:2] for line in text.splitlines() if line.startswith("llamacpp:requests_"))
-        self._most = max(self._most, sum(int(float(figure)) for figure in figures.values()))
-        return self._most
+        return sum(int(float(figure)) for figure in figures.values())
 
     def close(self) -> None:
         self._process.kill()

@@ -113,7 +113,7 @@ class Hive:
         if not seat.stopped:
             with contextlib.suppress(Exception):  # it may be dying
                 most = await asyncio.to_thread(engine.inside)
-                known.most = max(known.most, most or 0)
+                known.most = max(known.most, most)
 
     async def sample(self, every_s: float) -> None:
         """Until cancelled."""

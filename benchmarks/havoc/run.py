@@ -27,7 +27,6 @@ from skep.testing.gateway_process import GatewayProcess
 
 SPARE_FILES = 2
 MORE_MIB = 16.0
-JOURNAL_S = 1.5  # rows are written twice a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +78,9 @@ async def chaos(effort: Effort, seed: int, folder: Path, say: Callable[[str], No
         crowd = Crowd(door.port, Asker(diet, Random(rng.random())), Random(rng.random()), silence_s=effort.silence_s)
         maker = Maker(hive, Random(rng.random()), effort.pace, store)
         await _go(report, hive, crowd, maker, say)
-        report.checks += _of_engines(hive)
+        report.checks += await _of_engines(hive)
         metrics = await _metrics(door.port)
         ended = (await hive.status())["ended"]
-        await asyncio.sleep(JOURNAL_S)
         alive = door.process.poll() is None
     with open_store(store, read_only=True) as opened:
         rows = opened.gateway_requests()
@@ -180,12 +178,16 @@ async def _last_round(report: Report, hive: Hive, crowd: Crowd) -> None:
     report.checks.append(check("at rest in the end", [] if calm else [str(status)]))
 
 
-def _of_engines(hive: Hive) -> list[Check]:
+async def _of_engines(hive: Hive) -> list[Check]:
     over = [
         f"{one.seat} {one.most} ({one.disturbed or 'undisturbed'})" for one in hive.inside.values() if one.most > SLOTS
     ]
     most = max((one.most for one in hive.inside.values()), default=0)
-    return [check(f"never more than {SLOTS} inside an engine", over, f"{len(hive.inside)} processes, most {most}")]
+    working = {seat.name: await asyncio.to_thread(seat.engine.now) for seat in hive.seats.values()}
+    return [
+        check(f"never more than {SLOTS} inside an engine", over, f"{len(hive.inside)} processes, most {most}"),
+        check("engines idle in the end", [f"{name} works on {count}" for name, count in working.items() if count]),
+    ]
 
 
 async def _fewest_files(pid: int, enough: int, seconds: float) -> int:

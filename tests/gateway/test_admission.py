@@ -380,6 +380,21 @@ def test_a_replica_that_left_the_table_and_shows_no_sign_of_life_loses_its_reque
     assert decider.checked(at(decider, "r0"), True, 100.0) == []
 
 
+def test_a_replica_that_leaves_the_table_and_comes_back_still_has_what_it_had():
+    """Found by havoc: it was filled a second time while its requests were on their way to their slots."""
+    decider = admission(spec("r0", 2, confirms="slots"), max_queue=9)
+    decider.engine_busy(at(decider, "r0"), 0, 0.0, 0.0)
+    ask(decider, "a")
+    ask(decider, "b")
+    decider.set_replicas((), 1.0, models=("m",))
+    decider.set_replicas((spec("r0", 2, confirms="slots"),), 1.1)
+    for name in "cd":
+        ask(decider, name, 1.2)
+    assert decider.engine_busy(at(decider, "r0"), 0, 1.3, 1.3) == []
+    assert busy(decider, "r0") == 2
+    assert names(decider.finished("a", 2.0)) == ["c"]
+
+
 def test_what_an_old_process_says_of_its_slots_is_not_taken_for_the_new_ones_word():
     decider = admission(spec("r0", 1, confirms="slots"))
     old = at(decider, "r0")

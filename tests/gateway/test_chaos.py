@@ -22,8 +22,8 @@ SHORT = Effort(
     engines=2,
     clients=10,
     warm_s=0.7,
-    havoc_s=4.0,
-    pace=Pace(every_s=(0.05, 0.4), longest_stop_s=1.5, most_seats=3, scale=0.25),
+    havoc_s=3.5,
+    pace=Pace(every_s=(0.05, 0.4), longest_stop_s=1.5, most_seats=3, scale=0.15),
     silence_s=40.0,
     idle_close_s=0.5,
 )

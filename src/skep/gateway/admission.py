@@ -101,7 +101,7 @@ class Admission:
         for spec in specs:
             known = self._replicas.get(spec.name)
             if known is None:
-                self._replicas[spec.name] = self._newcomer(spec, now)
+                self._replicas[spec.name] = self._comer(spec, now)
             else:
                 known.become(spec)
         actions: list[Action] = []
@@ -325,9 +325,15 @@ class Admission:
         if gone.leases:
             self._leaving.append(gone)
 
-    def _newcomer(self, spec: ReplicaSpec, now: float) -> Replica:
-        replica = Replica(spec, now)
-        for _ in range(spec.slots if spec.confirms else 0):
+    def _comer(self, spec: ReplicaSpec, now: float) -> Replica:
+        """New, or the same process again: then with what it still has under way."""
+        replica = next((left for left in self._leaving if _same(left.spec, spec)), None)
+        if replica is None:
+            replica = Replica(spec, now)
+        else:
+            self._leaving.remove(replica)
+            replica.become(spec)
+        for _ in range(spec.slots - replica.busy if spec.confirms else 0):
             self._phantom(replica, now)
         return replica
 
