@@ -59,6 +59,7 @@ class UpstreamTable(_Table):
     reserve: int = Field(default=0, ge=0)
     soft_slots: int | None = Field(default=None, ge=1)
     health_path: str = Field(default="/health", pattern="^/")
+    key_env: str | None = None
 
     def to_upstream(self) -> Upstream:
         return make_upstream(**self.model_dump())
@@ -132,6 +133,7 @@ def make_upstream(
     reserve: int = 0,
     soft_slots: int | None = None,
     health_path: str = "/health",
+    key_env: str | None = None,
 ) -> Upstream:
     """From what a person typed: `/v1` at the end of the URL is dropped, the name made of host and port."""
     origin, path = parse_url(url, name="upstream")
@@ -143,7 +145,7 @@ def make_upstream(
     chosen = name or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{origin.host}-{origin.port}").strip("-")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", chosen) or chosen in TAKEN_NAMES:
         raise UserError(f"`{chosen}` is no name for an upstream", hint="use letters, digits, dots, dashes: box-2")
-    return Upstream(str(origin), slots, chosen, model or None, reserve, soft_slots, health_path)
+    return Upstream(str(origin), slots, chosen, model or None, reserve, soft_slots, health_path, key_env)
 
 
 def _seconds(text: str, key: str, *, above: float | None = None) -> float:

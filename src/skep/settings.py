@@ -97,6 +97,7 @@ class Upstream:
     reserve: int = 0
     soft_slots: int | None = None
     health_path: str = "/health"
+    key_env: str | None = None  # the environment variable with the key it wants
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import signal
 import socket
 import ssl
@@ -244,6 +245,9 @@ def _remote(upstream: Upstream, gateway: Gateway) -> Launch:
     if origin.port == gateway.port and origin.host in (*LOOPBACK, gateway.host):
         hint = "choose another --port for the gateway"
         raise UserError(f"upstream `{upstream.url}` is the gateway's own address", hint=hint)
+    if upstream.key_env is not None and not os.environ.get(upstream.key_env):
+        hint = f"export {upstream.key_env}=KEY where skep is started, or leave `key_env` out"
+        raise UserError(f"the key of upstream `{upstream.name}` is not in the environment", hint=hint)
     return Launch(
         name=upstream.name,
         engine=REMOTE,
@@ -256,6 +260,7 @@ def _remote(upstream: Upstream, gateway: Gateway) -> Launch:
         soft_slots=upstream.soft_slots,
         url=upstream.url,
         health_path=upstream.health_path,
+        key_env=upstream.key_env,
     )
 
 

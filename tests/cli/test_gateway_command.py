@@ -20,8 +20,8 @@ CERTIFICATE = Path(__file__).parent.parent / "wire" / "localhost.pem"
 def front(skep):
     """Starts the gateway alone, in the background."""
 
-    def run(*args):
-        return json.loads(skep("gateway", "-d", "--json", "--port", "0", *args, check=0).stdout)
+    def run(*args, **env):
+        return json.loads(skep("gateway", "-d", "--json", "--port", "0", *args, check=0, **env).stdout)
 
     return run
 
@@ -147,3 +147,15 @@ def test_certificates_that_cannot_serve_are_found_before_the_start(skep, tmp_pat
         locked = [*make, tmp_path / "locked.pem", "-aes256", "-pass", "pass:x"]
         subprocess.run(locked, check=True, capture_output=True)
         assert "has a passphrase" in complaint("good.pem", "locked.pem")
+
+
+def test_a_server_that_wants_a_key_gets_its_own_and_not_the_clients(skep, front, gateway):
+    """Another skep plays the server."""
+    with FakeEngine(token_ms=1) as engine:
+        door = gateway(api_key="upstairs")
+        door.serve(engine)
+        args = ("--upstream", door.url, "--slots", "2", "--key-env", "UPSTAIRS_KEY")
+        refused = skep("gateway", *args, "--port", "0", check=2)
+        assert "export UPSTAIRS_KEY" in refused.stderr
+        url = front(*args, UPSTAIRS_KEY="upstairs")["url"]
+        assert eventually(lambda: ask(url, key="the client's own")[0] == 200)

@@ -24,6 +24,9 @@ def gateway(
         typer.Option(metavar="N", min=1, max=65536, help="Sequences a server decodes at a time: for all, or per URL."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="The model they serve. Default: asked of each.")] = None,
+    key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the key that the servers want.")
+    ] = None,
     host: HostOption = None,
     port: PortOption = None,
     reserve: Annotated[int, typer.Option(min=0, help="Slots of each server for interactive requests only.")] = 0,
@@ -43,7 +46,7 @@ def gateway(
     if not urls and (slots or model or reserve or soft_slots):
         hint = "or write an [[upstream]] table into skep.toml"
         raise UserError("--slots, --model, --reserve and --soft-slots go with --upstream", hint=hint)
-    shares = {"model": model, "reserve": reserve, "soft_slots": soft_slots}
+    shares = {"model": model, "reserve": reserve, "soft_slots": soft_slots, "key_env": key_env}
     wishes = Wishes(
         gateway=given(host=host or None, port=port, max_queue=max_queue),
         upstream=tuple(

@@ -5,6 +5,7 @@ All methods of the port are free of I/O except `check`; the supervisor starts, p
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,12 @@ class Launch:
     soft_slots: int | None = None  # requests at once while anything but batch is there; None: all slots
     url: str | None = None  # it runs there already: nothing is started
     health_path: str | None = None  # None: as the engine has it
+    key_env: str | None = None  # the environment variable with the key that a server of others wants
+
+    @property
+    def authorization(self) -> str:
+        key = os.environ.get(self.key_env, "") if self.key_env else ""
+        return f"Bearer {key}" if key else ""
 
     def same_process(self, other: Launch) -> bool:
         """Whether what serves the one can serve the other: they differ only in what the gateway is told."""

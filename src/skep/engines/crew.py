@@ -112,6 +112,7 @@ class Crew:
                 "draining": self._gets_nothing(member),
                 "reserve": member.launch.reserve,
                 "soft_slots": member.launch.soft_slots,
+                "authorization": member.launch.authorization,
             }
             for member in self.members
             if member.life.serving

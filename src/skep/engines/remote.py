@@ -134,7 +134,9 @@ async def find_out(launch: Launch) -> Remote:
     origin, _ = parse_url(launch.url or "", name="upstream")
     pool = Pool(origin, connect_timeout_s=PROBE_TIMEOUT_S)
     try:
-        listed = _models(await fetch(pool, "GET", "/v1/models", timeout_s=PROBE_TIMEOUT_S), given=bool(launch.model))
+        headers = {"authorization": launch.authorization} if launch.authorization else {}
+        answer = await fetch(pool, "GET", "/v1/models", headers=headers, timeout_s=PROBE_TIMEOUT_S)
+        listed = _models(answer, given=bool(launch.model))
         model, note = _choose(launch.model, sorted(listed))
         name, confirms = await _engine(pool)
     except WireFailure as failure:
@@ -155,7 +157,7 @@ async def find_out(launch: Launch) -> Remote:
 
 def _models(answer: Answer, *, given: bool) -> dict[str, dict[str, Any]]:
     if answer.status in (401, 403):
-        raise NotThere(f"it wants an API key (HTTP {answer.status} from /v1/models)")
+        raise NotThere(f"it wants an API key (HTTP {answer.status} from /v1/models): name its variable with `key_env`")
     if answer.status in (404, 405, 501) and given:
         return {}  # no list to be had; the name was given
     document = answer.json()
