@@ -42,11 +42,12 @@ class Note:
 class Crowd:
     """All clients of a run and all notes they took."""
 
-    def __init__(self, port: int, asker: Asker, rng: Random, *, silence_s: float) -> None:
+    def __init__(self, port: int, asker: Asker, rng: Random, *, silence_s: float, scale: float = 1.0) -> None:
         self._port = port
         self._asker = asker
         self._rng = rng
         self._silence_s = silence_s
+        self._slow_pace_s = SLOW_PACE_S * scale
         self.notes: list[Note] = []
         self.closed = 0  # connections that the gateway closed between two requests without having said so
         self.stopping = asyncio.Event()
@@ -100,7 +101,7 @@ class Crowd:
             line = await Line.open(self._port, silence_s=self._silence_s, receive_bytes=size)
         line.longest_s = 0.0
         if ask.manners is Manners.SLOW:
-            line.pace_s, line.step_bytes = SLOW_PACE_S, SLOW_STEP_BYTES
+            line.pace_s, line.step_bytes = self._slow_pace_s, SLOW_STEP_BYTES
         try:
             keep = await self._exchange(note, line)
         except TimeoutError:

@@ -1,7 +1,8 @@
 """Which replica gets a request: the least loaded, unless another one holds the conversation and is hardly busier.
 
-The home of a conversation is the replica that served it last; of an unknown one, the winner of a rendezvous hash, so
-that gateways agree and a replica that comes or goes moves few conversations.
+The home of a conversation is the replica that served it last. For an unknown one, nothing is lost with the least loaded
+replica; of equally loaded ones the winner of a rendezvous hash is taken, so that a gateway that was just started mostly
+finds again what its predecessor knew.
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ def rendezvous(conversation: int, replicas: Sequence[C]) -> C:
     return max(replicas, key=lambda replica: _mix(conversation ^ replica.seed))
 
 
+def load(replica: Choice) -> tuple[float, int]:
+    return replica.busy / replica.slots, replica.prompt_bytes
+
+
 def least_loaded(replicas: Sequence[C]) -> C:
     """By the share of busy slots, then by the prompts under way, then by free slots."""
     if len(replicas) == 1:
         return replicas[0]
-    return min(replicas, key=lambda r: (r.busy / r.slots, r.prompt_bytes, r.busy - r.slots))
+    return min(replicas, key=lambda replica: (*load(replica), replica.busy - replica.slots))
 
 
 class Homes:
@@ -62,11 +67,12 @@ class Homes:
         if conversation is None or len(alive) == 1:
             return least
         name = self._homes.get(conversation)
-        home = next((replica for replica in free if replica.name == name), None)
-        if home is None and not any(replica.name == name for replica in alive):
+        if any(replica.name == name for replica in alive):
+            home = next((replica for replica in free if replica.name == name), None)
+            chosen = least if home is None or clearly_busier(home, least) else home
+        else:
             winner = rendezvous(conversation, alive)
-            home = winner if winner in free else None
-        chosen = least if home is None or clearly_busier(home, least) else home
+            chosen = winner if winner in free and load(winner) == load(least) else least
         self._remember(conversation, chosen.name)
         return chosen
 
