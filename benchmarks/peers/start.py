@@ -66,12 +66,13 @@ def launch(name: str, argv: Sequence[str | Path], place: Path, port: int, env: d
 
 
 def start_skep(place: Path, backends: Sequence[int], slots: int) -> Running:
-    """Everything on, as `skep up` starts it: admission, queue, a look at each body's model."""
+    """Everything on, as `skep up` starts it: admission, a look at each body, timeouts, health checks, lines and rows."""
+    kept = {"store": str(place / "skep.sqlite3"), "log": str(place / "requests.log")}
     with on_core(GATEWAY_CORE):
-        door = GatewayProcess(place / "skep.log", limits={"max_queue": MAX_QUEUE})
+        door = GatewayProcess(place / "skep.log", limits={"max_queue": MAX_QUEUE}, **kept)
     door.serve(
         [
-            {"name": f"r{number}", "model": MODEL, "url": url, "slots": slots, "confirms": True}
+            {"name": f"r{number}", "model": MODEL, "url": url, "slots": slots, "confirms": "slots"}
             for number, url in enumerate(urls(backends))
         ]
     )

@@ -50,11 +50,22 @@ class House(Protocol):
 class Exchange:
     """Receives the replica's answer. `outcome` says how it ended, once it has."""
 
-    __slots__ = (
-        "_attempt", "_body", "_call", "_first", "_house", "_resumed_at", "_streaming", "_tail", "arrived_at", "code",
-        "first_at", "granted", "granted_at", "heard_at", "id", "leased", "model", "outcome", "paused", "plan",
-        "request", "request_bytes", "response_bytes", "status", "takes_chunks",
-    )  # fmt: skip
+    # What most exchanges never change stands here: setting it for each one would cost as much as admission.
+    leased = True
+    takes_chunks = False
+    granted: Forward | None = None
+    granted_at = 0.0
+    first_at: float | None = None  # first byte of the answer's body
+    paused = False  # the client reads slower than the replica writes
+    response_bytes = 0
+    outcome: str | None = None  # None: under way
+    status: int | None = None
+    code: str | None = None
+    streamed = False
+    _call: Call | None = None
+    _attempt: Forward | None = None
+    _resumed_at = 0.0
+    _first = b""
 
     def __init__(
         self, request_id: str, request: Incoming, plan: Plan, model: str, body: bytes, house: House, now: float
@@ -64,25 +75,9 @@ class Exchange:
         self.plan = plan
         self.model = model
         self.request_bytes = len(body)
+        self.arrived_at = self.heard_at = now  # a byte came from the replica, if `heard_at` is later than `granted_at`
         self._body = body
-        self.arrived_at = now
-        self.leased = True
-        self.takes_chunks = False
-        self.granted: Forward | None = None
-        self.granted_at = 0.0
-        self.first_at: float | None = None  # first byte of the answer's body
-        self.heard_at = now  # a byte came from the replica, if later than `granted_at`
-        self._resumed_at = 0.0
-        self.paused = False  # the client reads slower than the replica writes
-        self.response_bytes = 0
-        self.outcome: str | None = None  # None: under way
-        self.status: int | None = None
-        self.code: str | None = None
         self._house = house
-        self._call: Call | None = None
-        self._attempt: Forward | None = None
-        self._streaming = False
-        self._first = b""
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         request.on_gone = self._client_gone
         request.on_pause = self._pause
@@ -91,10 +86,6 @@ class Exchange:
     def __repr__(self) -> str:
         where = self.granted.replica.name if self.granted else "queue"
         return f"<Exchange {self.id} {self.model} {where} {self.outcome or 'under way'}>"
-
-    @property
-    def streamed(self) -> bool:
-        return self._streaming
 
     # Admission's side
 
@@ -163,12 +154,11 @@ class Exchange:
             admission.answering(self.id, at, complaint=head.status in COMPLAINTS)
         self.heard_at = at
         self.status = head.status
-        lines: bytes | None = head.memo.note
-        if lines is None:
-            lines = head.memo.note = _lines_of(head)
-        own = (granted.replica.name.encode(), granted.queued_s * 1000, self.id.encode())
-        self._streaming = b"content-type: text/event-stream" in lines
-        self.request.start_with(head.status, lines + _OWN_LINES % own, head.length)
+        if head.memo.note is None:
+            head.memo.note = _lines_of(head)
+        lines, self.streamed = head.memo.note
+        own = _OWN_LINES % (granted.replica.name.encode(), granted.queued_s * 1000, self.id.encode())
+        self.request.start_with(head.status, lines + own, head.length)
         self.takes_chunks = self.request.chunked
 
     def on_body(self, data: bytes, at: float) -> None:
@@ -219,7 +209,7 @@ class Exchange:
     def tokens(self) -> Tokens:
         if self.outcome not in ("answered", "broken", "hung_up") or not self._tail:
             return UNKNOWN
-        return tokens_of(self._first, self._tail, streamed=self._streaming)
+        return tokens_of(self._first, self._tail, streamed=self.streamed)
 
     # The client's side
 
@@ -253,7 +243,7 @@ class Exchange:
         """The answer began and will not be whole: said inside a stream, by a broken connection elsewhere."""
         self.request.on_gone = None
         self.code = "stream_cut"
-        if self._streaming:
+        if self.streamed:
             self.request.keep_alive = False
             self.request.write(error_event("stream_cut", why, self.plan.path))
             self.request.finish()
@@ -278,6 +268,7 @@ class Exchange:
         self._house.ended(self, actions)
 
 
-def _lines_of(head: ResponseHead) -> bytes:
-    """The answer's own headers, for the client."""
-    return lines_of(header for header in head.headers if header[0] not in _NOT_HANDED_ON)
+def _lines_of(head: ResponseHead) -> tuple[bytes, bool]:
+    """The answer's own headers, for the client, and whether it is a stream of events."""
+    lines = lines_of(header for header in head.headers if header[0] not in _NOT_HANDED_ON)
+    return lines, (head.get(b"content-type") or b"").startswith(b"text/event-stream")

@@ -16,7 +16,7 @@ import httptools
 
 from skep.wire.chunks import payload_of
 from skep.wire.heads import Headers, Origin, ResponseHead
-from skep.wire.memo import Heads
+from skep.wire.memo import Heads, Known
 from skep.wire.receiver import Receiver, Unchunked, WireFailure
 
 __all__ = ["Call", "Pool", "Receiver", "Unchunked", "WireFailure"]
@@ -184,6 +184,7 @@ class _Connection(asyncio.Protocol):
         self._begun = 0  # answers that began in this read, interim ones included
         self._chunked = False  # the receiver takes whole chunks as they are
         self._between = False  # the parser stands between two chunks
+        self._last_head: Known[ResponseHead] | None = None
         self._plain: ResponseHead | None = None  # the head under way, if its like may be recognised by its bytes
         self._sent_at = 0.0
         self.used = False  # has carried a whole exchange before this one
@@ -262,10 +263,11 @@ class _Connection(asyncio.Protocol):
 
     def _took_known(self, call: Call, data: bytes, at: float) -> bool:
         """An answer in one read, with a head that was read before: the parser need not see it."""
-        found = self._pool.heads.find(data)
+        found = self._pool.heads.find(data, self._last_head)
         if found is None:
             return False
-        known, begins, length = found
+        self._last_head, begins, length = found
+        known = self._last_head.value
         if len(data) != begins + length:
             return False
         receiver = call.receiver

@@ -17,7 +17,7 @@ import httptools
 
 from skep.wire.incoming import Incoming, head_without_offer, size_of
 from skep.wire.limits import Patience, ServerLimits, Stage, Verdict
-from skep.wire.memo import Gathering, Heads, RequestHead
+from skep.wire.memo import Gathering, Heads, Known, RequestHead
 from skep.wire.rules import Refusal, body_too_large, check_head, check_head_size, head_too_large, refusal_bytes
 from skep.wire.transport import unread_bytes, unsent_bytes
 
@@ -44,6 +44,7 @@ class ServerConnection(asyncio.Protocol):
         self._limits = limits
         self._open = open_set
         self._heads = heads
+        self._last_head: Known[RequestHead] | None = None
         self._to_keep: RequestHead | None = None  # the first head of this read, if its like may be known by its bytes
         self._heads_read = 0
         self._gathering: Gathering | None = None  # a body whose head was known
@@ -56,8 +57,7 @@ class ServerConnection(asyncio.Protocol):
         self._leaving = False  # no request after the one under way
         self._paused = False  # the client reads slower than we write
         self._deaf = False  # and so we do not read
-        self._written = 0  # bytes of all answers
-        self._messages = 0  # whole requests
+        self._written = self._messages = 0  # bytes of all answers; whole requests
         self._in_message = False  # between a request's first byte and its last
         self._reading: Incoming | None = None  # its head is whole
         self._offered: Incoming | None = None  # its head is whole, with an offer to speak another protocol
@@ -257,10 +257,11 @@ class ServerConnection(asyncio.Protocol):
 
     def _took_known(self, data: bytes) -> bool:
         """A read that begins with a head that was read before: the parser need not see this request."""
-        found = self._heads.find(data)
+        found = self._heads.find(data, self._last_head)
         if found is None:
             return False
-        known, begins, length = found
+        self._last_head, begins, length = found
+        known = self._last_head.value
         missing = begins + length - len(data)
         if missing < 0 or length > self._limits.body_bytes:
             return False

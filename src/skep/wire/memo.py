@@ -16,27 +16,46 @@ T = TypeVar("T")
 
 HEADS = 512  # kept at most; then all are forgotten
 HEAD_BYTES = 4096  # longer ones are not kept
+LENGTH_DIGITS = 9
 
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ?(0|[1-9][0-9]{0,8})\r\n")
+_ZERO = ord("0")
+
+
+class Known(Generic[T]):
+    """A head: the bytes before and behind the digits of its Content-Length, and what it is."""
+
+    __slots__ = ("before", "behind", "value")
+
+    def __init__(self, before: bytes, behind: bytes, value: T) -> None:
+        self.before = before
+        self.behind = behind
+        self.value = value
 
 
 class Heads(Generic[T]):
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bytes], T] = {}
+        self._known: dict[tuple[bytes, bytes], Known[T]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, data: bytes) -> tuple[T, int, int] | None:
-        """What is known of the head that `data` begins with, where the body begins, and how long it is."""
+    def find(self, data: bytes, last: Known[T] | None) -> tuple[Known[T], int, int] | None:
+        """What is known of the head that `data` begins with, where the body begins, and how long it is.
+
+        `last` is what this connection's last head was: mostly it comes again.
+        """
+        if last is not None and data.startswith(last.before):
+            at = len(last.before)
+            end = data.find(b"\r", at, at + LENGTH_DIGITS + 1)
+            if end > at and data.startswith(last.behind, end) and _is_length(digits := data[at:end]):
+                return last, end + len(last.behind), int(digits)
         end = data.find(b"\r\n\r\n", 0, HEAD_BYTES)
-        if end < 0:
-            return None
-        length = _LENGTH.search(data, 0, end + 2)
+        length = _LENGTH.search(data, 0, end + 2) if end >= 0 else None
         if length is None:
             return None
         at, behind = length.span(1)
-        known = self._known.get((data[:at], data[behind:end]))
+        known = self._known.get((data[:at], data[behind : end + 4]))
         return None if known is None else (known, end + 4, int(length[1]))
 
     def keep(self, data: bytes, value: T | None) -> None:
@@ -49,7 +68,12 @@ class Heads(Generic[T]):
             return
         if len(self._known) >= HEADS:
             self._known.clear()
-        self._known[data[: length.start(1)], data[length.end(1) : end]] = value
+        before, behind = data[: length.start(1)], data[length.end(1) : end + 4]
+        self._known[before, behind] = Known(before, behind, value)
+
+
+def _is_length(digits: bytes) -> bool:
+    return digits.isdigit() and (digits[0] != _ZERO or len(digits) == 1)
 
 
 @dataclass(slots=True)
