@@ -65,6 +65,7 @@ class Exchange:
     _call: Call | None = None
     _attempt: Forward | None = None
     _resumed_at = 0.0
+    _endless = False  # the answer has no length that was promised: something may be added to it
     _first = b""
 
     def __init__(
@@ -160,6 +161,7 @@ class Exchange:
         own = _OWN_LINES % (granted.replica.name.encode(), granted.queued_s * 1000, self.id.encode())
         self.request.start_with(head.status, lines + own, head.length)
         self.takes_chunks = self.request.chunked
+        self._endless = head.length is None
 
     def on_body(self, data: bytes, at: float) -> None:
         self.request.write(data)
@@ -243,7 +245,7 @@ class Exchange:
         """The answer began and will not be whole: said inside a stream, by a broken connection elsewhere."""
         self.request.on_gone = None
         self.code = "stream_cut"
-        if self.streamed:
+        if self.streamed and self._endless:
             self.request.keep_alive = False
             self.request.write(error_event("stream_cut", why, self.plan.path))
             self.request.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,14 @@ class Watch:
         what = (ask.__name__, spec.url)
         if what not in self._asking:
             self._asking.add(what)
-            tasks.create_task(ask(spec)).add_done_callback(lambda _: self._asking.discard(what))
+            tasks.create_task(self._safely(ask, spec)).add_done_callback(lambda _: self._asking.discard(what))
+
+    async def _safely(self, ask: Ask, spec: ReplicaSpec) -> None:
+        """Whatever one replica says, the clock goes on for the others."""
+        try:
+            await ask(spec)
+        except Exception as error:
+            print(f"watch.failed replica={spec.name!r} why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
 
     async def _ask_busy(self, spec: ReplicaSpec) -> None:
         asked_at = self._proxy.now()
@@ -118,4 +126,7 @@ def count_busy(slots: Any) -> int | None:
 def count_running(metrics: bytes) -> int | None:
     """vLLM's and SGLang's count of running requests, over all their processes."""
     found = _RUNNING.findall(metrics)
-    return round(sum(float(value) for value in found)) if found else None
+    try:
+        return round(sum(float(value) for value in found)) if found else None
+    except (ValueError, OverflowError):
+        return None
