@@ -31,7 +31,7 @@ def run_demo(output: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="skep-demo-"))
     env = {**os.environ, "XDG_STATE_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)}
     paths = user_paths(env)
-    settings = Settings(gateway=replace(Gateway(), port=0), serve=(Serve(slots=SLOTS),))
+    settings = Settings(gateway=replace(Gateway(), port=0, store_requests=False), serve=(Serve(slots=SLOTS),))
     alive_read, _alive_write = os.pipe()  # ends with this process, however it ends; the hive ends with it
     try:
         note(f"1/4 weights of {EMBEDDED_MODEL}")

@@ -18,6 +18,7 @@ After=network.target
 [Service]
 Type=exec
 ExecStart={command} up
+ExecReload={command} reload
 WorkingDirectory={folder}
 Restart=on-failure
 RestartSec=5

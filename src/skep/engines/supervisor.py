@@ -136,6 +136,7 @@ class Supervisor:
                 "busy": busy.get(member.launch.name, 0),
                 "model": member.model or None,
                 "engine": member.engine.version() or member.launch.engine,
+                "simulated": member.engine.simulated,
                 "restarts": member.life.restarts,
                 "why": member.life.why,
             }
