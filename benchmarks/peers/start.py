@@ -66,7 +66,7 @@ def launch(name: str, argv: Sequence[str | Path], place: Path, port: int, env: d
 
 
 def start_skep(place: Path, backends: Sequence[int], slots: int) -> Running:
-    """Everything on, as `skep up` starts it: admission, a look at each body, timeouts, health checks, lines and rows."""
+    """Everything on, as `skep up` has it: admission, a look at each body, timeouts, health checks, lines and rows."""
     kept = {"store": str(place / "skep.sqlite3"), "log": str(place / "requests.log")}
     with on_core(GATEWAY_CORE):
         door = GatewayProcess(place / "skep.log", limits={"max_queue": MAX_QUEUE}, **kept)

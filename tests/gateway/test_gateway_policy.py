@@ -162,9 +162,11 @@ def test_any_path_passes_and_an_owners_path_does_not(gateway):
         door.serve(engine)
         assert call(door, "POST", "/v1/anything/new", {"model": "fake-model", "x": 1})[0] == 200
         assert call(door, "GET", "/v1/models/fake-model")[0] in (200, 404)
-        for path in ("/slots", "/slots/0?action=erase", "/reset_prefix_cache", "/v1/load_lora_adapter"):
+        paths = ("/slots", "/slots/0?action=erase", "/reset_prefix_cache", "/v1/load_lora_adapter", "/%73lots")
+        for path in (*paths, "//slots", "/v1/../slots", "/v1/%2e%2e/slots", "/x%2f..%2fslots", "/props", "/Slots"):
             status, _, text = call(door, "POST", path, {"model": "fake-model"})
             assert (status, code(text)) == (403, "admin_path")
+        assert call(door, "HEAD", "/v1/models")[0] == 200
         assert engine.state()["requests"] == 1
 
 
@@ -219,6 +221,31 @@ def test_web_pages_may_not_call_unless_they_are_named(gateway):
         assert call(door, "GET", "/v1/models", origin="http://localhost:3000")[1]["vary"] == "origin"
 
 
+def test_an_engines_own_leave_for_web_pages_is_not_handed_on(gateway):
+    """llama.cpp and vLLM allow every page; two such headers are none, and only the gateway may give leave."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        door = gateway(origins=["http://a.example"])
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        super(type(door), door).serve([{"name": "r0", "model": "m", "url": url, "slots": 1}])
+        read = []
+
+        def play():
+            while not read:
+                peer, _ = listener.accept()
+                data = peer.recv(65536)
+                if data.startswith(b"POST"):
+                    read.append(data.lower())
+                peer.sendall(b"HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\ncontent-length: 2\r\n\r\nok")
+                peer.close()
+
+        player = threading.Thread(target=play)
+        player.start()
+        _, headers, _ = call(door, "POST", "/v1/x", {"model": "m"}, origin="http://a.example")
+        player.join()
+        assert headers.get_all("access-control-allow-origin") == ["http://a.example"]
+        assert b"origin:" not in read[0]
+
+
 # Keys
 
 
@@ -261,6 +288,23 @@ def test_a_replica_that_says_503_is_passed_over_for_another_one(gateway):
         door.serve(bad, good)
         assert [post(door)[0] for _ in range(10)] == [200] * 10
         assert good.state()["requests"] >= 10
+
+
+def test_one_429_of_a_replica_does_not_shut_it_out(gateway):
+    with FakeEngine(token_ms=1, fault='{"kind": "429", "times": 1}') as busy, FakeEngine(token_ms=1) as other:
+        door = gateway()
+        door.serve(busy, other)
+        assert [post(door)[0] for _ in range(6)] == [200] * 6
+        assert {each["state"] for each in door.ask(op="status")["replicas"]} == {"up"}
+
+
+def test_a_replica_that_talks_nonsense_may_still_work_so_its_slot_is_kept(gateway):
+    with FakeEngine(slots=1, token_ms=1, deaf_ms=600, fault="garbage") as engine:
+        door = gateway(limits={"attempts": 1})
+        door.serve(engine, slots=1)
+        assert post(door)[0] == 502
+        assert post(door)[0] == 200
+        assert engine.state()["max_inside"] <= 1
 
 
 def test_without_another_replica_its_own_words_are_passed_on(gateway):

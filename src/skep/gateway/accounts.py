@@ -45,6 +45,7 @@ class Accounts:
         wall = time.time() - time.monotonic()
         for exchange, now in unsettled:
             self._settle(exchange, now, wall)
+            exchange.forget()
 
     def refused(self, request_id: str, request: Incoming, path: str, status: int, code: str) -> None:
         """A request that came no further than the border."""

@@ -173,6 +173,16 @@ class Admission:
         pool = self._models.get(lease.home.spec.model)
         return pool is not None and any(replica is not lease.home for replica in pool.alive(now))
 
+    def turned_away(self, request_id: str, now: float, *, complaint: bool) -> list[Action]:
+        """The replica answered that it cannot, and another one is to be asked. `complaint`: it did not say 429."""
+        lease = self._leases.get(request_id)
+        if lease is None or lease.releasing_until is not None:
+            return []
+        if complaint:
+            lease.home.breaker.bad_answer(now)
+        self._end(lease)
+        return self._again(lease, now)
+
     def failed(self, request_id: str, now: float, *, counts: bool = True) -> list[Action]:
         """The replica gave no byte of an answer and is done with it: back to the head of its flow, or rejected.
 

@@ -22,6 +22,9 @@ from skep.wire.server import Incoming
 COMPLAINTS = frozenset((502, 503, 504))  # the server says that it cannot; another one perhaps can
 ELSEWHERE = COMPLAINTS | {429}
 TAIL_PIECES = 64
+TAIL_BYTES = 262_144  # of an answer that is longer, only the last few pieces
+TAIL_PIECES_OF_LONG = 8
+_LEAVE = b"access-control-"  # for web pages: given by the gateway, not by engines, which give it to anybody
 _NOT_HANDED_ON = HOP_BY_HOP | {b"content-length"}
 _OWN_LINES = b"x-skep-replica: %b\r\nx-skep-queue-ms: %.1f\r\nx-skep-request-id: %b\r\n"
 
@@ -107,8 +110,7 @@ class Exchange:
     def reject(self, action: Reject) -> None:
         models = self._house.admission.models
         status, headers, body = rejection(action, self.plan.path, model=self.model, models=models)
-        self._answer(status, headers, body, action.code.value)
-        self._end("refused", [])
+        self._answer(status, headers, body, action.code.value, [])
 
     def withdraw(self) -> None:
         """The replica shows no sign of life."""
@@ -150,7 +152,7 @@ class Exchange:
         if self.leased:
             if head.status in ELSEWHERE and admission.may_retry(self.id, at):
                 self._break_call()
-                self._house.carry_out(admission.failed(self.id, at))
+                self._house.carry_out(admission.turned_away(self.id, at, complaint=head.status in COMPLAINTS))
                 return
             admission.answering(self.id, at, complaint=head.status in COMPLAINTS)
         self.heard_at = at
@@ -166,33 +168,31 @@ class Exchange:
     def on_body(self, data: bytes, at: float) -> None:
         self.request.write(data)
         self.heard_at = at
-        if self.first_at is None:
-            self.first_at = at
-            self._first = data
-        self._tail.append(data)
-        self.response_bytes += len(data)
+        self._keep(data, at)
 
     def on_chunks(self, raw: bytes, payload: bytes, at: float) -> None:
         self.request.write_chunks(raw)
         self.heard_at = at
-        if self.first_at is None:
-            self.first_at = at
-            self._first = payload
-        self._tail.append(payload)
-        self.response_bytes += len(payload)
+        self._keep(payload, at)
 
     def on_end(self, at: float) -> None:
         self._attempt = self._call = None
         self.request.on_gone = None
-        self.request.finish()
         self._end("answered", self._house.admission.finished(self.id, at) if self.leased else [])
+        self.request.finish()  # last: the client's next request may be waiting, and wants what this one had
 
     def on_failure(self, failure: WireFailure, at: float) -> None:
         self._attempt = self._call = None
         admission = self._house.admission
+        ours = failure.kind == "protocol"  # we closed, because of what it said: the engine may work on
         if self.request.started:
             self._break_off(f"the replica broke off: {failure}")
-            self._end("broken", admission.finished(self.id, at) if self.leased else [])
+            if ours:
+                self._end("broken", self._give_back())
+            else:
+                self._end("broken", admission.finished(self.id, at) if self.leased else [])
+        elif self.leased and ours:
+            self._house.carry_out(admission.gave_up(self.id, at))
         elif self.leased:
             counts = failure.kind != "connect"  # a refused connection costs no attempt: nothing was sent
             self._house.carry_out(admission.failed(self.id, at, counts=counts))
@@ -213,6 +213,11 @@ class Exchange:
             return UNKNOWN
         return tokens_of(self._first, self._tail, streamed=self.streamed)
 
+    def forget(self) -> None:
+        """The accounts have read what they wanted."""
+        self._tail.clear()
+        self._first = b""
+
     # The client's side
 
     def _client_gone(self) -> None:
@@ -231,6 +236,17 @@ class Exchange:
             self._call.resume()
 
     # Inside
+
+    def _keep(self, data: bytes, at: float) -> None:
+        """The first piece and the last ones, where an answer says how many tokens it has."""
+        if self.first_at is None:
+            self.first_at = at
+            self._first = data
+        self.response_bytes += len(data)
+        if self.leased:
+            self._tail.append(data)
+            if self.response_bytes > TAIL_BYTES and len(self._tail) > TAIL_PIECES_OF_LONG:
+                self._tail.popleft()
 
     def _break_call(self) -> None:
         call, self._call, self._attempt = self._call, None, None
@@ -255,22 +271,26 @@ class Exchange:
     def refuse(self, code: str, why: str) -> None:
         body = error_body(code, why, self.plan.path)
         status = ERRORS[code][0]
-        self._answer(status, retry_headers(1.0 if status >= 500 else None), body, code)
-        self._end("refused", self._give_back())
+        self._answer(status, retry_headers(1.0 if status >= 500 else None), body, code, self._give_back())
 
-    def _answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, code: str) -> None:
+    def _answer(
+        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, code: str, actions: list[Action]
+    ) -> None:
         self.status, self.code = status, code
         self.request.on_gone = None
+        self._end("refused", actions)
         self.request.respond(status, [*headers, (b"x-skep-request-id", self.id.encode())], body)
 
     def _end(self, outcome: str, actions: list[Action]) -> None:
         assert self.outcome is None
         self.outcome = outcome
         self._body = self.request.body = b""  # what is kept for the accounts must not keep megabytes
+        self.request.on_gone = self.request.on_pause = self.request.on_resume = None  # and no circle of references
         self._house.ended(self, actions)
 
 
 def _lines_of(head: ResponseHead) -> tuple[bytes, bool]:
     """The answer's own headers, for the client, and whether it is a stream of events."""
-    lines = lines_of(header for header in head.headers if header[0] not in _NOT_HANDED_ON)
+    kept = [(k, v) for k, v in head.headers if k not in _NOT_HANDED_ON and not k.startswith(_LEAVE)]
+    lines = lines_of(kept)
     return lines, (head.get(b"content-type") or b"").startswith(b"text/event-stream")

@@ -45,6 +45,7 @@ def sort_headers(headers: Sequence[tuple[bytes, bytes]], *, hide_keys: bool) -> 
             found.content_type = value
         elif name == b"origin":
             found.origin = value
+            continue  # the gateway has decided; engines answer an origin with leave of their own
         if name not in named:
             lines.append(b"%b: %b\r\n" % (name, value))
     found.lines = b"".join(lines)

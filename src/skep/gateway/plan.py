@@ -18,8 +18,11 @@ ADMIN = (
     "/flush_cache", "/update_weights", "/init_weights", "/server_info", "/get_server_info", "/abort_request",
     "/pause", "/resume", "/continue_generation", "/release_memory", "/resume_memory", "/scale_elastic_ep",
     "/models/load", "/models/unload", "/api/pull", "/api/push", "/api/delete", "/api/create", "/api/copy",
-    "/api/blobs", "/configure_logging", "/set_internal_state", "/open_session", "/close_session",
+    "/api/blobs", "/configure_logging", "/set_internal_state", "/open_session", "/close_session", "/slow_down",
+    "/freeze_gc", "/start_expert", "/stop_expert", "/dump_expert", "/get_weights", "/destroy_weights", "/send_weights",
+    "/clear_hicache", "/hicache", "/health_generate", "/set_trace", "/add_worker", "/remove_worker", "/list_workers",
 )  # fmt: skip
+_AMBIGUOUS = re.compile(r"\.\.|//|\\|%2f|%5c|%2e|%25|;", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -43,15 +46,12 @@ class Plan:
     lengthy: bool  # a body's length is told even if there is none
 
 
-def is_for_the_owner(path: str) -> bool:
-    """However it is written: engines read `/%73lots` and `/v1/../slots` as `/slots`."""
-    parts: list[str] = []
-    for part in re.split(r"[/\\]+", unquote(unquote(path))):
-        if part == "..":
-            parts = parts[:-1]
-        elif part not in ("", "."):
-            parts.append(part)
-    return ("/" + "/".join(parts)).lower().startswith(ADMIN)
+def is_for_the_owner(method: bytes, path: str) -> bool:
+    """However it is written: `/%73lots` is `/slots`, and what could be read in two ways is nobody's."""
+    plain = unquote(path).lower()
+    if _AMBIGUOUS.search(path) or plain.startswith(ADMIN):
+        return True
+    return plain.startswith("/props") and method not in (b"GET", b"HEAD")
 
 
 def takes_no_slot(method: bytes, path: str) -> bool:

@@ -155,7 +155,8 @@ def main() -> int:
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--link-fd", type=int, required=True)
     args = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor says when to end
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # sent to a whole group: the supervisor says when to end
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file, and 1024 are few
 

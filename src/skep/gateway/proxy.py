@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -24,6 +25,8 @@ from skep.gateway.values import PRIORITIES, Action, Arrival, Forward, Reject, Re
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
 from skep.wire.server import Incoming
+
+LIGHT_PER_SLOT, LIGHT_AT_LEAST = 2, 8  # requests without a slot that a replica gets at once: engines have few threads
 
 Route = Callable[[Incoming], None]
 
@@ -60,6 +63,7 @@ class Proxy:
         self.drained = asyncio.Event()  # set while no exchange is open
         self.drained.set()
         self._pools: dict[str, Pool] = {}  # by replica URL
+        self._light: Counter[str] = Counter()  # requests without a slot, by replica URL
         self._prefix = secrets.token_hex(3)
         self._counter = 0
         self._keys_wanted = keys_wanted
@@ -146,6 +150,11 @@ class Proxy:
         key = exchange.plan.key
         if key is not None:
             self.ring.leave(key.name)
+        if not exchange.leased and exchange.granted is not None:
+            url = exchange.granted.replica.url
+            self._light[url] -= 1
+            if not self._light[url]:
+                del self._light[url]
         if exchange.outcome != "answered":
             self.something_left.set()
         if actions:
@@ -159,7 +168,8 @@ class Proxy:
     def _plan(self, request: Incoming) -> Plan | None:
         """None: the gateway has answered by itself."""
         method, path = request.method, request.path
-        route = self.open_routes.get((method, path))
+        asked = b"GET" if method == b"HEAD" else method
+        route = self.open_routes.get((asked, path))
         if route is not None:
             route(request)
             return None
@@ -171,11 +181,11 @@ class Proxy:
             if cross_origin is not None and self._answered_preflight(request):
                 return None
         key = self._key_of(request)
-        route = self.routes.get((method, path))
+        route = self.routes.get((asked, path))
         if route is not None:
             route(request)
             return None
-        if is_for_the_owner(path):
+        if is_for_the_owner(method, path):
             raise Refused("admin_path", f"{path} is for the engine's owner; use `skep` on the machine itself")
         own = {name: value.decode("utf-8", "replace") for name, value in headers.own.items()}
         try:
@@ -228,7 +238,10 @@ class Proxy:
     def _pass_lightly(self, exchange: Exchange, now: float) -> None:
         exchange.leased = False
         replica = self.admission.anywhere(exchange.model, now)
-        if replica is not None:
+        if replica is not None and self._light[replica.url] >= LIGHT_PER_SLOT * replica.slots + LIGHT_AT_LEAST:
+            exchange.refuse("queue_full", "too many requests of this kind are under way; try again in 1 s")
+        elif replica is not None:
+            self._light[replica.url] += 1
             exchange.forward(Forward(exchange.id, replica, 0.0, 1))
         elif self.admission.knows(exchange.model):
             exchange.refuse("replica_lost", f"no replica of `{exchange.model}` can be reached now")

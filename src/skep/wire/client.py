@@ -18,6 +18,7 @@ from skep.wire.chunks import payload_of
 from skep.wire.heads import Headers, Origin, ResponseHead
 from skep.wire.memo import Heads, Known
 from skep.wire.receiver import Receiver, Unchunked, WireFailure
+from skep.wire.transport import unsent_bytes
 
 __all__ = ["Call", "Pool", "Receiver", "Unchunked", "WireFailure"]
 
@@ -254,7 +255,9 @@ class _Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self._fail(WireFailure("protocol", f"{self._pool.origin} switched to another protocol"))
         except httptools.HttpParserError as error:
-            self._fail(WireFailure("protocol", f"{self._pool.origin} does not speak HTTP: {error}"))
+            self._surplus = self._complete  # nonsense behind a whole answer does not spoil the answer
+            if not self._complete:
+                self._fail(WireFailure("protocol", f"{self._pool.origin} does not speak HTTP: {error}"))
         self._between = self._between and data.endswith(b"\r\n")  # else it stands inside the next chunk's size
         if self._complete:
             if fresh and self._reusable and self._begun == 1:
@@ -345,7 +348,7 @@ class _Connection(asyncio.Protocol):
             return
         call._connection = None  # noqa: SLF001
         self.resume()  # the answer's last bytes may have paused it; an idle connection must hear
-        if self._reusable and not self._surplus:
+        if self._reusable and not self._surplus and not unsent_bytes(self._transport):
             self.used = True
             self.idle_since = self._at
             self._pool.idle(self)

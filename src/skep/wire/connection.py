@@ -55,8 +55,7 @@ class ServerConnection(asyncio.Protocol):
         self._waiting: deque[Incoming] = deque()
         self._waiting_bytes, self._ended = 0, False
         self._leaving = False  # no request after the one under way
-        self._paused = False  # the client reads slower than we write
-        self._deaf = False  # and so we do not read
+        self._paused = self._deaf = False  # the client reads slower than we write; and so we do not read
         self._written = self._messages = 0  # bytes of all answers; whole requests
         self._in_message = False  # between a request's first byte and its last
         self._reading: Incoming | None = None  # its head is whole
@@ -64,8 +63,7 @@ class ServerConnection(asyncio.Protocol):
         self._target, self._headers = b"", list[tuple[bytes, bytes]]()
         self._body: bytes | bytearray = b""
         self._room = limits.body_bytes  # for the body
-        self._read = 0  # bytes of this read
-        self._spans = False  # the request came in more than one read
+        self._read, self._spans = 0, False  # bytes of this read; the request came in more than one
         # Bytes of its reads after the first, those of them since the body last grew, the body after the read before.
         self._raw = self._quiet = self._seen_body = 0
 
@@ -158,6 +156,8 @@ class ServerConnection(asyncio.Protocol):
             self._count_raw(began=not inside or messages != self._messages)
 
     def eof_received(self) -> bool:
+        if self._active is not None:
+            self.abort()  # who closes half of a connection counts as gone, and for the gone nothing is flushed
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
