@@ -26,6 +26,7 @@ from skep.store.database import open_store
 from skep.testing.gateway_process import GatewayProcess
 
 SPARE_FILES = 2
+REST_S = 20.0  # well before the 30 s after which a slot is free whatever its engine says
 MORE_MIB = 24.0  # uncollected cycles and worn arenas; a leak of each request would be more
 
 
@@ -114,6 +115,9 @@ async def _go(report: Report, hive: Hive, crowd: Crowd, maker: Maker, say: Calla
     effort, pid = report.effort, hive.door.process.pid
     say(f"warming up for {effort.warm_s:g} s")
     await _load(crowd, effort.clients, effort.warm_s)
+    report.checks.append(
+        check("before it, nobody is refused or cut", _not_served(crowd.notes), f"{len(crowd.notes)} asked")
+    )
     await hive.rest(15.0)
     files_before, memory_before = await _fewest_files(pid, 0, effort.idle_close_s + 1), memory_mib(pid)
     say(f"havoc for {effort.havoc_s:g} s, seed {report.seed}")
@@ -129,7 +133,7 @@ async def _go(report: Report, hive: Hive, crowd: Crowd, maker: Maker, say: Calla
         await load
         progress.cancel()
     drained_s = time.monotonic() - began
-    calm, status = await hive.rest(45.0)
+    calm, status = await hive.rest(REST_S)
     report.checks.append(check("queue and slots back to zero, all replicas up", [] if calm else [str(status)]))
     say("the last round")
     await _last_round(report, hive, crowd)
@@ -161,6 +165,17 @@ async def _load(crowd: Crowd, clients: int, seconds: float) -> None:
         crowd.stopping.set()
 
 
+def _not_served(notes: list[Note]) -> list[str]:
+    """Of those who did not leave and set no deadline of their own."""
+    well = (End.ANSWERED, End.LEFT)
+    asked = [note for note in notes if b"x-skep-max-wait" not in note.ask.head]
+    return [
+        f"#{note.ask.number} {note.verdict.end.value} {note.verdict.what}"
+        for note in asked
+        if note.verdict.end not in well
+    ]
+
+
 async def _progress(report: Report, pid: int, crowd: Crowd, maker: Maker, say: Callable[[str], None]) -> None:
     while True:
         await asyncio.sleep(10)
@@ -174,9 +189,7 @@ async def _last_round(report: Report, hive: Hive, crowd: Crowd) -> None:
     begun = len(crowd.notes)
     await crowd.run(report.effort.clients, patient=True, asks_each=4)
     last = crowd.notes[begun:]
-    wrong = [
-        f"#{n.ask.number} {n.verdict.end.value} {n.verdict.what}" for n in last if n.verdict.end is not End.ANSWERED
-    ]
+    wrong = _not_served(last)
     served = Counter(note.head.fields.get("x-skep-replica") for note in last if note.head is not None)
     wrong += [f"{seat.name} served nobody" for seat in hive.listed if not served[seat.name]]
     report.checks.append(check("after it, all are answered and all replicas serve", wrong, str(dict(served))))

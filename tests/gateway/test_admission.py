@@ -339,7 +339,7 @@ def test_a_replica_that_fails_is_tried_again_with_one_request_and_then_with_all(
     decider = admission(spec("r0", 4))
     for name in "abc":
         ask(decider, name)
-    assert decider.failed("a", 0.0) == []
+    assert decider.failed("a", 0.0, counts=False) == []
     assert decider.tick(0.4) == []
     (trial,) = decider.tick(0.6)
     assert trial.request_id == "a"
@@ -393,6 +393,28 @@ def test_a_replica_that_leaves_the_table_and_comes_back_still_has_what_it_had():
     assert decider.engine_busy(at(decider, "r0"), 0, 1.3, 1.3) == []
     assert busy(decider, "r0") == 2
     assert names(decider.finished("a", 2.0)) == ["c"]
+
+
+def test_a_request_that_engines_drop_does_not_close_a_replica_that_answers_others():
+    decider = admission(spec("r0", 4), max_queue=50)
+    for number in range(20):
+        ask(decider, f"good{number}", float(number))
+        ask(decider, f"poison{number}", float(number))
+        decider.failed(f"poison{number}", float(number))
+        decider.hung_up(f"poison{number}", float(number))
+        decider.answering(f"good{number}", number + 0.1)
+        decider.finished(f"good{number}", number + 0.2)
+    assert {replica.breaker.state(20.0) for replica in decider.replicas()} == {"closed"}
+
+
+def test_a_request_taken_back_from_a_replica_that_left_leaves_no_slot_behind():
+    decider = admission(spec("r0", 1))
+    ask(decider, "a")
+    decider.set_replicas((), 1.0, models=("m",))
+    decider.gave_up("a", 2.0)
+    assert decider.replicas() == ()
+    decider.hung_up("a", 3.0)
+    assert repr(decider) == "<Admission 0/0 in flight, 0 queued>"
 
 
 def test_what_an_old_process_says_of_its_slots_is_not_taken_for_the_new_ones_word():
@@ -545,6 +567,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.take(self.decider.tick(self.now))
         assert self.decider.in_flight == self.decider.queued == 0
         assert all(replica.busy == 0 and not replica.prompt_bytes for replica in self.decider.replicas())
+        assert not self.decider._leases
 
 
 def busy_of(decider, spec):

@@ -56,6 +56,10 @@ class Admission:
         """Requests whose answer is under way; phantoms and releasing slots are not."""
         return sum(lease.releasing_until is None for lease in self._leases.values())
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def knows(self, model: str) -> bool:
         return model in self._models
 
@@ -191,7 +195,10 @@ class Admission:
         lease = self._leases.get(request_id)
         if lease is None or lease.releasing_until is not None:
             return []
-        lease.home.breaker.failed(now)
+        if counts:
+            lease.home.breaker.dropped(now)
+        else:
+            lease.home.breaker.failed(now)
         self._end(lease)
         lease.entry.attempts -= not counts
         return self._again(lease, now)
@@ -202,8 +209,9 @@ class Admission:
         if lease is None or lease.releasing_until is not None:
             return []
         lease.home.breaker.failed(now)
+        leaving = lease.home in self._leaving
         self._end(lease)
-        if lease.home not in self._leaving:
+        if not leaving:
             self._phantom(lease.home, now)
         return self._again(lease, now)
 

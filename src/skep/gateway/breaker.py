@@ -11,7 +11,7 @@ from __future__ import annotations
 
 FIRST_OPEN_S = 0.5
 LONGEST_OPEN_S = 15.0
-BAD_ANSWERS = 3  # in a row, before a replica that still answers (502, 503, 504) is passed over
+BAD_ANSWERS = 3  # in a row (502, 503, 504, or closed without a byte), before a replica is passed over
 BAD_CHECKS = 3
 
 
@@ -50,7 +50,7 @@ class Breaker:
         self._bad_answers = self._bad_checks = 0
 
     def failed(self, now: float) -> None:
-        """Not one byte came: refused, closed or timed out. A trial lasts until it has `ended`, all the same."""
+        """Nobody is there: refused, or silent. A trial lasts until it has `ended`, all the same."""
         if self.open_until is not None and now < self.open_until:
             return
         self._open_s = min(LONGEST_OPEN_S, max(FIRST_OPEN_S, 2 * self._open_s))
@@ -58,6 +58,10 @@ class Breaker:
 
     def bad_answer(self, now: float) -> None:
         self.heard_at = now
+        self.dropped(now)
+
+    def dropped(self, now: float) -> None:
+        """A request got nothing: that may be the request's own fault, while others are answered."""
         self._bad_answers += 1
         if self._bad_answers >= BAD_ANSWERS or self.open_until is not None:
             self.failed(now)

@@ -237,6 +237,9 @@ class Proxy:
 
     def _pass_lightly(self, exchange: Exchange, now: float) -> None:
         exchange.leased = False
+        if self.admission.closed:
+            exchange.refuse("shutting_down", "the endpoint is shutting down")
+            return
         replica = self.admission.anywhere(exchange.model, now)
         if replica is not None and self._light[replica.url] >= LIGHT_PER_SLOT * replica.slots + LIGHT_AT_LEAST:
             exchange.refuse("queue_full", "too many requests of this kind are under way; try again in 1 s")

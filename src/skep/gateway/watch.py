@@ -48,10 +48,7 @@ class Watch:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 now = proxy.now()
-                self._look_at_exchanges(now)
-                proxy.let_go_of_pools()
-                proxy.accounts.settle()
-                proxy.carry_out(admission.tick(now))
+                self._tick(now)
                 to_confirm = admission.to_confirm()
                 for spec in to_confirm:
                     self._once(tasks, self._ask_busy, spec)
@@ -62,6 +59,16 @@ class Watch:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CONFIRM_EVERY_S if to_confirm else TICK_S):
                         await proxy.something_left.wait()
+
+    def _tick(self, now: float) -> None:
+        """What one request does to one of these must not stop the clock for all."""
+        try:
+            self._look_at_exchanges(now)
+            self._proxy.let_go_of_pools()
+            self._proxy.accounts.settle()
+        except Exception as error:
+            print(f"watch.failed why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
+        self._proxy.carry_out(self._proxy.admission.tick(now))
 
     def _look_at_exchanges(self, now: float) -> None:
         for exchange in list(self._proxy.exchanges.values()):

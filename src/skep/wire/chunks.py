@@ -19,7 +19,13 @@ def payload_of(data: bytes) -> bytes | None:
         except ValueError:
             return None
         at = line + size + 4
-        if size == 0 or at > total or not digits.isalnum() or digits[1:2] in b"xX" or data[at - 2 : at] != b"\r\n":
+        if (
+            size == 0
+            or at > total
+            or not digits.isalnum()
+            or digits[1:2] in (b"x", b"X")
+            or data[at - 2 : at] != b"\r\n"
+        ):
             return None
         if at == total and not parts:
             return data[line + 2 : at - 2]

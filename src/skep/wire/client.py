@@ -22,6 +22,7 @@ from skep.wire.transport import unsent_bytes
 
 __all__ = ["Call", "Pool", "Receiver", "Unchunked", "WireFailure"]
 
+HEAD_BYTES = 262_144  # of an answer's head, at most
 STALE_S = 1.0
 COPY_BYTES = 16_384  # a shorter body is joined to its head: one write instead of two
 
@@ -183,6 +184,7 @@ class _Connection(asyncio.Protocol):
         self._reusable = False
         self._surplus = False  # bytes came after it
         self._begun = 0  # answers that began in this read, interim ones included
+        self._unheaded = 0  # bytes of reads before the head was whole
         self._chunked = False  # the receiver takes whole chunks as they are
         self._between = False  # the parser stands between two chunks
         self._last_head: Known[ResponseHead] | None = None
@@ -204,6 +206,7 @@ class _Connection(asyncio.Protocol):
         self._call = call
         call._connection = self  # noqa: SLF001 - Call and _Connection are two halves of one thing
         self.answered = False
+        self._unheaded = 0
         self._sent_at = time.monotonic()
         if self._transport is None:  # lost between connecting and sending
             failure = WireFailure("closed", f"{self._pool.origin} closed the connection before it answered")
@@ -259,6 +262,10 @@ class _Connection(asyncio.Protocol):
             if not self._complete:
                 self._fail(WireFailure("protocol", f"{self._pool.origin} does not speak HTTP: {error}"))
         self._between = self._between and data.endswith(b"\r\n")  # else it stands inside the next chunk's size
+        if self._head is None and not self._complete and self._call is not None:
+            self._unheaded += len(data)
+            if self._unheaded > HEAD_BYTES:
+                self._fail(WireFailure("protocol", f"{self._pool.origin} sent more than {HEAD_BYTES} bytes of headers"))
         if self._complete:
             if fresh and self._reusable and self._begun == 1:
                 self._pool.heads.keep(data, self._plain)
