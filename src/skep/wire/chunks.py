@@ -5,29 +5,31 @@ from __future__ import annotations
 SIZE_DIGITS = 8
 
 
-def payload_of(data: bytes) -> bytes | None:
-    """What the chunks carry, if `data` is one or more whole ones and none is the last; else None."""
-    parts: list[bytes] = []
-    at, total = 0, len(data)
+def carried_by(data: bytes) -> int:
+    """How many bytes of body the chunks carry, if `data` is one or more whole ones and none is the last; else 0."""
+    carried, at, total = 0, 0, len(data)
     while at < total:
         line = data.find(b"\r\n", at, at + SIZE_DIGITS + 2)
-        if line <= at:
-            return None
         digits = data[at:line]
+        if line <= at or not digits.isalnum():
+            return 0
         try:
             size = int(digits, 16)
         except ValueError:
-            return None
+            return 0
         at = line + size + 4
-        if (
-            size == 0
-            or at > total
-            or not digits.isalnum()
-            or digits[1:2] in (b"x", b"X")
-            or data[at - 2 : at] != b"\r\n"
-        ):
-            return None
-        if at == total and not parts:
-            return data[line + 2 : at - 2]
-        parts.append(data[line + 2 : at - 2])
-    return b"".join(parts) if parts else None
+        if not size or at > total or data[at - 2 : at] != b"\r\n" or digits[1:2] in (b"x", b"X"):
+            return 0
+        carried += size
+    return carried
+
+
+def unchunked(data: bytes) -> bytes:
+    """What they carry. `data` has passed `carried_by`."""
+    parts, at = [], 0
+    while at < len(data):
+        line = data.index(b"\r\n", at)
+        size = int(data[at:line], 16)
+        parts.append(data[line + 2 : line + 2 + size])
+        at = line + size + 4
+    return b"".join(parts)

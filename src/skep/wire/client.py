@@ -14,7 +14,7 @@ from typing import cast
 
 import httptools
 
-from skep.wire.chunks import payload_of
+from skep.wire.chunks import carried_by
 from skep.wire.heads import Headers, Origin, ResponseHead
 from skep.wire.memo import Heads, Known
 from skep.wire.receiver import Receiver, Unchunked, WireFailure
@@ -243,9 +243,9 @@ class _Connection(asyncio.Protocol):
             self.close()  # bytes that nobody asked for
             return
         if self._between and self._chunked and not call.aborted:
-            payload = payload_of(data)
-            if payload is not None:
-                call.receiver.on_chunks(data, payload, at)
+            carried = carried_by(data)
+            if carried:
+                call.receiver.on_chunks(data, carried, at)
                 return
         fresh, self.answered, self._begun = not self.answered, True, 0
         if fresh and self._took_known(call, data, at):

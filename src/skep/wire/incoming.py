@@ -101,9 +101,12 @@ class Incoming:
             self._carrier.send(self, head)
 
     def write_chunks(self, raw: bytes) -> None:
-        """Whole chunks, ready to be sent. Only where `chunked`."""
-        if not self._mute:
-            self._carrier.send(self, raw)
+        """Whole chunks, ready to be sent. Only where it `takes_chunks`."""
+        self._carrier.send(self, raw)
+
+    @property
+    def takes_chunks(self) -> bool:
+        return self.chunked and not self._mute
 
     def write(self, data: bytes) -> None:
         if not data or self._mute:

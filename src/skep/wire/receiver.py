@@ -17,8 +17,8 @@ class Receiver(Protocol):
 
     def on_head(self, head: ResponseHead, at: float) -> None: ...
     def on_body(self, data: bytes, at: float) -> None: ...
-    def on_chunks(self, raw: bytes, payload: bytes, at: float) -> None:
-        """Whole chunks as they came, and what they carry."""
+    def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
+        """Whole chunks as they came, and how many bytes of the body they carry."""
 
     def on_end(self, at: float) -> None: ...
     def on_failure(self, failure: WireFailure, at: float) -> None: ...
@@ -30,7 +30,7 @@ class Unchunked:
     __slots__ = ()
     takes_chunks = False
 
-    def on_chunks(self, raw: bytes, payload: bytes, at: float) -> None:  # noqa: ARG002
+    def on_chunks(self, raw: bytes, carried: int, at: float) -> None:  # noqa: ARG002
         raise AssertionError("chunks were not asked for")
 
 

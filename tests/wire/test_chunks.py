@@ -1,0 +1,42 @@
+"""Whole chunks, told from everything else."""
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from skep.wire.chunks import carried_by, unchunked
+
+bodies = st.lists(st.binary(min_size=1, max_size=600), min_size=1, max_size=5)
+
+
+def chunk(body):
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+@given(bodies)
+def test_whole_chunks_carry_what_was_put_in(parts):
+    data = b"".join(map(chunk, parts))
+    assert carried_by(data) == sum(map(len, parts))
+    assert unchunked(data) == b"".join(parts)
+
+
+@given(bodies, st.data())
+def test_a_read_that_ends_inside_a_chunk_is_left_to_the_parser(parts, data):
+    whole = b"".join(map(chunk, parts))
+    ends = {0}
+    for part in parts:
+        ends.add(max(ends) + len(chunk(part)))
+    cut = data.draw(st.integers(1, len(whole)).filter(lambda at: at not in ends))
+    assert carried_by(whole[:cut]) == 0
+
+
+@given(st.binary(max_size=60))
+def test_nothing_else_passes_for_chunks(data):
+    carried = carried_by(data)
+    if carried:
+        assert b"".join(map(chunk, [unchunked(data)])) == data or len(unchunked(data)) == carried
+
+
+def test_what_the_parser_would_refuse_or_end_with_is_not_a_chunk():
+    for data in (b"", b"0\r\n\r\n", b"0x3\r\nabc\r\n", b"+3\r\nabc\r\n", b"3 \r\nabc\r\n", b"3;x=1\r\nabc\r\n",
+                 b"3\r\nabc\n\n", b"1_0\r\n" + b"a" * 16 + b"\r\n", b"3\nabc\r\n"):  # fmt: skip
+        assert carried_by(data) == 0, data
