@@ -21,7 +21,7 @@ test: $(VENV)/.installed-dev  ## everything CI checks: ruff, mypy, pytest
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/skep pull smollm2-135m
-	$(BIN)/pytest
+	$(BIN)/pytest -n 3
 
 lint: $(VENV)/.installed-dev  ## ruff and mypy only
 	$(BIN)/ruff check .

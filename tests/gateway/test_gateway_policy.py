@@ -286,6 +286,7 @@ def test_a_replica_that_says_503_is_passed_over_for_another_one(gateway):
     with FakeEngine(token_ms=1, fault='{"kind": "503", "times": 50}') as bad, FakeEngine(token_ms=1) as good:
         door = gateway()
         door.serve(bad, good)
+        until(lambda: not any(door.ask(op="status")["busy"].values()))  # both have said that they are free
         assert [post(door)[0] for _ in range(10)] == [200] * 10
         assert good.state()["requests"] >= 10
 
@@ -294,6 +295,7 @@ def test_one_429_of_a_replica_does_not_shut_it_out(gateway):
     with FakeEngine(token_ms=1, fault='{"kind": "429", "times": 1}') as busy, FakeEngine(token_ms=1) as other:
         door = gateway()
         door.serve(busy, other)
+        until(lambda: not any(door.ask(op="status")["busy"].values()))
         assert [post(door)[0] for _ in range(6)] == [200] * 6
         assert {each["state"] for each in door.ask(op="status")["replicas"]} == {"up"}
 
