@@ -407,6 +407,21 @@ def test_a_request_that_engines_drop_does_not_close_a_replica_that_answers_other
     assert {replica.breaker.state(20.0) for replica in decider.replicas()} == {"closed"}
 
 
+def test_a_failed_request_waits_a_moment_for_another_replica_before_it_is_tried_on_the_same_one_again():
+    decider = admission(spec("r0", 1), spec("r1", 1))
+    ask(decider, "a")
+    (second,) = ask(decider, "b")
+    assert decider.failed("a", 1.0) == []
+    assert decider.tick(1.5) == []
+    (again,) = decider.finished("b", 1.6)
+    assert (again.request_id, again.replica.name) == ("a", second.replica.name)
+    ask(decider, "c", 1.7)
+    assert decider.failed("a", 2.0)[0].code is RejectCode.REPLICA_LOST
+    ask(decider, "d", 2.0)
+    assert decider.failed("c", 3.0) == []
+    assert names(decider.tick(4.1)) == ["c"]
+
+
 def test_a_request_taken_back_from_a_replica_that_left_leaves_no_slot_behind():
     decider = admission(spec("r0", 1))
     ask(decider, "a")
@@ -551,6 +566,10 @@ class AdmissionMachine(RuleBasedStateMachine):
     def nobody_waits_for_a_slot_it_may_have(self):
         for pool in self.decider._models.values():
             for entry in pool.queue:
+                if entry.avoid is not None and self.now < entry.avoid_until:
+                    continue  # it may rather wait for another replica, and those behind it with it
+                if any(other.avoid is not None and self.now < other.avoid_until for other in pool.queue):
+                    continue
                 open_to_it = [r for r in pool.alive(self.now) if pool.allows(r, entry.arrival.priority)]
                 assert not open_to_it, (entry, open_to_it)
 

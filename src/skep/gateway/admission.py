@@ -24,6 +24,7 @@ from skep.gateway.values import (
 )
 
 COME_BACK_S = 5.0  # after a shutdown
+AVOID_S = 1.0  # a failed request waits for another replica, before it is tried on the same one again
 
 
 class Admission:
@@ -297,7 +298,10 @@ class Admission:
     def _choose(self, pool: ModelPool, entry: Waiting, now: float) -> Replica | None:
         free, alive = pool.choices(entry.arrival.priority, now)
         if entry.avoid is not None:
-            free = [replica for replica in free if replica.name != entry.avoid] or free
+            others = [replica for replica in free if replica.name != entry.avoid]
+            if not others and now < entry.avoid_until and any(replica.name != entry.avoid for replica in alive):
+                return None
+            free = others or free
         return self._homes.choose(entry.arrival.conversation, free, alive) if free else None
 
     def _grant(self, entry: Waiting, replica: Replica, now: float) -> Forward:
@@ -314,7 +318,7 @@ class Admission:
         pool = self._models.get(model)
         if pool is None:
             return [Reject(entry.id, RejectCode.UNKNOWN_MODEL)]
-        entry.avoid = lease.home.name
+        entry.avoid, entry.avoid_until = lease.home.name, now + AVOID_S
         if entry.attempts >= self.limits.attempts or self._closed:
             rejection = Reject(entry.id, RejectCode.REPLICA_LOST, pool.expected_wait_s(now))
             return [rejection, *self._serve(pool, now)]

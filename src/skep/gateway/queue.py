@@ -21,6 +21,7 @@ class Waiting:
     deadline: float
     attempts: int = 0
     avoid: str | None = None  # the replica that failed it last
+    avoid_until: float = 0.0  # so long it rather waits for another one
 
     @property
     def id(self) -> str:
