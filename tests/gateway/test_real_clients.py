@@ -130,7 +130,8 @@ def test_tokens_of_every_dialect_are_counted(gpt, claude, door):
     chunks = list(gpt.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=6, **options))
     said.append(chunks[-1].usage.completion_tokens)
     said.append(claude.messages.create(model=MODEL, messages=ASKED, max_tokens=7).usage.output_tokens)
-    with claude.messages.stream(model=MODEL, messages=ASKED, max_tokens=8) as stream:
+    # Greedy: this engine leaves `message_start` out when its first token is half a character.
+    with claude.messages.stream(model=MODEL, messages=ASKED, max_tokens=8, extra_body=GREEDY) as stream:
         said.append(stream.get_final_message().usage.output_tokens)
     name = f'skep_output_tokens_total{{model="{MODEL}",class="normal",replica="r0"}}'
     assert rows(door)[name] - before.get(name, 0) == sum(said) > 4

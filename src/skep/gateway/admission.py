@@ -67,6 +67,10 @@ class Admission:
     def waiting(self, model: str) -> dict[str, int]:
         return {priority.label: self._models[model].queue.waiting(priority) for priority in Priority}
 
+    def table(self) -> tuple[Replica, ...]:
+        """Those that serve."""
+        return tuple(self._replicas.values())
+
     def replicas(self) -> tuple[Replica, ...]:
         """Those of the table, and those that left it with answers under way."""
         return (*self._replicas.values(), *self._leaving)
@@ -150,8 +154,8 @@ class Admission:
 
     def finished(self, request_id: str, now: float) -> list[Action]:
         """The answer is complete, or its connection broke with the engine's side gone. Repeats have no effect."""
-        lease = self._leases.get(request_id)
-        if lease is None or lease.releasing_until is not None:
+        lease = self._active(request_id)
+        if lease is None:
             return []
         pool = self._models.get(lease.home.spec.model)
         self._end(lease)
@@ -165,8 +169,8 @@ class Admission:
         for pool in self._models.values():
             if pool.queue.remove(request_id) is not None:
                 return self._serve(pool, now)  # without it, only batch may be left
-        lease = self._leases.get(request_id)
-        if lease is not None and lease.releasing_until is None:
+        lease = self._active(request_id)
+        if lease is not None:
             self._release(lease, now)
         return []
 
@@ -180,8 +184,8 @@ class Admission:
 
     def turned_away(self, request_id: str, now: float, *, complaint: bool) -> list[Action]:
         """The replica answered that it cannot, and another one is to be asked. `complaint`: it did not say 429."""
-        lease = self._leases.get(request_id)
-        if lease is None or lease.releasing_until is not None:
+        lease = self._active(request_id)
+        if lease is None:
             return []
         if complaint:
             lease.home.breaker.bad_answer(now)
@@ -193,8 +197,8 @@ class Admission:
 
         `counts`: the engine got the request, so this was one of its attempts.
         """
-        lease = self._leases.get(request_id)
-        if lease is None or lease.releasing_until is not None:
+        lease = self._active(request_id)
+        if lease is None:
             return []
         if counts:
             lease.home.breaker.dropped(now)
@@ -206,8 +210,8 @@ class Admission:
 
     def gave_up(self, request_id: str, now: float) -> list[Action]:
         """The gateway broke a silent attempt off. The engine may still work on it: its slot goes into release."""
-        lease = self._leases.get(request_id)
-        if lease is None or lease.releasing_until is not None:
+        lease = self._active(request_id)
+        if lease is None:
             return []
         lease.home.breaker.failed(now)
         leaving = lease.home in self._leaving
@@ -267,6 +271,11 @@ class Admission:
 
     # Inside
 
+    def _active(self, request_id: str) -> Lease | None:
+        """What is said of a lease that has ended, or is in release, is said once too often."""
+        lease = self._leases.get(request_id)
+        return lease if lease is not None and lease.releasing_until is None else None
+
     def _find(self, spec: ReplicaSpec) -> Replica | None:
         """The process meant, also if it has left the table."""
         return next((replica for replica in self.replicas() if _same(replica.spec, spec)), None)
@@ -287,7 +296,7 @@ class Admission:
 
     def _next(self, pool: ModelPool, now: float) -> tuple[Waiting, Replica] | None:
         """The next one that fits: a class that may not have the free slot does not hold up one that may."""
-        if not any(replica.open_to_all(now) for replica in pool.replicas):
+        if not any(replica.has_room(now) for replica in pool.replicas):
             return None
         for entry in pool.queue.candidates(pool.active_flows):
             replica = self._choose(pool, entry, now)

@@ -24,7 +24,6 @@ ERRORS: dict[str, tuple[int, str, str]] = {
     "replica_timeout": (504, "server_error", "timeout_error"),
     "stream_cut": (502, "server_error", "api_error"),
     "bad_request": (400, "invalid_request_error", "invalid_request_error"),
-    "not_found": (404, "invalid_request_error", "not_found_error"),
     "admin_path": (403, "invalid_request_error", "permission_error"),
     "origin_refused": (403, "invalid_request_error", "permission_error"),
     "invalid_api_key": (401, "invalid_request_error", "authentication_error"),

@@ -171,17 +171,19 @@ class Exchange:
     def on_body(self, data: bytes, at: float) -> None:
         self.request.write(data)
         self.heard_at = at
-        self._keep(data, at)
+        if self.first_at is None:
+            self.first_at = at
+            self._first = data
+        self._keep((data,), len(data))
 
     def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
         """The way of nearly every token: as few steps as can be."""
         self.request.write_chunks(raw)
         self.heard_at = at
-        self.response_bytes += carried
-        self._tail.append(raw)
         if self.first_at is None:
             self.first_at = at
             self._first = unchunked(raw)
+        self._keep(raw, carried)
 
     def on_end(self, at: float) -> None:
         self._attempt = self._call = None
@@ -246,14 +248,11 @@ class Exchange:
 
     # Inside
 
-    def _keep(self, data: bytes, at: float) -> None:
-        """The first piece and the last ones, where an answer says how many tokens it has."""
-        if self.first_at is None:
-            self.first_at = at
-            self._first = data
-        self.response_bytes += len(data)
+    def _keep(self, piece: Piece, carried: int) -> None:
+        """The last pieces, where an answer says how many tokens it has. What takes no slot has none."""
+        self.response_bytes += carried
         if self.leased:
-            self._tail.append((data,))
+            self._tail.append(piece)
             if self.response_bytes > TAIL_BYTES and len(self._tail) > TAIL_PIECES_OF_LONG:
                 self._tail.popleft()
 
@@ -280,7 +279,9 @@ class Exchange:
     def refuse(self, code: str, why: str) -> None:
         body = error_body(code, why, self.plan.path)
         status = ERRORS[code][0]
-        self._answer(status, retry_headers(1.0 if status >= 500 else None), body, code, self._give_back())
+        self._answer(
+            status, retry_headers(1.0 if status == 429 or status >= 500 else None), body, code, self._give_back()
+        )
 
     def _answer(
         self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, code: str, actions: list[Action]

@@ -268,12 +268,14 @@ class Ledger:
         if is_busy(error):
             self._held = rows[-MAX_PENDING:]
             self.unwritten += len(rows) - len(self._held)
+            what_next = "rows wait in memory until it is free"
         else:
+            what_next = f"{error.hint or 'look at the file'}; {self._later()}"
             self.unwritten += len(rows)
             self._store_retry_at = now + self._retry_s
             with suppress(SkepError):
                 self._drop_store()
-        self.say_failed(f"store {_kind(error)}", error.message, f"{error.hint or 'look at the file'}; {self._later()}")
+        self.say_failed(f"store {_kind(error)}", error.message, what_next)
 
     def _store_is_well(self) -> None:
         said = {kind for kind in self._said if kind.startswith("store ")}

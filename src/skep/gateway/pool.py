@@ -59,9 +59,13 @@ class Replica:
             lease.releasing_until is None and lease.entry.arrival.priority in wanted for lease in self.leases.values()
         )
 
-    def open_to_all(self, now: float) -> bool:
-        """It may be sent something, as far as the replica itself goes."""
-        return len(self.leases) < self.slots and not self.spec.draining and self.breaker.allows(now)
+    def usable(self, now: float) -> bool:
+        """It may be tried, full or not."""
+        breaker = self.breaker
+        return not self.spec.draining and (breaker.open_until is None or breaker.allows(now))
+
+    def has_room(self, now: float) -> bool:
+        return len(self.leases) < self.slots and self.usable(now)
 
     def take(self, lease: Lease) -> None:
         self.leases[lease.id] = lease
@@ -111,8 +115,7 @@ class ModelPool:
         free: list[Replica] = []
         alive: list[Replica] = []
         for replica in self.replicas:
-            breaker = replica.breaker
-            if replica.spec.draining or (breaker.open_until is not None and not breaker.allows(now)):
+            if not replica.usable(now):
                 continue
             alive.append(replica)
             if len(replica.leases) < replica.slots and (replica.plain or self.allows(replica, priority)):
@@ -121,7 +124,7 @@ class ModelPool:
 
     def alive(self, now: float) -> list[Replica]:
         """Those that may be tried, full or not."""
-        return [replica for replica in self.replicas if not replica.spec.draining and replica.breaker.allows(now)]
+        return [replica for replica in self.replicas if replica.usable(now)]
 
     def allows(self, replica: Replica, priority: Priority) -> bool:
         """Whether a request of this class may take one of the replica's slots now."""

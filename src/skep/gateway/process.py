@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import json
 import os
 import resource
 import signal
@@ -18,6 +19,7 @@ import ssl
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from skep.gateway.accounts import Accounts
 from skep.gateway.admission import Admission
@@ -26,9 +28,9 @@ from skep.gateway.exchange import Timeouts
 from skep.gateway.journal import Journal
 from skep.gateway.keys import KeySpec, digest_of
 from skep.gateway.metrics import Metrics
-from skep.gateway.proxy import Policy, Proxy
+from skep.gateway.proxy import Policy, Proxy, Refused
 from skep.gateway.values import AdmissionLimits, ReplicaSpec
-from skep.gateway.views import fill_gauges, models_body, status_document
+from skep.gateway.views import fill_gauges, model_document, models_document, status_document
 from skep.gateway.watch import HealthTimes, Watch
 from skep.wire.link import Link, Message
 from skep.wire.server import HttpServer, Incoming, ServerLimits
@@ -55,10 +57,18 @@ class Gateway:
             self.proxy.open_routes[b"GET", path] = lambda request: request.respond(200, [JSON], b'{"status":"ok"}')
         for path in ("/v1/models", "/models"):
             self.proxy.routes[b"GET", path] = self._models
+            self.proxy.routes[b"GET", f"{path}/"] = self._model
         self.proxy.routes[b"GET", "/metrics"] = self._metrics
 
     def _models(self, request: Incoming) -> None:
-        request.respond(200, [JSON], models_body(self.proxy.admission))
+        request.respond(200, [JSON], json.dumps(models_document(self.proxy.admission)).encode())
+
+    def _model(self, request: Incoming) -> None:
+        admission, model = self.proxy.admission, unquote(request.path.partition("models/")[2])
+        if not admission.knows(model):
+            known = ", ".join(admission.models) or "none"
+            raise Refused("model_not_found", f"the model `{model}` is not served here; known: {known}")
+        request.respond(200, [JSON], json.dumps(model_document(admission, model)).encode())
 
     def _metrics(self, request: Incoming) -> None:
         self.accounts.settle()

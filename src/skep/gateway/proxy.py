@@ -20,7 +20,7 @@ from skep.gateway.exchange import Exchange, Timeouts
 from skep.gateway.headers import sort_headers
 from skep.gateway.keys import KeyRing, KeySpec, class_for, given_keys
 from skep.gateway.peek import Look, NotAnObject, look, model_of_form, session_digest, with_model
-from skep.gateway.plan import Plan, is_for_the_owner, takes_no_slot
+from skep.gateway.plan import AMBIGUOUS, AMBIGUOUS_NAMES, Plan, is_for_the_owner, takes_no_slot
 from skep.gateway.values import PRIORITIES, Action, Arrival, Forward, Reject, ReplicaSpec
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
@@ -57,7 +57,8 @@ class Proxy:
         self.accounts = accounts
         self.ring = KeyRing()
         self.exchanges: dict[str, Exchange] = {}
-        self.routes: dict[tuple[bytes, str], Route] = {}  # served by the gateway itself, by method and path
+        # Served by the gateway itself, by method and path; one that ends with a slash is for all below it.
+        self.routes: dict[tuple[bytes, str], Route] = {}
         self.open_routes: dict[tuple[bytes, str], Route] = {}  # and those that want no key
         self.something_left = asyncio.Event()  # a slot may be in release: do not wait for the next tick
         self.drained = asyncio.Event()  # set while no exchange is open
@@ -67,7 +68,7 @@ class Proxy:
         self._prefix = secrets.token_hex(3)
         self._counter = 0
         self._keys_wanted = keys_wanted
-        self._several = False  # replicas: which one a conversation goes to is a question
+        self._several = False  # replicas of a model: which one a conversation goes to is a question
         self._keys_of_ours = False  # replicas get keys of their own: clients' keys are not for them
         self._rules = object()  # another one with every change that a plan depends on
         self.set_policy(policy or Policy())
@@ -99,7 +100,7 @@ class Proxy:
         self._rules = object()
 
     def set_replicas(self, specs: tuple[ReplicaSpec, ...], models: tuple[str, ...]) -> None:
-        self._several = len(specs) > 1
+        self._several = len({spec.model for spec in specs}) < len(specs)
         self._keys_of_ours = any(spec.authorization for spec in specs)
         self._rules = object()
         self.carry_out(self.admission.set_replicas(specs, self.now(), models=models))
@@ -181,10 +182,14 @@ class Proxy:
             if cross_origin is not None and self._answered_preflight(request):
                 return None
         key = self._key_of(request)
-        route = self.routes.get((asked, path))
+        route = self.routes.get((asked, path)) or self._route_above(asked, path)
         if route is not None:
             route(request)
             return None
+        if AMBIGUOUS.search(path):
+            raise Refused(
+                "bad_request", f"the path {path} could be read in two ways; write it without {AMBIGUOUS_NAMES}"
+            )
         if is_for_the_owner(method, path):
             raise Refused("admin_path", f"{path} is for the engine's owner; use `skep` on the machine itself")
         own = {name: value.decode("utf-8", "replace") for name, value in headers.own.items()}
@@ -212,6 +217,14 @@ class Proxy:
             light=takes_no_slot(method, path),
             lengthy=method not in (b"GET", b"HEAD"),
         )
+
+    def _route_above(self, method: bytes, path: str) -> Route | None:
+        above = (
+            route
+            for (its, place), route in self.routes.items()
+            if its == method and place.endswith("/") and path.startswith(place)
+        )
+        return next(above, None)
 
     def _pass(self, request: Incoming, plan: Plan) -> None:
         seen = self._look(request, plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from skep import __version__
@@ -18,7 +17,7 @@ def models_document(admission: Admission) -> dict[str, Any]:
 
 
 def model_document(admission: Admission, model: str) -> dict[str, Any]:
-    specs = [replica.spec for replica in admission.replicas() if replica.spec.model == model]
+    specs = [replica.spec for replica in admission.table() if replica.spec.model == model]
     serving = {
         "replicas": len(specs),
         "slots": sum(spec.slots for spec in specs),
@@ -26,10 +25,6 @@ def model_document(admission: Admission, model: str) -> dict[str, Any]:
         "simulated": any(spec.simulated for spec in specs),
     }
     return {"id": model, "object": "model", "created": 0, "owned_by": "skep", "skep": serving}
-
-
-def models_body(admission: Admission) -> bytes:
-    return json.dumps(models_document(admission)).encode()
 
 
 def status_document(admission: Admission, metrics: Metrics, now: float) -> dict[str, Any]:
@@ -42,7 +37,7 @@ def status_document(admission: Admission, metrics: Metrics, now: float) -> dict[
         "in_flight": admission.in_flight,
         "busy": busy,
         "queues": {model: admission.waiting(model) for model in admission.models},
-        "replicas": [_replica(replica, now) for replica in admission.replicas()],
+        "replicas": [_replica(replica, now) for replica in admission.table()],
         "tokens": metrics.output_tokens.by("replica"),
         "ended": metrics.requests.by("outcome"),
     }
@@ -73,14 +68,15 @@ def fill_gauges(metrics: Metrics, admission: Admission, *, connections: int, los
     slots: dict[Labels, float] = {}
     busy: dict[Labels, float] = {}
     up: dict[Labels, float] = {}
-    for replica in admission.replicas():
+    for replica in admission.table():
         place = (replica.spec.model, replica.name)
         slots[place] = replica.slots
-        active = replica.active
-        busy[*place, "active"] = busy.get((*place, "active"), 0) + active
-        busy[*place, "releasing"] = busy.get((*place, "releasing"), 0) + replica.busy - active
         state = state_of(replica, now)
         up[*place, state] = state == "up"
+    for replica in admission.replicas():  # what has left the table works on for a while
+        place, active = (replica.spec.model, replica.name), replica.active
+        busy[*place, "active"] = busy.get((*place, "active"), 0) + active
+        busy[*place, "releasing"] = busy.get((*place, "releasing"), 0) + replica.busy - active
     metrics.slots.set_all(slots)
     metrics.busy.set_all(busy)
     metrics.up.set_all(up)
