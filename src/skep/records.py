@@ -28,7 +28,7 @@ class Run:
     """One benchmark run as stored. `config`, `host` and `engine` are JSON objects, kept as they were."""
 
     id: str
-    kind: str  # "sweep"
+    kind: str  # "sweep", "serial-vs-swarm", "ab", "matrix", "open", "classes", "replay", "imported"
     state: RunState
     created_at: float  # unix time
     ended_at: float | None
@@ -63,7 +63,7 @@ class Request:
     level: int  # concurrency asked for; 0 for warm-up
     repeat: int  # 0, 1, ...: which run of that level
     index: int  # which task of that run
-    kind: str  # implement, test, fix, document
+    kind: str  # implement, test, fix, refactor, document; replay
     started_s: float
     ended_s: float
     first_byte_s: float | None = None
@@ -78,13 +78,22 @@ class Request:
     replica: str | None = None
     queued_ms: float | None = None
     engine: EngineTimings = field(default_factory=EngineTimings)
-    arrivals_s: tuple[float, ...] = ()  # arrival of each chunk that carried content
+    arrivals_s: tuple[float, ...] = ()  # of each event that carried content; equal where one read brought several
     prompt: str | None = None  # None: left unstored
     answer: str | None = None
+    traffic: str = ""  # which kind of traffic, where a load mixes several
+    scheduled_s: float | None = None  # when it was to be sent, where a schedule says so
+    session: int | None = None  # which conversation, and which of its turns, from 0
+    turn: int | None = None
 
     @property
     def ok(self) -> bool:
         return self.error_kind is None
+
+    @property
+    def due_s(self) -> float:
+        """What latency counts from: a late client must not make a server look quick."""
+        return self.started_s if self.scheduled_s is None else min(self.scheduled_s, self.started_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,23 @@ class Percentiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Interval:
+    """`estimate` is the statistic of the sample itself; low <= high."""
+
+    low: float
+    estimate: float
+    high: float
+
+    def contains(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    @property
+    def half_width(self) -> float:
+        """As a share of the estimate: 0.03 is +- 3 %."""
+        return (self.high - self.low) / 2 / abs(self.estimate) if self.estimate else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
 class RepeatSummary:
     """One run of one level."""
 
@@ -129,6 +155,39 @@ class RepeatSummary:
     wall_s: float
     output_tokens: int
     effective_tok_s: float
+    plateau_tok_s: float | None = None
+    client_limited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """What the GPUs drew while a level ran. Absent where nothing measures it."""
+
+    joules: float
+    seconds: float
+    joules_per_token: float | None
+    mean_w: float
+    max_w: float
+    throttled: tuple[str, ...] = ()  # reasons seen: "power cap", "thermal", ...
+    source: str = "NVML"  # "NVML energy counter" | "NVML power samples"
+
+
+class Clock(Enum):
+    """Which of the engine's figures stands against which of the client's."""
+
+    DECODE = "decode speed"
+    FIRST_TOKEN = "time to first token"  # noqa: S105
+    TOKENS = "output tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """Client and engine say different things of the same requests, with the likely cause."""
+
+    clock: Clock
+    client: float
+    engine: float
+    cause: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +211,81 @@ class LevelSummary:
     truncated: int  # answers that ended at the token limit
     client_limited: bool
     repeats: tuple[RepeatSummary, ...] = ()
+    traffic: str = ""  # of which kind of traffic; "": of all together
+    effective_interval: Interval | None = None  # 95 %, of the mean over runs; None with fewer than two
+    plateau_tok_s: float | None = None  # while at least 95 % of C were in flight; None: that was never so
+    task_tok_s_whole: float | None = None  # median over tasks of tokens / (last token - sending): TTFT included
+    first_byte_ms: Percentiles | None = None
+    gap_ms: Percentiles | None = None  # between two tokens, over all tokens of all requests
+    total_ms: Percentiles | None = None  # from sending (or when it was due) to the end
+    queued_ms: Percentiles | None = None  # in skep's gateway
+    prompt_tokens: float | None = None  # mean of a request
+    output_tokens_each: float | None = None  # mean of a request
+    delivered: float | None = None  # requests really in flight while the level was full, as a share of C
+    finish_reasons: tuple[tuple[str, int], ...] = ()
+    errors: tuple[tuple[str, int], ...] = ()  # by kind
+    energy: Energy | None = None
+    clocks: tuple[Disagreement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """The same tasks one after the other and all at once. Given in several ways, as answers differ in length."""
+
+    tasks: int
+    concurrency: int
+    serial_wall_s: float
+    swarm_wall_s: float
+    by_wall: float
+    by_tokens: float | None  # ratio of effective tok/s
+    by_wall_whole: float | None  # by wall time of the tasks truncated in neither batch
+    by_tokens_whole: float | None
+    truncated_serial: int
+    truncated_swarm: int
+    tokens_serial: int
+    tokens_swarm: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """Where a curve of effective tok/s against C turns. Each bracket holds the point with the confidence given."""
+
+    knee: int | None  # the smallest measured C from which on nothing is gained; None: it still grows
+    knee_bracket: tuple[int, int] | None  # it lies in (low, high]
+    cliff: int | None  # the last measured C before it falls; None: it does not
+    cliff_bracket: tuple[int, int] | None  # it falls between the two
+    drop_pct: float | None  # from the best level to the lowest beyond the cliff
+    sure: bool  # the intervals say so; False: only the estimates do
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Which levels kept the limits asked for. `safe`: the highest C that did, with none below it that did not."""
+
+    limits: str
+    highest_met: int | None
+    lowest_failed: int | None
+    safe: int | None
+
+
+class Judgement(Enum):
+    BETTER = "better"
+    WORSE = "worse"
+    SAME = "not distinguishable"
+    UNKNOWN = "not comparable"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One figure of one level in two runs. `ratio` is B over A; better and worse know which way is up."""
+
+    concurrency: int
+    metric: str  # "effective tok/s", "TTFT p50", ...
+    a: float | None
+    b: float | None
+    ratio: Interval | None
+    judgement: Judgement
+    why: str = ""  # where it is not comparable
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +296,11 @@ class SweepSummary:
     swarm_wall_s: float | None
     speedup: float | None
     client_limited: bool
+    classes: tuple[LevelSummary, ...] = ()  # by kind of traffic, where a load mixes several
+    turning: Turning | None = None
+    speedups: Speedup | None = None
+    promise: Promise | None = None
+    drift: Interval | None = None  # C=1 at the end over C=1 at the beginning: 1 means none
 
 
 class Verdict(Enum):

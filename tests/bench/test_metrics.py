@@ -2,8 +2,9 @@
 
 import pytest
 
-from skep.bench.metrics import summarise
+from skep.bench.summary import summarise
 from skep.records import EngineTimings, Request
+from skep.store.rows import ClientSample
 
 
 def row(level=1, repeat=0, index=0, start=0.0, first=1.0, last=2.0, end=2.0, tokens=10, **fields):
@@ -17,12 +18,24 @@ def row(level=1, repeat=0, index=0, start=0.0, first=1.0, last=2.0, end=2.0, tok
         first_token_s=first,
         last_token_s=last,
         output_tokens=tokens,
-        **fields,
+        **{"arrivals_s": spread(first, last, tokens), **fields},
     )
 
 
-def levels_of(*rows, limited=None):
-    return {level.concurrency: level for level in summarise("r", rows, limited or {}).levels}
+def spread(first, last, tokens):
+    """A token at a time, evenly."""
+    if first is None or not tokens:
+        return ()
+    steps = max(1, tokens - 1)
+    return tuple(first + (last - first) * n / steps for n in range(steps)) + ((last,) if tokens > 1 else ())
+
+
+def levels_of(*rows):
+    return {level.concurrency: level for level in summarise("r", rows).levels}
+
+
+def sample(level, repeat=0, *, limited):
+    return ClientSample(level, repeat, 1.0, 1.0, 0.1, limited)
 
 
 def test_effective_speed_is_output_tokens_over_wall_time():
@@ -51,20 +64,20 @@ def test_contention_is_what_a_task_loses_against_one_alone():
 
 
 def test_without_c_1_contention_and_speedup_are_unknown():
-    summary = summarise("r", [row(4)], {})
+    summary = summarise("r", [row(4)])
     assert summary.levels[0].contention_pct is None
     assert summary.speedup is None
     assert summary.serial_wall_s is None
 
 
 def test_speedup_is_serial_wall_over_the_wall_at_the_largest_c():
-    summary = summarise("r", [row(1, end=8.0), row(2, end=5.0), row(8, end=2.0)], {})
+    summary = summarise("r", [row(1, end=8.0), row(2, end=5.0), row(8, end=2.0)])
     assert (summary.serial_wall_s, summary.swarm_wall_s, summary.speedup) == (8.0, 2.0, 4.0)
 
 
 def test_a_speedup_is_not_claimed_where_requests_failed():
     """Work that was not done takes no time."""
-    summary = summarise("r", [row(1, end=8.0), row(8, end=2.0, error_kind="http_500")], {})
+    summary = summarise("r", [row(1, end=8.0), row(8, end=2.0, error_kind="http_500")])
     assert summary.speedup is None
 
 
@@ -107,6 +120,6 @@ def test_the_engines_own_speed_and_cache_hits_stand_beside():
 
 
 def test_a_level_where_the_client_was_the_limit_is_marked():
-    summary = summarise("r", [row(1), row(8)], {8: True})
+    summary = summarise("r", [row(1), row(8)], [sample(1, limited=False), sample(8, limited=True)])
     assert [level.client_limited for level in summary.levels] == [False, True]
     assert summary.client_limited

@@ -8,6 +8,7 @@ import pytest
 
 from skep.bench.endpoint import find_endpoint
 from skep.bench.sweep import Progress, SweepPlan, run_fingerprint, run_sweep
+from skep.bench.tasks import Workload
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
@@ -18,11 +19,20 @@ from skep.testing.process import FakeEngine
 HOST = read_host(NvidiaReport())
 
 
-def sweep(engine, store, progress=lambda _: None, **fields):
-    plan = SweepPlan(**{"concurrency": (1, 2), "tasks": 4, "runs": 2, "max_tokens": 8, "seed": 3, **fields})
+WORK = {"max_tokens": 8, "seed": 3}
 
+
+def plan_of(**fields):
+    """Fields of the plan and of its workload alike."""
+    names = set(Workload.__dataclass_fields__)
+    work = Workload(**WORK | {name: value for name, value in fields.items() if name in names})
+    rest = {name: value for name, value in fields.items() if name not in names}
+    return SweepPlan(**{"concurrency": (1, 2), "tasks": 5, "runs": 2, "quick_warm_up": True, "workload": work, **rest})
+
+
+def sweep(engine, store, progress=lambda _: None, **fields):
     async def run():
-        return await run_sweep(plan, await find_endpoint(engine.url, None), store, HOST, progress)
+        return await run_sweep(plan_of(**fields), await find_endpoint(engine.url, None), store, HOST, progress)
 
     return asyncio.run(run())
 
@@ -38,9 +48,9 @@ def test_a_sweep_measures_what_the_engine_does(store):
     with FakeEngine(slots=2, ttft_ms=40, token_ms=10) as engine:
         summary = sweep(engine, store, max_tokens=20)
     one, two = summary.levels
-    assert one.requests == two.requests == 8
+    assert one.requests == two.requests == 10
     assert one.failed == two.failed == 0
-    assert one.output_tokens == 160
+    assert one.output_tokens == 200
     assert one.ttft_ms.p50 >= 40
     assert one.tpot_ms.p50 >= 9.9
     assert 1000 / one.tpot_ms.p50 == pytest.approx(one.engine_tok_s, rel=0.1)
@@ -54,7 +64,7 @@ def test_every_request_is_stored_raw_with_both_clocks(store):
     run = store.run(summary.run_id)
     rows = store.requests(run.id)
     assert run.state is RunState.DONE
-    assert len(rows) == 2 + 2 * 2 * 4  # the warm-up is stored too, as level 0
+    assert len(rows) == 1 + 2 + 2 * 2 * 5  # the warm-up is stored too, as level 0: one alone, then as many as at most
     counted = [row for row in rows if row.level]
     assert all(row.output_tokens == 8 and len(row.arrivals_s) >= 1 for row in counted)
     assert all(row.engine.decode_tok_s for row in counted)
@@ -62,7 +72,7 @@ def test_every_request_is_stored_raw_with_both_clocks(store):
         row.started_s < row.first_byte_s <= row.first_token_s <= row.last_token_s <= row.ended_s for row in counted
     )
     assert len({row.prompt for row in rows}) == len(rows)
-    assert {row.kind for row in counted} == {"implement", "test", "fix", "document"}
+    assert {row.kind for row in counted} == {"implement", "test", "fix", "refactor", "document"}
 
 
 def test_prompts_can_be_left_unstored(store, tmp_path):
@@ -144,16 +154,21 @@ def test_an_answer_without_usage_is_a_failure_and_not_a_guess(store):
 def test_a_server_that_refuses_the_warm_up_ends_the_sweep_with_its_words(store):
     with FakeEngine(slots=2) as engine:
         engine.fault(kind="500", times=None)
-        with pytest.raises(EndpointError, match="answered none of 2 warm-up requests"):
+        with pytest.raises(EndpointError, match="did not answer"):
             sweep(engine, store)
 
 
 def test_a_cancelled_sweep_keeps_its_rows_and_says_interrupted(store):
     async def run():
-        plan = SweepPlan(concurrency=(2,), tasks=100, runs=1, max_tokens=4)
+        plan = plan_of(concurrency=(2,), tasks=100, runs=1, max_tokens=4)
         endpoint = await find_endpoint(engine.url, None)
         enough = asyncio.Event()
-        task = asyncio.create_task(run_sweep(plan, endpoint, store, HOST, lambda p: p.done >= 10 and enough.set()))
+
+        def show(progress: Progress):
+            if progress.level and progress.done >= 10:
+                enough.set()
+
+        task = asyncio.create_task(run_sweep(plan, endpoint, store, HOST, show))
         await enough.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -182,9 +197,7 @@ def test_repeats_have_one_fingerprint_and_other_workloads_another(store):
     async def run():
         with FakeEngine(slots=2) as engine:
             endpoint = await find_endpoint(engine.url, None)
-        return [
-            run_fingerprint(plan, endpoint, HOST) for plan in (SweepPlan(seed=1), SweepPlan(seed=2), SweepPlan(tasks=3))
-        ]
+        return [run_fingerprint(plan, endpoint, HOST) for plan in (plan_of(seed=1), plan_of(seed=2), plan_of(tasks=3))]
 
     one, other_seed, other_tasks = asyncio.run(run())
     assert one == other_seed != other_tasks

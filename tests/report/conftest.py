@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from skep.records import LevelSummary, Percentiles, RepeatSummary, Request, Run, RunState, SweepSummary
+from skep.records import (
+    Clock,
+    Disagreement,
+    Energy,
+    Interval,
+    LevelSummary,
+    Percentiles,
+    RepeatSummary,
+    Request,
+    Run,
+    RunState,
+    Speedup,
+    SweepSummary,
+    Turning,
+)
 from skep.report.sweep import sweep_page
 
 TASKS = 24
@@ -103,6 +119,44 @@ def rows():
                 (None, None),
             ]
         )
+    )
+
+
+def _told(level):
+    """The level with everything that newer runs know."""
+    value = level.effective_tok_s
+    return replace(
+        level,
+        effective_interval=Interval(0.96 * value, value, 1.04 * value),
+        plateau_tok_s=1.08 * value,
+        task_tok_s_whole=0.9 * level.task_tok_s,
+        first_byte_ms=level.ttft_ms,
+        gap_ms=level.tpot_ms,
+        total_ms=Percentiles(4100.0, 5200.0, 6000.0, 4300.0),
+        queued_ms=Percentiles(3.0, 9.0, 12.0, 4.0),
+        prompt_tokens=1024.0,
+        output_tokens_each=180.0,
+        delivered=0.99,
+        finish_reasons=(("stop", 45), ("length", 3)),
+        errors=(("timeout", 3),) if level.failed else (),
+        cached_prompt_share=0.03,
+        energy=Energy(9000.0, 60.0, 1.52, 312.4, 349.0, ("power cap",), "NVML energy counter"),
+    )
+
+
+@pytest.fixture(scope="session")
+def told(summary):
+    """A sweep of which everything is known: turning points, speedups, energy, drift, clocks and kinds of traffic."""
+    levels = [_told(level) for level in summary.levels]
+    late = Disagreement(Clock.FIRST_TOKEN, 498.0, 210.0, "260 ms of it in the gateway's queue")
+    levels[3] = replace(levels[3], clocks=(late,))
+    return replace(
+        summary,
+        levels=tuple(levels),
+        classes=tuple(replace(levels[2], traffic=name, contention_pct=None) for name in ("interactive", "batch")),
+        turning=Turning(8, (4, 8), 8, (8, 16), 12.0, sure=True),
+        speedups=Speedup(24, 16, 218.3, 39.5, 5.53, 4.9, 3.1, 3.3, 1, 0, 9100, 8700),
+        drift=Interval(0.96, 0.98, 1.01),
     )
 
 

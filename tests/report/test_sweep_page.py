@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from skep.records import RunState, SweepSummary
+from skep.records import Request, RunState, SweepSummary
 from skep.report.sweep import sweep_page
 
 HOSTILE = """<script>alert(1)</script>"><img src=x onerror='alert(2)'></style>&amp;\x00"""
@@ -48,10 +48,10 @@ class Outline(HTMLParser):
 
 
 def test_page_is_one_closed_document(page):
-    """Every tag is closed in order, and there are four pictures besides the mark."""
+    """Every tag is closed in order, and there are six pictures besides the mark."""
     outline = Outline(page)
     assert page.startswith("<!doctype html>")
-    assert outline.tags.count("svg") == 5
+    assert outline.tags.count("svg") == 7
 
 
 def test_page_refers_to_nothing_outside_itself(page):
@@ -75,10 +75,18 @@ def test_page_stays_small(page):
 def test_headline_figures_name_their_level(page, levels):
     """The best effective tok/s, the speedup, and contention and TTFT at the largest C."""
     text = Outline(page).text.replace("\u00a0", " ")
-    assert "Effective tok/s 231 at C = 16, the best of all levels" in text
+    assert "Effective tok/s 195 at C = 8, the best of the levels that the client did not limit" in text
     assert "Swarm speedup 5.5× 3 min 27 s serial, 37.4 s swarm" in text
     assert "Contention 61 % at C = 16, the largest level" in text
     assert "TTFT p50 498 ms at C = 16; 92 ms at C = 1" in text
+
+
+def test_level_that_the_client_limited_is_never_the_best(run, summary):
+    """Where it limited all of them, the fastest is shown as a lower bound."""
+    limited = replace(summary, levels=tuple(replace(level, client_limited=True) for level in summary.levels))
+    page = sweep_page(run, limited, ())
+    assert "Effective tok/s 231 at C = 16, client-limited: a lower bound" in Outline(page).text.replace("\u00a0", " ")
+    assert 'class="best"' not in page
 
 
 def test_failed_requests_forbid_a_speedup(run, summary):
@@ -145,6 +153,8 @@ def test_nothing_from_outside_becomes_markup(run, summary, rows):
         engine={"replicas": [{HOSTILE: HOSTILE}]},
         host={"gpus": [HOSTILE]},
     )
+    levels = [replace(level, errors=((HOSTILE, 1),), finish_reasons=((HOSTILE, 1),)) for level in summary.levels]
+    summary = replace(summary, levels=tuple(levels), classes=(replace(levels[0], traffic=HOSTILE),))
     hostile_rows = [replace(row, error_kind=HOSTILE, error=HOSTILE) for row in rows]
     page = sweep_page(hostile_run, summary, hostile_rows)
     outline = Outline(page)
@@ -153,6 +163,39 @@ def test_nothing_from_outside_becomes_markup(run, summary, rows):
     assert outline.tags.count("style") == 1
     assert "\x00" not in page
     assert "<script>alert(1)</script>" in outline.text
+
+
+def test_full_page_stays_closed_and_small(run, told):
+    """With a timeline of as many bars as are drawn, it is still a file to pass on."""
+    rows = [
+        Request(16, 0, i, "fix", i * 0.1, i * 0.1 + 5, first_token_s=i * 0.1 + 1, last_token_s=i * 0.1 + 5)
+        for i in range(500)
+    ]
+    page = sweep_page(run, told, rows)
+    Outline(page)
+    assert len(page.encode()) < 250_000
+
+
+def test_imported_run_carries_a_banner(run, summary):
+    """Another tool's figures are not taken for skep's own."""
+    text = Outline(sweep_page(replace(run, kind="imported"), summary, ())).text
+    assert text.index("Another tool measured this") < text.index("Swarm speedup")
+
+
+def test_new_sections_appear_only_with_their_figures(run, summary, told):
+    """What an old or imported run does not know is left out, never zero."""
+    old, new = Outline(sweep_page(run, summary, ())).text, Outline(sweep_page(run, told, ())).text
+    for words in ("By kind of traffic", "J/token", "power cap", "Speedup in each of its forms", "of the beginning"):
+        assert words in new
+        assert words not in old
+
+
+def test_truncated_answers_do_not_make_the_headline_speedup_alone(run, told):
+    """One answer at the token limit made 5.53 of what was 3.1: both stand in the card, all four in the table."""
+    text = Outline(sweep_page(run, told, ())).text
+    assert "Swarm speedup 5.5× 3 min 38 s serial, 39.5 s swarm; 3.1× without tasks cut at the token limit" in text
+    for form in ("5.53×", "4.90×", "3.10×", "3.30×"):
+        assert form in text
 
 
 def test_password_in_the_url_is_left_out(run, summary):

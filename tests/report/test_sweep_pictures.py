@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from skep.records import RunState, SweepSummary
+from skep.records import Interval, Percentiles, RunState, SweepSummary, Turning
 from skep.report import charts, theme
 from skep.report.sweep import sweep_picture
 
@@ -85,11 +86,79 @@ def test_spread_over_repeats_is_drawn(levels):
     assert set(_values(spec, "high")) == {level.effective_high for level in levels}
 
 
+def _labelled(spec):
+    return sorted({row["c"] for layer in spec["layer"] if layer["mark"]["type"] == "text" for row in _rows(layer)})
+
+
+def _rows(layer):
+    return [row for row in layer["data"]["values"] if "tok_s" in row]
+
+
 def test_crowded_levels_keep_the_labels_apart(levels):
     """Of levels too close to label, the later one is named."""
+    crowd = [replace(levels[0], concurrency=c) for c in (1, 2, 4, 8, 16, 17, 18, 20)]
+    assert _labelled(charts.effective_chart(crowd)) == [2, 4, 8, 16, 18, 20]
+
+
+def test_levels_far_apart_are_drawn_on_a_logarithmic_axis(levels):
+    """1, 2 and 4 agents are to be told apart on an axis that ends at 128."""
     crowd = [replace(levels[0], concurrency=c) for c in (1, 2, 4, 8, 16, 32, 64, 128)]
-    labelled = charts.effective_chart(crowd)["layer"][6:]
-    assert sorted(row["c"] for layer in labelled for row in layer["data"]["values"]) == [4, 16, 32, 64, 128]
+    spec = charts.effective_chart(crowd)
+    assert spec["layer"][0]["encoding"]["x"]["scale"]["type"] == "log"
+    assert _labelled(spec) == [1, 2, 4, 8, 16, 32, 64, 128]
+
+
+def test_interval_is_drawn_where_there_is_one(told, levels):
+    """The caption says which levels have the spread of their repeats instead."""
+    mixed = (levels[0], *told.levels[1:])
+    assert told.levels[1].effective_interval.low in _values(charts.effective_chart(mixed), "low")
+    assert levels[0].effective_low in _values(charts.effective_chart(mixed), "low")
+    assert charts.band_caption(told.levels) == "band: 95 % interval of the mean"
+    assert charts.band_caption(mixed).endswith("at C = 1 slowest to fastest repeat")
+    assert charts.band_caption(levels) == "band: slowest to fastest repeat"
+
+
+def test_interval_of_any_width_leaves_the_curve_readable(levels):
+    """Two repeats that differ give an interval far wider than the picture."""
+    wide = replace(levels[0], effective_interval=Interval(-900.0, 41.7, 980.0))
+    spec = charts.effective_chart((wide, *levels[1:]))
+    assert spec["layer"][0]["encoding"]["y"]["scale"]["domain"][1] < 600
+    assert min(_values(spec, "low")) == 0
+
+
+def test_plateau_is_left_out_where_it_was_never_reached(told, levels):
+    """A level may end before it is full."""
+    assert _values(charts.effective_chart(levels), "plateau") == []
+    assert len(_values(charts.effective_chart(told.levels), "plateau")) == 4
+
+
+def test_knee_and_cliff_are_marked(run, told):
+    """With their names in the picture; only an unsure one says so."""
+    words = _words(sweep_picture(run, told))
+    assert "knee: C = 8" in words
+    assert "cliff: C = 8" in words
+    unsure = replace(told, turning=Turning(8, (4, 16), None, None, None, sure=False))
+    words = _words(sweep_picture(run, unsure))
+    assert "knee: C = 8 in 4..16, estimate only" in words
+    assert not any("cliff" in word for word in words)
+
+
+def test_percentiles_are_named_at_the_end_of_their_curves(levels):
+    """Three of TTFT, two of TPOT, their names apart from each other."""
+    ends = _values(charts.ttft_chart(levels), "at")
+    assert len(set(ends)) == 3
+    assert len(set(_values(charts.tpot_chart(levels), "at"))) == 2
+    flat = replace(levels[3], ttft_ms=Percentiles(100.0, 101.0, 102.0, 100.0))
+    near = sorted(set(_values(charts.ttft_chart([flat]), "at")))
+    assert min(b - a for a, b in pairwise(near)) > 7
+
+
+def test_speedup_has_a_bar_for_each_known_form(told):
+    """A form that could not be worked out has no bar of length zero."""
+    assert charts.speedup_chart(None) is None
+    assert len(set(_values(charts.speedup_chart(told.speedups), "how"))) == 4
+    some = replace(told.speedups, by_wall_whole=None, by_tokens_whole=None)
+    assert set(_values(charts.speedup_chart(some), "how")) == {"by wall time", "by tokens"}
 
 
 def test_long_waits_are_drawn_in_seconds(levels):

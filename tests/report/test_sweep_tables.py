@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from skep.report.levels import failure_table, level_table
+from skep.report.levels import class_table, energy_table, failure_table, level_table, request_table
 
 
 def _cells(markup):
@@ -20,7 +20,8 @@ def test_every_level_has_its_row(levels):
     rows = _cells(level_table(levels))[2:]
     assert [row[0] for row in rows] == ["1", "4", "8", "16"]
     assert rows[1][:5] == ["4", "48", "0", "127", "121–133"]
-    assert rows[1][5:] == ["36.2", "17.9 %", "148", "305", "27.6", "36.9", "68.1", "31 % of prompt cached"]
+    assert rows[1][5:12] == ["36.2", "17.9 %", "148", "305", "366", "27.6", "35.9"]
+    assert rows[1][12:] == ["36.9", "68.1", "31 % of prompt cached"]
 
 
 def test_header_names_each_column_of_a_row(levels):
@@ -44,7 +45,7 @@ def test_unknown_values_are_dashes(levels):
         engine_tok_s=None,
     )
     row = _cells(level_table([unknown]))[2]
-    assert row[3:11] == ["–"] * 8
+    assert row[3:13] == ["–"] * 10
     assert 'class="best"' not in level_table([unknown])
 
 
@@ -71,6 +72,39 @@ def test_failed_warm_up_is_named(levels, rows):
     """Level 0 is the warm-up."""
     table = failure_table((), [replace(rows[0], level=0)])
     assert _cells(table)[1][0] == "warm-up"
+
+
+def test_kinds_of_the_summary_stand_in_for_missing_rows(told):
+    """An imported run has no rows, but may know the kinds."""
+    assert _cells(failure_table(told.levels, ()))[1:] == [["8", "timeout", "3", "–"]]
+
+
+def test_columns_without_a_value_are_left_out(levels, told):
+    """Energy, intervals and the rest are absent where nobody measured them."""
+    assert request_table([replace(level, cached_prompt_share=None) for level in levels]) is None
+    assert energy_table(levels) is None
+    assert class_table(()) is None
+    names = _cells(level_table(levels))[1]
+    assert "plateau" not in names
+    assert "95 %" not in names
+    assert {"plateau", "95 %", "with TTFT"} <= set(_cells(level_table(told.levels))[1])
+
+
+def test_energy_has_its_columns_and_reasons(told):
+    """Joules per token, watts, and why the clocks were held back."""
+    row = _cells(energy_table(told.levels))[2]
+    assert row == ["1", "1.5", "9,000", "312", "349", "power cap", "NVML energy counter"]
+
+
+def test_kinds_of_traffic_have_their_rows(told):
+    """One for each kind of each level."""
+    assert [row[1] for row in _cells(class_table(told.classes))[2:]] == ["interactive", "batch"]
+
+
+def test_requests_end_by_reason_and_fail_by_kind(told):
+    """Counts, not shares: nothing is rounded away."""
+    row = _cells(request_table(told.levels))[4]
+    assert row[-2:] == ["stop 45, length 3", "timeout 3"]
 
 
 def test_no_failures_make_no_table(levels, rows):

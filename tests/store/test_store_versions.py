@@ -75,7 +75,7 @@ def test_reader_of_an_old_file_brings_it_along(dump, tmp_path):
     path = file_from(dump, tmp_path / "old.sqlite3")
     with open_store(path, read_only=True) as reader:
         assert reader.run("last").state is RunState.DONE
-        assert reader.count_gateway_requests() == 0
+        assert reader.count_gateway_requests() == (int(dump.stem) >= 2)
     open_store(tmp_path / "fresh.sqlite3").close()
     assert schema(path) == schema(tmp_path / "fresh.sqlite3")
 

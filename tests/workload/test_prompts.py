@@ -14,9 +14,12 @@ from itertools import islice
 import pytest
 
 from skep.errors import UserError
+from skep.workload.conversations import conversations
 from skep.workload.fingerprint import VERSION
 from skep.workload.ideas import FULL, TINY
 from skep.workload.prompts import KINDS, TARGETS, Prompt, coding_prompts, messages
+from skep.workload.shared import prefill_heavy, shared_prefix
+from skep.workload.traces import read_trace, trace_messages
 from skep.workload.vocabulary import FIELDS, THINGS
 
 sizes = pytest.mark.parametrize("size", list(TARGETS))
@@ -36,6 +39,17 @@ def some(n: int, *, seed: int = 1, **options) -> list[Prompt]:
 
 def digest() -> str:
     texts = (prompt.text for size in TARGETS for prompt in some(40, seed=0, size=size))
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
+
+
+def digest_of_the_others() -> str:
+    """Prompts in tokens, conversations, shared prefixes, cold ones and traces."""
+    (item,) = read_trace(['{"timestamp": 0, "input_length": 900, "output_length": 9, "hash_ids": [0, 7]}'])
+    texts = [prompt.text for tokens in (30, 60, 120, 500, 3000) for prompt in some(10, seed=0, tokens=tokens)]
+    texts += [text for script in islice(conversations(random.Random(0)), 10) for text in (script.system, *script.turns)]
+    texts += [prompt.text for prompt in islice(shared_prefix(random.Random(0)), 5)]
+    texts += [prompt.text for prompt in islice(prefill_heavy(random.Random(0)), 2)]
+    texts += [message["content"] for message in trace_messages(item)]
     return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
@@ -81,14 +95,14 @@ def test_too_few_words_are_refused_at_once():
 
 @sizes
 def test_kinds_take_turns(size):
-    """Any four prompts in a row hold each kind once."""
+    """Any five prompts in a row hold each kind once."""
     kinds = [prompt.kind for prompt in some(40, size=size)]
-    assert all(set(kinds[start : start + 4]) == set(KINDS) for start in range(37))
+    assert all(set(kinds[start : start + 5]) == set(KINDS) for start in range(36))
 
 
 def test_order_of_the_kinds_comes_from_the_seed():
     """Not every run starts with the same kind."""
-    assert len({some(1, seed=seed)[0].kind for seed in range(20)}) == 4
+    assert len({some(1, seed=seed)[0].kind for seed in range(40)}) == 5
 
 
 @sizes
@@ -118,8 +132,8 @@ def test_prompts_do_not_depend_on_the_process(hash_seed):
 
 
 def test_changed_prompts_need_a_new_version():
-    """Runs are compared by fingerprint: whoever changes a word here raises VERSION and this digest together."""
-    assert (VERSION, digest()[:16]) == ("coding-1", "69900531341ada6c")
+    """Runs are compared by fingerprint: whoever changes a word here raises VERSION and these digests together."""
+    assert (VERSION, digest()[:16], digest_of_the_others()[:16]) == ("coding-2", "23035b332283c846", "113886b498300ed5")
 
 
 @pytest.mark.parametrize("idea", [*TINY, *FULL], ids=lambda idea: idea.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from skep.errors import EndpointError, UserError
 from skep.wire.client import Pool, WireFailure
@@ -21,6 +21,7 @@ class Endpoint:
     base: str  # "/v1", or what stands before it too
     model: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    api: Literal["openai", "ollama"] = "openai"
     engine: Mapping[str, Any] = field(default_factory=dict)  # what it told of itself
 
     @property
@@ -32,8 +33,13 @@ class Endpoint:
         return bool(self.engine.get("simulated"))
 
 
-async def find_endpoint(url: str, model: str | None, *, key: str | None = None, timeout_s: float = 10.0) -> Endpoint:
-    """Check that the URL answers and knows the model. Without a model, the only one it serves."""
+async def find_endpoint(
+    url: str, model: str | None, *, key: str | None = None, api: str = "openai", timeout_s: float = 10.0
+) -> Endpoint:
+    """Check that the URL answers and knows the model. Without a model, the only one it serves.
+
+    `api` "ollama": measured by Ollama's own chat API, which tells its durations.
+    """
     origin, path = parse_url(url)
     base = path if path.endswith("/v1") else f"{path}/v1"
     headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -50,7 +56,8 @@ async def find_endpoint(url: str, model: str | None, *, key: str | None = None, 
         await pool.close()
     models = _models(answer, f"{origin}{base}/models", key_given=key is not None)
     chosen = _choose(model, sorted(models), url)
-    return Endpoint(origin, base, chosen, headers, {**props, **_engine_of(models[chosen], answer)})
+    told = {**props, **_engine_of(models[chosen], answer)}
+    return Endpoint(origin, base, chosen, headers, "ollama" if api == "ollama" else "openai", told)
 
 
 def _models(answer: Answer, url: str, *, key_given: bool) -> dict[str, dict[str, Any]]:

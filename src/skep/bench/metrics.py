@@ -2,51 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import fmean, median
 
-from skep.records import LevelSummary, Percentiles, RepeatSummary, Request, SweepSummary
+from skep.bench.clocks import disagreements
+from skep.bench.tokens import delivered, gaps_ms, plateau_tok_s, tpot_ms
+from skep.records import Energy, LevelSummary, Percentiles, RepeatSummary, Request
+from skep.stats.intervals import mean_t_interval
 from skep.stats.percentiles import percentiles
 
+Key = tuple[int, int]  # a level and which of its runs
 
-def summarise(run_id: str, rows: Sequence[Request], client_limited: Mapping[int, bool]) -> SweepSummary:
-    """Levels in order of C. Warm-up rows (level 0) are stored, not counted. `client_limited` by level."""
+
+def levels_of(
+    rows: Sequence[Request],
+    limited: Collection[Key] = (),
+    energy: Mapping[int, Energy] | None = None,
+    *,
+    closed: bool = True,
+) -> tuple[LevelSummary, ...]:
+    """In order of C. Warm-up rows (level 0) are stored, not counted. `limited`: runs where the client was the limit.
+
+    `closed`: a level is a number of agents; else it is the place of a rate or a mix, and says nothing by itself.
+    """
     by_level: dict[int, list[Request]] = {}
     for row in rows:
         if row.level > 0:
             by_level.setdefault(row.level, []).append(row)
-    serial_speed = task_tok_s(by_level.get(1, ()))
-    levels = tuple(
-        _level(level, by_level[level], serial_speed, limited=client_limited.get(level, False))
+    serial_speed = task_tok_s(by_level.get(1, ())) if closed else None
+    return tuple(
+        _level(level, by_level[level], serial_speed, limited, (energy or {}).get(level), closed=closed)
         for level in sorted(by_level)
     )
-    serial = next((level for level in levels if level.concurrency == 1), None)
-    swarm = levels[-1] if levels and levels[-1].concurrency > 1 else None
-    return SweepSummary(
-        run_id=run_id,
-        levels=levels,
-        serial_wall_s=serial.wall_s if serial else None,
-        swarm_wall_s=swarm.wall_s if swarm else None,
-        speedup=_speedup(serial, swarm),
-        client_limited=any(level.client_limited for level in levels),
-    )
 
 
-def complete_rows(rows: Sequence[Request], tasks: int) -> list[Request]:
-    """Without the runs of a level that were broken off before all their tasks were done."""
-    counts: dict[tuple[int, int], int] = {}
-    for row in rows:
-        counts[row.level, row.repeat] = counts.get((row.level, row.repeat), 0) + 1
-    return [row for row in rows if counts[row.level, row.repeat] >= tasks]
+def classes_of(
+    rows: Sequence[Request], limited: Collection[Key] = (), *, closed: bool = True
+) -> tuple[LevelSummary, ...]:
+    """By kind of traffic and level, where there are several kinds."""
+    kinds = sorted({row.traffic for row in rows if row.level > 0})
+    if len(kinds) < 2:
+        return ()
+    found: list[LevelSummary] = []
+    for kind in kinds:
+        found.extend(levels_of([row for row in rows if row.traffic == kind], limited, closed=closed))
+    return tuple(found)
 
 
-def _speedup(serial: LevelSummary | None, swarm: LevelSummary | None) -> float | None:
-    """Only where both did the same work: as many requests, none failed."""
-    if serial is None or swarm is None or swarm.wall_s <= 0:
-        return None
-    if serial.failed or swarm.failed or serial.requests != swarm.requests:
-        return None
-    return serial.wall_s / swarm.wall_s
+def complete_rows(rows: Sequence[Request], ended: Collection[Key]) -> list[Request]:
+    """Without the runs of a level that were broken off."""
+    return [row for row in rows if not row.level or (row.level, row.repeat) in ended]
 
 
 def task_tok_s(rows: Iterable[Request]) -> float | None:
@@ -63,70 +69,115 @@ def task_tok_s(rows: Iterable[Request]) -> float | None:
     return median(speeds) if speeds else None
 
 
-def ttft_ms(rows: Iterable[Request]) -> Percentiles | None:
-    """From sending the request to the first content, reasoning or tool-call bytes."""
-    return percentiles(
-        [(row.first_token_s - row.started_s) * 1000 for row in rows if row.ok and row.first_token_s is not None]
+def task_tok_s_whole(rows: Iterable[Request]) -> float | None:
+    """The same from the moment it was sent, or was due: with the wait for the first token."""
+    speeds = [
+        row.output_tokens / (row.last_token_s - row.due_s)
+        for row in rows
+        if row.ok and row.output_tokens and row.last_token_s is not None and row.last_token_s > row.due_s
+    ]
+    return median(speeds) if speeds else None
+
+
+def ttft_values(rows: Iterable[Request]) -> list[float]:
+    """From sending the request, or from when it was due, to the first content, reasoning or tool-call bytes."""
+    return [(row.first_token_s - row.due_s) * 1000 for row in rows if row.ok and row.first_token_s is not None]
+
+
+def tpot_values(rows: Iterable[Request]) -> list[float]:
+    return [value for row in rows if (value := tpot_ms(row)) is not None]
+
+
+def by_repeat(rows: Iterable[Request]) -> dict[int, list[Request]]:
+    found: dict[int, list[Request]] = {}
+    for row in rows:
+        found.setdefault(row.repeat, []).append(row)
+    return dict(sorted(found.items()))
+
+
+def _level(
+    concurrency: int,
+    rows: Sequence[Request],
+    serial_speed: float | None,
+    limited: Collection[Key],
+    energy: Energy | None,
+    *,
+    closed: bool,
+) -> LevelSummary:
+    repeats = tuple(
+        repeat_of(number, some, concurrency if closed else None, limited=(concurrency, number) in limited)
+        for number, some in by_repeat(rows).items()
     )
-
-
-def tpot_ms(rows: Iterable[Request]) -> Percentiles | None:
-    """(last - first token) / (tokens - 1)."""
-    return percentiles(
-        [
-            (row.last_token_s - row.first_token_s) * 1000 / (row.output_tokens - 1)
-            for row in rows
-            if row.ok
-            and row.first_token_s is not None
-            and row.last_token_s is not None
-            and row.output_tokens is not None
-            and row.output_tokens > 1
-            and row.last_token_s > row.first_token_s
-        ]
-    )
-
-
-def _level(concurrency: int, rows: Sequence[Request], serial_speed: float | None, *, limited: bool) -> LevelSummary:
-    repeats = _repeats(rows)
     tokens = sum(repeat.output_tokens for repeat in repeats)
     wall_s = sum(repeat.wall_s for repeat in repeats)
     speed = task_tok_s(rows)
     speeds = [repeat.effective_tok_s for repeat in repeats]
+    plateaus = [repeat.plateau_tok_s for repeat in repeats if repeat.plateau_tok_s is not None]
+    thinking = any(row.session is not None for row in rows)
+    runs = by_repeat(rows).values() if closed and not thinking else ()
+    shares = [share for some in runs if (share := delivered(some, concurrency)) is not None]
     engine = [row.engine.decode_tok_s for row in rows if row.ok and row.engine.decode_tok_s]
-    contention = 100 * (1 - speed / serial_speed) if speed and serial_speed else None
+    answered = [row for row in rows if row.ok]
     return LevelSummary(
         concurrency=concurrency,
         requests=len(rows),
-        failed=sum(not row.ok for row in rows),
+        failed=len(rows) - len(answered),
         output_tokens=tokens,
         wall_s=wall_s,
         effective_tok_s=tokens / wall_s if tokens and wall_s > 0 else None,
         effective_low=min(speeds, default=None) if tokens else None,
         effective_high=max(speeds, default=None) if tokens else None,
         task_tok_s=speed,
-        contention_pct=contention,
-        ttft_ms=ttft_ms(rows),
-        tpot_ms=tpot_ms(rows),
+        contention_pct=100 * (1 - speed / serial_speed) if speed and serial_speed else None,
+        ttft_ms=percentiles(ttft_values(rows)),
+        tpot_ms=percentiles(tpot_values(rows)),
         engine_tok_s=median(engine) if engine else None,
         cached_prompt_share=_cached_share(rows),
         truncated=sum(row.finish_reason == "length" for row in rows),
-        client_limited=limited,
+        client_limited=any(repeat.client_limited for repeat in repeats),
         repeats=repeats,
+        traffic=_only(row.traffic for row in rows),
+        effective_interval=mean_t_interval(speeds) if tokens else None,
+        plateau_tok_s=median(plateaus) if plateaus else None,
+        task_tok_s_whole=task_tok_s_whole(rows),
+        first_byte_ms=_from_due(answered, [row.first_byte_s for row in answered]),
+        gap_ms=percentiles([gap for row in rows for gap in gaps_ms(row)]),
+        total_ms=_from_due(answered, [row.ended_s for row in answered]),
+        queued_ms=percentiles([row.queued_ms for row in rows if row.queued_ms is not None]),
+        prompt_tokens=_mean(row.prompt_tokens for row in answered),
+        output_tokens_each=_mean(row.output_tokens for row in answered),
+        delivered=median(shares) if shares else None,
+        finish_reasons=_counted(row.finish_reason or "none" for row in answered),
+        errors=_counted(row.error_kind for row in rows if row.error_kind),
+        energy=energy,
+        clocks=disagreements(rows),
     )
 
 
-def _repeats(rows: Sequence[Request]) -> tuple[RepeatSummary, ...]:
-    by_repeat: dict[int, list[Request]] = {}
-    for row in rows:
-        by_repeat.setdefault(row.repeat, []).append(row)
-    return tuple(_repeat(number, by_repeat[number]) for number in sorted(by_repeat))
-
-
-def _repeat(number: int, rows: Sequence[Request]) -> RepeatSummary:
+def repeat_of(number: int, rows: Sequence[Request], concurrency: int | None, *, limited: bool = False) -> RepeatSummary:
     """Failed requests count with their time, not with tokens: what a swarm got for its wait."""
-    wall_s = max(row.ended_s for row in rows) - min(row.started_s for row in rows)
+    wall_s = max(row.ended_s for row in rows) - min(row.due_s for row in rows)
     tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
-    return RepeatSummary(number, wall_s, tokens, tokens / wall_s if wall_s > 0 else 0.0)
+    plateau = plateau_tok_s(rows, concurrency) if concurrency else None
+    return RepeatSummary(number, wall_s, tokens, tokens / wall_s if wall_s > 0 else 0.0, plateau, limited)
+
+
+def _from_due(rows: Sequence[Request], times: Sequence[float | None]) -> Percentiles | None:
+    return percentiles([(at - row.due_s) * 1000 for row, at in zip(rows, times, strict=True) if at is not None])
+
+
+def _mean(values: Iterable[int | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _counted(values: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    return tuple(Counter(values).most_common())
+
+
+def _only(kinds: Iterable[str]) -> str:
+    found = set(kinds)
+    return found.pop() if len(found) == 1 else ""
 
 
 def _cached_share(rows: Sequence[Request]) -> float | None:

@@ -1,24 +1,23 @@
-"""One measured request: the body sent, and a receiver that keeps the arrival time of every byte that matters.
-
-Tokens come from `usage`, never from counting chunks; times are taken when bytes arrive, before they are parsed.
-"""
+"""One measured request: the task, the body sent for it, and the row it becomes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
+from skep.bench.reading import Reading
 from skep.records import EngineTimings, Request
-from skep.wire.client import Pool, Unchunked, WireFailure
-from skep.wire.fetch import json_request
-from skep.wire.heads import ResponseHead
-from skep.wire.sse import SseParser
+from skep.wire.client import Call, Pool
 
-MAX_ERROR_TEXT = 300
+OPENAI_CHAT = "/chat/completions"
+OLLAMA_CHAT = "/api/chat"
+_NANOSECONDS_IN_MS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,20 @@ class Task:
     max_tokens: int
     fixed_output: bool = False  # ask the engine to go on to max_tokens (llama.cpp and vLLM know how)
     temperature: float = 0.0
+    traffic: str = ""
+    priority: str | None = None  # of skep's gateway; other servers do not see it
+    scheduled_s: float | None = None  # on the run's clock
+    session: int | None = None
+    turn: int | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)  # sent as it is, over the fields above: a recorded request
 
 
-def body_of(task: Task, model: str) -> dict[str, Any]:
+def body_of(task: Task, endpoint: Endpoint) -> dict[str, Any]:
+    if endpoint.api == "ollama":
+        options: dict[str, Any] = {"num_predict": task.max_tokens, "temperature": task.temperature}
+        return {"model": endpoint.model, "messages": task.messages, "stream": True, "options": options}
     body: dict[str, Any] = {
-        "model": model,
+        "model": endpoint.model,
         "messages": task.messages,
         "max_tokens": task.max_tokens,
         "temperature": task.temperature,
@@ -46,208 +54,184 @@ def body_of(task: Task, model: str) -> dict[str, Any]:
     }
     if task.fixed_output:
         body["ignore_eos"] = True
+    if task.body:
+        body.pop("max_tokens" if "max_completion_tokens" in task.body else "", None)
+        body |= {**task.body, "model": endpoint.model, "stream": True, "stream_options": {"include_usage": True}}
     return body
 
 
-@dataclass(slots=True)
-class Reading(Unchunked):
-    """Receives one streamed answer. `done` is set when it has ended, in whatever way."""
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A task as it goes over the wire."""
 
-    done: asyncio.Future[float]
-    first_byte: float | None = None
-    status: int | None = None
-    head: ResponseHead | None = None
-    arrivals: list[float] = field(default_factory=list)
-    usage: dict[str, Any] = field(default_factory=dict)
-    timings: dict[str, Any] = field(default_factory=dict)
-    finish_reason: str | None = None
-    error_kind: str | None = None
-    error: str | None = None
-    text: list[str] = field(default_factory=list)
-    raw: bytearray = field(default_factory=bytearray)  # of an answer that is no event stream
-    streaming: bool = False
-    finished: bool = False  # [DONE] or a finish_reason was seen
-    parser: SseParser = field(default_factory=SseParser)
+    task: Task
+    head: bytes
+    body: bytes
 
-    def on_head(self, head: ResponseHead, at: float) -> None:
-        self.first_byte = at
-        self.head = head
-        self.status = head.status
-        self.streaming = (head.get(b"content-type") or b"").startswith(b"text/event-stream")
 
-    def on_body(self, data: bytes, at: float) -> None:
-        if not self.streaming or self.status != 200:
-            if len(self.raw) < 1_000_000:
-                self.raw += data
-            return
-        for payload in self.parser.feed(data):
-            if payload == b"[DONE]":
-                self.finished = True
-            else:
-                self._event(payload, at)
+class Sender:
+    """Sends tasks to one endpoint and makes rows of the answers.
 
-    def on_end(self, at: float) -> None:
-        if not self.streaming or self.status != 200:
-            self._whole(at)
-        elif not self.finished and self.error_kind is None:
-            self._fail("cut", "the stream ended without a finish_reason and without [DONE]")
-        self._end(at)
+    An answer that has ended waits at the desk until nothing else is to be done: when a hundred end at once, the next
+    hundred requests go out first, and bytes that arrive meanwhile get their true times.
+    """
 
-    def on_failure(self, failure: WireFailure, at: float) -> None:
-        kind = "cut" if self.first_byte is not None and failure.kind == "closed" else failure.kind
-        self._fail(kind, str(failure))
-        self._end(at)
+    def __init__(
+        self, endpoint: Endpoint, pool: Pool, origin_s: float, *, timeout_s: float, keep_text: bool = False
+    ) -> None:
+        self.endpoint = endpoint
+        self.pool = pool
+        self.origin_s = origin_s  # rows count their seconds from here, on `time.monotonic()`
+        self.in_flight: set[Reading] = set()
+        self._timeout_s = timeout_s
+        self._keep_text = keep_text
+        self._lines = _header_lines(endpoint, pool)
+        self._loop = asyncio.get_running_loop()
+        self._desk: deque[tuple[Task, Reading, float, float, Callable[[Request], None]]] = deque()
+        self._clerk: asyncio.Task[None] | None = None
 
-    def fail(self, kind: str, message: str, at: float) -> None:
-        self._fail(kind, message)
-        self._end(at)
+    def now(self) -> float:
+        return time.monotonic() - self.origin_s
 
-    def _event(self, payload: bytes, at: float) -> None:
+    def reads(self) -> int:
+        """Network reads of the answers under way: about as many as their tokens."""
+        return sum(reading.reads for reading in self.in_flight)
+
+    def letter(self, task: Task) -> Letter:
+        body = json.dumps(body_of(task, self.endpoint), ensure_ascii=False).encode("utf-8", "replace")
+        priority = b"x-skep-priority: %b\r\n" % task.priority.encode() if task.priority else b""
+        return Letter(task, b"%b%bcontent-length: %d\r\n\r\n" % (self._lines, priority, len(body)), body)
+
+    async def send(self, letter: Letter, on_row: Callable[[Request], None]) -> None:
+        """Returns when the answer has ended; its row comes soon after. Does not raise for faults."""
+        reading, started, ended = await self._exchange(letter)
+        self._desk.append((letter.task, reading, started, ended, on_row))
+        if self._clerk is None or self._clerk.done():
+            self._clerk = self._loop.create_task(self._clear_desk())
+
+    async def ask(self, letter: Letter) -> tuple[Request, str]:
+        """The row and the answer's text."""
+        reading, started, ended = await self._exchange(letter)
+        row = self._row(letter.task, reading, started, ended)
+        return row, "".join(reading.text)
+
+    async def settle(self) -> None:
+        """Until every row has been handed on."""
+        if self._clerk is not None:
+            await self._clerk
+
+    async def _exchange(self, letter: Letter) -> tuple[Reading, float, float]:
+        reading = Reading(self._loop.create_future())
+        self.in_flight.add(reading)
+        started = time.monotonic()
+        call = self.pool.send(letter.head, reading, letter.body)
+        timer = self._loop.call_later(self._timeout_s, self._time_out, reading, call)
         try:
-            event = json.loads(payload)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict):
-            self._fail("garbage", f"an event is not a JSON object: {payload[:80]!r}")
-            return
-        if "error" in event:
-            self._fail("engine_error", _message_of(event))
-            return
-        self._take_figures(event)
-        for choice in event.get("choices") or ():
-            delta = choice.get("delta") or {}
-            piece = (
-                delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or choice.get("text")
-            )
-            if piece or delta.get("tool_calls"):
-                self.arrivals.append(at)
-            if isinstance(piece, str):
-                self.text.append(piece)
-            if choice.get("finish_reason"):
-                self.finish_reason = choice["finish_reason"]
-                self.finished = True
-
-    def _whole(self, at: float) -> None:
-        """An error, or a server that does not stream: everything arrives at the end."""
-        try:
-            document = json.loads(self.raw)
-        except ValueError:
-            document = None
-        if self.status != 200:
-            text = (
-                _message_of(document)
-                if isinstance(document, dict)
-                else self.raw[:MAX_ERROR_TEXT].decode(errors="replace")
-            )
-            self._fail(f"http_{self.status}", text or f"HTTP {self.status}")
-        elif not isinstance(document, dict) or not document.get("choices"):
-            self._fail("garbage", f"the answer is not a chat completion: {bytes(self.raw[:80])!r}")
-        else:
-            self._take_figures(document)
-            choice = document["choices"][0]
-            self.finish_reason = choice.get("finish_reason")
-            self.text.append((choice.get("message") or {}).get("content") or "")
-            self.arrivals.append(at)
-
-    def _take_figures(self, document: dict[str, Any]) -> None:
-        if isinstance(document.get("usage"), dict):
-            self.usage = document["usage"]
-        if isinstance(document.get("timings"), dict):
-            self.timings = document["timings"]
-
-    def _fail(self, kind: str, message: str) -> None:
-        if self.error_kind is None:
-            self.error_kind = kind
-            self.error = message[:MAX_ERROR_TEXT]
-
-    def _end(self, at: float) -> None:
-        if not self.done.done():
-            self.done.set_result(at)
-
-
-async def measure(
-    task: Task, endpoint: Endpoint, pool: Pool, origin_s: float, *, timeout_s: float, keep_text: bool
-) -> Request:
-    """Send one task and give its row; times count from `origin_s` on `time.monotonic()`. Does not raise for faults."""
-    loop = asyncio.get_running_loop()
-    reading = Reading(loop.create_future())
-    target = f"{endpoint.base}/chat/completions"
-    payload = json_request(endpoint.origin, "POST", target, body_of(task, endpoint.model), dict(endpoint.headers))
-    started = time.monotonic()
-    call = pool.send(payload, reading)
-    try:
-        async with asyncio.timeout(timeout_s):
             ended = await reading.done
-    except TimeoutError:
+        except asyncio.CancelledError:
+            call.abort()
+            raise
+        finally:
+            timer.cancel()
+            self.in_flight.discard(reading)
+        return reading, started, ended
+
+    async def _clear_desk(self) -> None:
+        while self._desk:
+            task, reading, started, ended, on_row = self._desk.popleft()
+            on_row(self._row(task, reading, started, ended))
+            await asyncio.sleep(0)  # whatever has arrived comes first
+
+    def _time_out(self, reading: Reading, call: Call) -> None:
         call.abort()
-        ended = time.monotonic()
-        reading.done = loop.create_future()
-        reading.fail("timeout", f"no complete answer within {timeout_s:g} s", ended)
-    except asyncio.CancelledError:
-        call.abort()
-        raise
-    return _row(task, reading, (started, ended, origin_s), keep_text=keep_text)
+        reading.give_up("timeout", f"no complete answer within {self._timeout_s:g} s", time.monotonic())
+
+    def _row(self, task: Task, reading: Reading, started: float, ended: float) -> Request:
+        reading.digest()
+        output_tokens = _count(reading.usage.get("completion_tokens"))
+        kind, error = reading.error_kind, reading.error
+        if kind is None and output_tokens is None:
+            kind, error = "no_usage", "the server sent no `usage`, so its tokens are unknown"
+        origin = self.origin_s
+        arrivals = tuple([at - origin for at in reading.arrivals])
+        head = reading.head
+        replica = head.get(b"x-skep-replica") if head else None
+        queued = head.get(b"x-skep-queue-ms") if head else None
+        return Request(
+            level=task.level,
+            repeat=task.repeat,
+            index=task.index,
+            kind=task.kind,
+            started_s=started - origin,
+            ended_s=ended - origin,
+            first_byte_s=None if reading.first_byte is None else reading.first_byte - origin,
+            first_token_s=arrivals[0] if arrivals else None,
+            last_token_s=arrivals[-1] if arrivals else None,
+            prompt_tokens=_count(reading.usage.get("prompt_tokens")),
+            output_tokens=output_tokens,
+            status=reading.status,
+            error_kind=kind,
+            error=error,
+            finish_reason=reading.finish_reason,
+            replica=replica.decode("latin-1") if replica else None,
+            queued_ms=_milliseconds(queued),
+            engine=timings_of(reading),
+            arrivals_s=arrivals,
+            prompt="\n".join(str(message.get("content")) for message in task.messages) if self._keep_text else None,
+            answer="".join(reading.text) if self._keep_text else None,
+            traffic=task.traffic,
+            scheduled_s=task.scheduled_s,
+            session=task.session,
+            turn=task.turn,
+        )
 
 
-def _row(task: Task, reading: Reading, clock: tuple[float, float, float], *, keep_text: bool) -> Request:
-    started, ended, origin_s = clock
-    output_tokens = _int(reading.usage.get("completion_tokens"))
-    if reading.error_kind is None and output_tokens is None:
-        reading.error_kind, reading.error = "no_usage", "the server sent no `usage`, so its tokens are unknown"
-    arrivals = tuple(at - origin_s for at in reading.arrivals)
-    head = reading.head
-    replica = head.get(b"x-skep-replica") if head else None
-    queued = head.get(b"x-skep-queue-ms") if head else None
-    return Request(
-        level=task.level,
-        repeat=task.repeat,
-        index=task.index,
-        kind=task.kind,
-        started_s=started - origin_s,
-        ended_s=ended - origin_s,
-        first_byte_s=None if reading.first_byte is None else reading.first_byte - origin_s,
-        first_token_s=arrivals[0] if arrivals else None,
-        last_token_s=arrivals[-1] if arrivals else None,
-        prompt_tokens=_int(reading.usage.get("prompt_tokens")),
-        output_tokens=output_tokens,
-        status=reading.status,
-        error_kind=reading.error_kind,
-        error=reading.error,
-        finish_reason=reading.finish_reason,
-        replica=replica.decode("latin-1") if replica else None,
-        queued_ms=float(queued) if queued else None,
-        engine=_timings(reading),
-        arrivals_s=arrivals,
-        prompt="\n".join(message["content"] for message in task.messages) if keep_text else None,
-        answer="".join(reading.text) if keep_text else None,
-    )
-
-
-def _timings(reading: Reading) -> EngineTimings:
-    """llama.cpp's per-request `timings`; cached tokens also where only `usage` tells them."""
+def timings_of(reading: Reading) -> EngineTimings:
+    """llama.cpp's `timings`, Ollama's durations; cached tokens also where only `usage` tells them."""
     timings = reading.timings
+    if "eval_duration" in timings:
+        return _ollama_timings(timings)
     details = reading.usage.get("prompt_tokens_details")
     cached = timings.get("cache_n", details.get("cached_tokens") if isinstance(details, dict) else None)
     return EngineTimings(
-        prompt_tokens=_int(timings.get("prompt_n")),
-        cached_tokens=_int(cached),
+        prompt_tokens=_count(timings.get("prompt_n")),
+        cached_tokens=_count(cached),
         prompt_ms=_float(timings.get("prompt_ms")),
-        output_tokens=_int(timings.get("predicted_n")),
+        output_tokens=_count(timings.get("predicted_n")),
         decode_ms=_float(timings.get("predicted_ms")),
         decode_tok_s=_float(timings.get("predicted_per_second")),
     )
 
 
-def _message_of(document: dict[str, Any]) -> str:
-    error = document.get("error")
-    if isinstance(error, dict):
-        return str(error.get("message") or error)
-    return str(error or document.get("message") or document)
+def _ollama_timings(timings: Mapping[str, Any]) -> EngineTimings:
+    count, spent = _count(timings.get("eval_count")), _float(timings.get("eval_duration"))
+    prompt = _float(timings.get("prompt_eval_duration"))
+    return EngineTimings(
+        prompt_tokens=_count(timings.get("prompt_eval_count")),
+        prompt_ms=None if prompt is None else prompt / _NANOSECONDS_IN_MS,
+        output_tokens=count,
+        decode_ms=None if spent is None else spent / _NANOSECONDS_IN_MS,
+        decode_tok_s=count * 1e9 / spent if count and spent else None,
+    )
 
 
-def _int(value: object) -> int | None:
+def _header_lines(endpoint: Endpoint, pool: Pool) -> bytes:
+    path = OLLAMA_CHAT if endpoint.api == "ollama" else f"{endpoint.base}{OPENAI_CHAT}"
+    own = "".join(f"{name}: {value}\r\n" for name, value in endpoint.headers.items())
+    fixed = "accept: */*\r\nuser-agent: skep\r\ncontent-type: application/json\r\n"
+    return b"POST %b HTTP/1.1\r\n%b%b" % (path.encode(), pool.host_line, f"{fixed}{own}".encode())
+
+
+def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _float(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _milliseconds(text: bytes | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None

@@ -1,48 +1,77 @@
-"""A sweep: the same number of fresh tasks at each concurrency, in turns, every request stored as it ends."""
+"""A sweep: fresh tasks at each concurrency, in turns, until each level is known well enough. Every request is stored.
+
+    warm up until stationary -> a level at a time, as the course says -> C=1 once more
+
+The course (`skep.bench.course`) decides which level comes next; this is the shell that carries it out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
-import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 
-from skep import __version__
-from skep.bench.client_health import watch_client
+from skep.bench.course import Course, course_of
+from skep.bench.driver import Driver, Meter
 from skep.bench.endpoint import Endpoint
-from skep.bench.metrics import summarise
-from skep.bench.request import Task, measure
+from skep.bench.limits import Limits
+from skep.bench.metrics import repeat_of
+from skep.bench.pace import Pace
+from skep.bench.recording import Identity, Recording
+from skep.bench.summary import summarise
+from skep.bench.tasks import Shape, TaskMaker, Workload, talk_load
 from skep.errors import EndpointError
-from skep.host.facts import host_json, lasting_json
+from skep.host.facts import lasting_json
 from skep.records import HostFacts, Request, SweepSummary
+from skep.stats.precision import Goal
+from skep.stats.stationary import Settling
 from skep.store.database import Store
-from skep.store.rows import ClientSample
-from skep.wire.client import Pool
 from skep.workload.fingerprint import workload_fingerprint
-from skep.workload.prompts import Prompt, Size, coding_prompts, messages
 
-FLUSH_EVERY_S = 0.5
+TICK_S = 0.25
+WARM_UP_TOKENS = 16
+WARM_UP_WIDTH = 4  # where the widest level is not known
+WARM_UP_BATCHES = 12
+WARM_UP_SHARE = 0.15  # of the budget, at most
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
+    """`runs` None: as many of each level as its interval needs, within the budget."""
+
     concurrency: tuple[int, ...] = (1, 2, 4, 8)
-    tasks: int = 16  # per level and run: the same at every level
-    runs: int = 2  # of each level
-    max_tokens: int = 128
-    fixed_output: bool = False
-    size: Size = "short"  # of the prompts
-    seed: int = 0
+    tasks: int | None = None  # per run of a level; None: three for each agent, six at least
+    runs: int | None = None
+    precision: float = 0.03  # half of the 95 % interval, as a share
+    most_runs: int = 8
+    budget_s: float | None = 600.0
+    workload: Workload = field(default_factory=Workload)
+    same_tasks: bool = False  # at every level the same ones, each time with another first line: cold all the same
+    to_saturation: bool = False
+    slo: Limits | None = None
+    max_concurrency: int = 256  # of a search
     timeout_s: float = 900.0
     keep_text: bool = True
-    temperature: float = 0.0
+    quick_warm_up: bool = False  # one batch, however it went
+    processes: int | None = None  # None: one, more where one is not enough
+    kind: str = "sweep"
 
     @property
-    def requests(self) -> int:
-        return self.tasks * self.runs * len(self.concurrency)
+    def searches(self) -> bool:
+        return self.to_saturation or self.slo is not None
+
+    @property
+    def shape(self) -> Shape:
+        return self.workload.shape
+
+    def tasks_at(self, level: int) -> int:
+        if self.shape == "burst":
+            return level
+        return self.tasks or max(6, 3 * level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +80,19 @@ class Progress:
 
     level: int
     repeat: int
-    done: int  # requests of the whole sweep
+    done: int  # requests of this run of the level
     total: int
-    failed: int
-    tok_s: float | None  # of the level so far
+    failed: int  # of the whole sweep
+    in_flight: int
+    tok_s: float | None  # now, from the reads of the last seconds
+    runs_done: int
+    runs_left: float
+    left_s: float | None
+    figures: Mapping[int, Sequence[float]]  # effective tok/s of the runs of each level so far
+    ended: bool = False  # this run of the level
+
+
+OnProgress = Callable[[Progress], None]
 
 
 async def run_sweep(
@@ -62,177 +100,193 @@ async def run_sweep(
     endpoint: Endpoint,
     store: Store,
     host: HostFacts,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
+    *,
+    maker: TaskMaker | None = None,
+    meter: Meter | None = None,
 ) -> SweepSummary:
-    """Runs of one level are spread over the sweep, so that drift does not pass for an effect of concurrency."""
-    prompts = coding_prompts(random.Random(plan.seed), size=plan.size)
+    """Faults of single requests become rows; what ends the run as a whole is raised, and the rows so far are kept."""
     config = asdict(plan)
-    run_id = store.begin_run(
-        kind="sweep",
-        created_at=time.time(),
-        model=endpoint.model,
-        url=endpoint.url,
-        fingerprint=run_fingerprint(plan, endpoint, host),
-        config=config,
-        host=host_json(host),
-        engine=endpoint.engine,
-        simulated=endpoint.simulated,
-        skep_version=__version__,
-    )
-    sweep = _Sweep(plan, endpoint, store, run_id, on_progress)
-    try:
-        await sweep.run(prompts)
-    except (Exception, asyncio.CancelledError) as error:
-        why = "interrupted" if isinstance(error, asyncio.CancelledError) else str(error)
-        store.end_run(run_id, time.time(), "failed", why)
-        raise
-    store.end_run(run_id, time.time(), "done")
-    return summarise(run_id, sweep.rows, sweep.limited)
+    maker = maker or TaskMaker(plan.workload)
+    config["slo"] = str(plan.slo) if plan.slo else None
+    config["chars_per_token"] = maker.chars_per_token
+    identity = Identity(plan.kind, run_fingerprint(plan, endpoint, host), config)
+    async with Recording(store, endpoint, host, identity) as recording:
+        sweep = Sweep(plan, endpoint, recording, maker, on_progress, meter)
+        try:
+            await sweep.run()
+        finally:
+            await sweep.close()
+    return summarise(recording.run_id, recording.rows, recording.samples, recording.facts, slo=plan.slo)
 
 
 def run_fingerprint(plan: SweepPlan, endpoint: Endpoint, host: HostFacts) -> str:
     """Equal for repeats: the seed and the endpoint's address may differ, workload, engine and machine may not."""
+    load = plan.workload
     options: dict[str, str | int | float | bool | None] = {
-        "concurrency": ",".join(map(str, plan.concurrency)),
+        "concurrency": "search" if plan.searches else ",".join(map(str, plan.concurrency)),
         "tasks": plan.tasks,
-        "runs": plan.runs,
-        "max_tokens": plan.max_tokens,
-        "fixed_output": plan.fixed_output,
-        "size": plan.size,
-        "temperature": plan.temperature,
+        "max_tokens": load.max_tokens,
+        "fixed_output": load.fixed_output,
+        "size": load.size,
+        "prompt_tokens": load.prompt_tokens,
+        "shape": load.shape,
+        "temperature": load.temperature,
     }
     engine = {key: value for key, value in endpoint.engine.items() if key != "model_path"}
     parts = [workload_fingerprint(options), endpoint.model, engine, lasting_json(host)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class _Sweep:
+class Sweep:
     def __init__(
         self,
         plan: SweepPlan,
         endpoint: Endpoint,
-        store: Store,
-        run_id: str,
-        on_progress: Callable[[Progress], None],
+        recording: Recording,
+        maker: TaskMaker,
+        on_progress: OnProgress,
+        meter: Meter | None = None,
     ) -> None:
-        self._plan = plan
-        self._endpoint = endpoint
-        self._store = store
-        self._run_id = run_id
-        self._on_progress = on_progress
-        self._origin_s = time.monotonic()
-        self._pool = Pool(endpoint.origin, max_idle=max(plan.concurrency))
-        self._unsaved: list[Request] = []
-        self._done = self._failed = self._level_tokens = 0
-        self._level_began = self._origin_s
-        self.rows: list[Request] = []
-        self.limited: dict[int, bool] = {}
-
-    async def run(self, prompts: Iterator[Prompt]) -> None:
-        saver = asyncio.create_task(self._save_often())
-        try:
-            await self._warm_up(prompts)
-            for repeat in range(self._plan.runs):
-                for level in self._plan.concurrency:
-                    await self._level(level, repeat, prompts)
-        finally:
-            saver.cancel()
-            self._save()
-            await self._pool.close()
-
-    async def _warm_up(self, prompts: Iterator[Prompt]) -> None:
-        """One batch at the largest C with prompts of its own; a server that refuses all of it ends the sweep here."""
-        self._tell(0, 0)
-        width = min(max(self._plan.concurrency), self._plan.tasks)
-        tasks = [self._task(0, 0, i, next(prompts), tokens=min(16, self._plan.max_tokens)) for i in range(width)]
-        rows = await self._at_once(tasks, width)
-        if all(not row.ok for row in rows):
-            first = rows[0]
-            raise EndpointError(
-                f"{self._endpoint.url} answered none of {width} warm-up requests: {first.error}",
-                hint="look at its log; `skep doctor` checks this machine",
-            )
-
-    async def _level(self, level: int, repeat: int, prompts: Iterator[Prompt]) -> None:
-        tasks = [self._task(level, repeat, i, next(prompts)) for i in range(self._plan.tasks)]
-        self._level_tokens, self._level_began = 0, time.monotonic()
-        self._tell(level, repeat)
-        async with watch_client() as health:
-            await self._at_once(tasks, level)
-        self.limited[level] = self.limited.get(level, False) or health.limited
-        sample = ClientSample(
-            level=level,
-            repeat=repeat,
-            loop_lag_p99_ms=health.lag_p99_ms,
-            loop_lag_max_ms=health.lag_max_ms,
-            cpu_share=health.cpu_share,
-            client_limited=health.limited,
+        self.plan = plan
+        self.recording = recording
+        self.course: Course = course_of(
+            plan.concurrency,
+            Goal(relative=plan.precision, most=plan.most_runs),
+            runs=plan.runs,
+            to_saturation=plan.to_saturation,
+            slo=plan.slo,
+            most=plan.max_concurrency,
         )
-        self._save()
-        self._store.append_client_sample(self._run_id, sample)
+        widest = plan.max_concurrency if plan.searches else max(plan.concurrency)
+        self._driver = Driver(
+            endpoint,
+            recording,
+            timeout_s=plan.timeout_s,
+            keep_text=plan.keep_text,
+            most_connections=widest,
+            processes=plan.processes,
+            meter=meter,
+        )
+        self._endpoint = endpoint
+        self._maker = maker
+        self._on_progress = on_progress
+        self._pace = Pace()
+        self._repeats: dict[int, int] = {}
+        self._durations: dict[int, float] = {}
+        self._figures: dict[int, list[float]] = {}
+        self._now: tuple[int, int, int] = (0, 0, 0)  # level, repeat, total of the run under way
+        self._done = self._failed = self._runs_done = 0
 
-    async def _at_once(self, tasks: list[Task], width: int) -> list[Request]:
-        """Keep `width` requests in flight until all tasks are done."""
-        waiting = iter(tasks)
-        rows: list[Request] = []
+    async def run(self) -> None:
+        began = time.monotonic()
+        ticker = asyncio.create_task(self._tick())
+        try:
+            await self.warm_up()
+            while (level := self.course.following()) is not None and not self._spent(began):
+                await self.run_level(level)
+        finally:
+            ticker.cancel()
 
-        async def work() -> None:
-            for task in waiting:
-                row = await measure(
-                    task,
-                    self._endpoint,
-                    self._pool,
-                    self._origin_s,
-                    timeout_s=self._plan.timeout_s,
-                    keep_text=self._plan.keep_text,
-                )
-                rows.append(row)
-                self._took(row)
+    async def close(self) -> None:
+        await self._driver.close()
 
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(min(width, len(tasks))):
-                workers.create_task(work())
+    async def run_level(self, level: int) -> list[Request]:
+        """One run of one level."""
+        repeat = self._repeats.get(level, 0)
+        self._repeats[level] = repeat + 1
+        total = self.plan.tasks_at(level)
+        self._begin(level, repeat, total)
+        began = time.monotonic()
+        if self.plan.shape == "conversation":
+            load = talk_load(self._maker, level, repeat, total)
+            rows, limited = await self._driver.run_load(level, repeat, load, level, self._took, is_closed=False)
+        else:
+            tasks = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks)
+            rows, limited = await self._driver.run_tasks(level, repeat, tasks, level, self._took)
+        self._durations[level] = time.monotonic() - began
+        self._runs_done += 1
+        self._figures.setdefault(level, []).append(repeat_of(0, rows, level).effective_tok_s if rows else 0.0)
+        self.course.took(level, rows, limited=limited)
+        self._tell(ended=True)
+        if self.recording.broken is not None:
+            raise self.recording.broken
         return rows
 
-    def _took(self, row: Request) -> None:
-        self.rows.append(row)
-        self._unsaved.append(row)
-        if row.level > 0:
-            self._done += 1
-            self._failed += not row.ok
-            self._level_tokens += (row.output_tokens or 0) if row.ok else 0
-        self._tell(row.level, row.repeat)
-
-    def _task(self, level: int, repeat: int, index: int, prompt: Prompt, *, tokens: int | None = None) -> Task:
-        return Task(
-            level=level,
-            repeat=repeat,
-            index=index,
-            kind=prompt.kind,
-            messages=messages(prompt),
-            max_tokens=tokens or self._plan.max_tokens,
-            fixed_output=self._plan.fixed_output,
-            temperature=self._plan.temperature,
-        )
-
-    async def _save_often(self) -> None:
+    async def warm_up(self) -> None:
+        """One request alone, which finds out whether there is an answer at all; then batches until they are alike."""
+        plan = self.plan
+        widest = WARM_UP_WIDTH if plan.searches else max(plan.concurrency)
+        width = min(widest, plan.tasks_at(widest))
+        limit_s = WARM_UP_SHARE * plan.budget_s if plan.budget_s else None
+        settling = Settling(most=WARM_UP_BATCHES)
+        began, index, count = time.monotonic(), 0, 1
         while True:
-            await asyncio.sleep(FLUSH_EVERY_S)
-            rows, self._unsaved = self._unsaved, []
-            await asyncio.shield(asyncio.to_thread(self._store.append_requests, self._run_id, rows))
+            self._begin(0, 0, count)
+            tasks = self._maker.warm_up(count, index, min(WARM_UP_TOKENS, plan.workload.max_tokens))
+            index += count
+            rows, _ = await self._driver.run_tasks(0, 0, tasks, count, self._took)
+            if all(not row.ok for row in rows):
+                raise EndpointError(
+                    f"{self._endpoint.url} did not answer: {rows[0].error}",
+                    hint="look at its log; `skep doctor` checks this machine",
+                )
+            if index > 1:
+                settling.feed(_batch_speed(rows))
+            late = limit_s is not None and time.monotonic() - began > limit_s
+            if settling.done or late or (plan.quick_warm_up and index > 1):
+                return
+            count = width
 
-    def _save(self) -> None:
-        rows, self._unsaved = self._unsaved, []
-        self._store.append_requests(self._run_id, rows)
+    def _spent(self, began: float) -> bool:
+        budget = self.plan.budget_s
+        return self.plan.runs is None and budget is not None and time.monotonic() - began > budget
 
-    def _tell(self, level: int, repeat: int) -> None:
-        span = time.monotonic() - self._level_began
+    def _begin(self, level: int, repeat: int, total: int) -> None:
+        self._now = (level, repeat, total)
+        self._done = 0
+        self._pace.reset()
+        self._tell()
+
+    def _took(self, row: Request) -> None:
+        self._done += 1
+        self._failed += not row.ok and row.level > 0
+        self._pace.ended(len(row.arrivals_s))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._pace.seen(self._driver.sender.reads(), time.monotonic())
+            with suppress(Exception):  # a picture that cannot be drawn is no reason to lose a run
+                self._tell()
+
+    def _tell(self, *, ended: bool = False) -> None:
+        level, repeat, total = self._now
+        remaining = self.course.remaining()
         progress = Progress(
             level=level,
             repeat=repeat,
             done=self._done,
-            total=self._plan.requests,
+            total=total,
             failed=self._failed,
-            tok_s=self._level_tokens / span if self._level_tokens and span > 0 else None,
+            in_flight=len(self._driver.sender.in_flight),
+            tok_s=self._pace.per_s,
+            runs_done=self._runs_done,
+            runs_left=sum(remaining.values()),
+            left_s=self._left_s(remaining),
+            figures=self._figures,
+            ended=ended,
         )
         self._on_progress(progress)
+
+    def _left_s(self, remaining: dict[int, float]) -> float | None:
+        """From what runs of the levels took; a level not run yet is taken for the slowest one that was."""
+        if not self._durations:
+            return None
+        slowest = max(self._durations.values())
+        return sum(runs * self._durations.get(level, slowest) for level, runs in remaining.items())
+
+
+def _batch_speed(rows: list[Request]) -> float:
+    wall_s = max(row.ended_s for row in rows) - min(row.started_s for row in rows)
+    return sum(row.output_tokens or 0 for row in rows if row.ok) / wall_s if wall_s > 0 else 0.0

@@ -11,17 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from skep.bench.sweep import SweepPlan
+from skep.bench.tasks import Workload
 from skep.cli.fetching import pull_model
 from skep.cli.hive import start_detached
 from skep.cli.output import note
 from skep.cli.results import check_output, write_report
-from skep.cli.sweep import measure_endpoint, print_summary
+from skep.cli.summaries import print_summary
+from skep.cli.sweep import measure_endpoint
 from skep.engines.control import NotRunning, ask_down
 from skep.settings import EMBEDDED_MODEL, Gateway, Paths, Serve, Settings, user_paths
 from skep.units import format_seconds
 
 SLOTS = 2
-PLAN = SweepPlan(concurrency=(1, 2, 4), tasks=8, runs=2, max_tokens=20, fixed_output=True, size="short", seed=1)
+WORKLOAD = Workload(max_tokens=20, fixed_output=True, size="short", seed=1)
+PLAN = SweepPlan(concurrency=(1, 2, 4), tasks=8, runs=2, workload=WORKLOAD, quick_warm_up=True)
 
 
 def run_demo(output: Path) -> None:

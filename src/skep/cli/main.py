@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from skep import __version__
-from skep.cli import gateway, keys, measure, running, serve, top, upkeep
+from skep.cli import gateway, judging, keys, measure, running, serve, top, upkeep
 from skep.errors import SkepError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ serve.register(app)
 gateway.register(app)
 running.register(app)
 measure.register(app)
+judging.register(app)
 upkeep.register(app)
 keys.register(app)
 top.register(app)

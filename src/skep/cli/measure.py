@@ -1,13 +1,13 @@
-"""Commands that measure and show: bench sweep, runs, report."""
+"""Commands that make load: bench sweep, serial-vs-swarm, open, classes, replay. Options to values, nothing more."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from skep.cli import bench_options as of
 from skep.cli.serve import JsonOption
 
 bench = typer.Typer(no_args_is_help=True, help="Measure an endpoint under concurrency.", rich_markup_mode=None)
@@ -16,8 +16,10 @@ bench = typer.Typer(no_args_is_help=True, help="Measure an endpoint under concur
 def register(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
     bench.command(epilog="Example: skep bench sweep --url http://127.0.0.1:8400 --concurrency 1,2,4,8")(sweep)
-    app.command(epilog="Example: skep runs --json")(runs)
-    app.command(epilog="Example: skep report last -o report.html")(report)
+    bench.command("serial-vs-swarm", epilog="Example: skep bench serial-vs-swarm --tasks 50 --agents 1,50")(swarm)
+    bench.command("open", epilog="Example: skep bench open --rate 0.5,1,2 --arrivals poisson --for 60s")(open_loop)
+    bench.command(epilog="Example: skep bench classes mix.toml --for 2m")(classes)
+    bench.command(epilog="Example: skep bench replay trace.jsonl --speed 2")(replay)
 
 
 @bench.callback()
@@ -26,69 +28,181 @@ def _bench() -> None:
 
 
 def sweep(
-    url: Annotated[str, typer.Option(help="Base URL, with or without /v1.")] = "http://127.0.0.1:8400",
-    model: Annotated[str | None, typer.Option(help="Default: the only one that is served there.")] = None,
-    concurrency: Annotated[
-        str, typer.Option("--concurrency", "-c", help="Agents at once, one level each.")
-    ] = "1,2,4,8",
-    tasks: Annotated[
-        int | None, typer.Option(min=1, help="Tasks per level and run; default: twice the largest C.")
-    ] = None,
-    runs_per_level: Annotated[
-        int, typer.Option("--runs", min=1, help="Runs of each level; two or more show the spread.")
-    ] = 2,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
-    fixed_output: Annotated[
-        bool, typer.Option("--fixed-output", help="Let every answer go on to --max-tokens.")
+    url: of.Url = of.LOCAL,
+    model: of.Model = None,
+    concurrency: of.Concurrency = "1,2,4,8",
+    to_saturation: Annotated[
+        bool, typer.Option("--to-saturation", help="Raise C until knee and cliff are found, instead of -c.")
     ] = False,
-    size: Annotated[
-        str, typer.Option(help="Prompt size: short (~45 tokens), medium (~250) or long (~1000).")
-    ] = "short",
-    seed: Annotated[int | None, typer.Option(help="Repeat the same prompts; default: fresh ones.")] = None,
-    key_env: Annotated[str | None, typer.Option(help="Environment variable with the endpoint's API key.")] = None,
-    timeout: Annotated[str, typer.Option(help="For one request.")] = "15m",
-    store_prompts: Annotated[bool, typer.Option("--prompts/--no-prompts", help="Store prompts and answers.")] = True,
+    slo: Annotated[
+        str | None, typer.Option(help="Find the highest C that meets it: ttft=1s,tpot=50ms (95 in 100 requests).")
+    ] = None,
+    max_concurrency: Annotated[int, typer.Option(min=2, help="A search goes no further.")] = 256,
+    shape: Annotated[
+        str, typer.Option(help="steady, burst, conversation, shared-prefix or prefill: docs/bench.md.")
+    ] = "steady",
+    tasks: Annotated[
+        int | None, typer.Option(min=1, help="Tasks per level and run; default: three for each agent.")
+    ] = None,
+    runs: Annotated[
+        int | None, typer.Option(min=1, help="Exactly so many runs of each level, instead of --precision.")
+    ] = None,
+    precision: of.Precision = "3%",
+    budget: of.Budget = "10m",
+    max_tokens: of.MaxTokens = 128,
+    fixed_output: of.FixedOutput = False,
+    size: of.Size = "short",
+    prompt_tokens: of.PromptTokens = None,
+    turns: Annotated[int, typer.Option(min=1, help="Of a conversation.")] = 4,
+    think: Annotated[str, typer.Option(help="Mean pause of an agent between two turns.")] = "2s",
+    seed: of.Seed = None,
+    key_env: of.KeyEnv = None,
+    api: of.Api = "openai",
+    timeout: of.Timeout = of.FIFTEEN_MINUTES,
+    processes: of.Processes = None,
+    price: of.Price = None,
+    store_prompts: of.Prompts = True,
     as_json: JsonOption = False,
 ) -> None:
-    """The same number of fresh coding tasks at each concurrency: effective tok/s, contention, TTFT, speedup."""
+    """Fresh coding tasks at each concurrency: effective tok/s, contention, TTFT, knee and cliff, with intervals."""
+    from skep.cli.benching import Target, workload_of
     from skep.cli.sweep import SweepWishes, run_sweep_command
 
     wishes = SweepWishes(
-        url=url,
-        model=model,
+        target=Target(url, model, key_env, api),
+        workload=workload_of(
+            shape=shape,
+            size=size,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            fixed_output=fixed_output,
+            seed=seed,
+            turns=turns,
+            think=think,
+        ),
         concurrency=concurrency,
+        to_saturation=to_saturation,
+        slo=slo,
+        max_concurrency=max_concurrency,
         tasks=tasks,
-        runs=runs_per_level,
-        max_tokens=max_tokens,
-        fixed_output=fixed_output,
-        size=size,
-        seed=seed,
-        key_env=key_env,
+        runs=runs,
+        precision=precision,
+        budget=budget,
         timeout=timeout,
+        processes=processes,
         store_prompts=store_prompts,
     )
-    raise typer.Exit(run_sweep_command(wishes, as_json=as_json))
+    raise typer.Exit(run_sweep_command(wishes, price=price, as_json=as_json))
 
 
-def runs(
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many, newest first.")] = 20,
+def swarm(
+    url: of.Url = of.LOCAL,
+    model: of.Model = None,
+    tasks: Annotated[int, typer.Option(min=1, help="The same ones for both.")] = 50,
+    agents: Annotated[str, typer.Option(help="One after the other, and so many at once.")] = "1,50",
+    runs: Annotated[int, typer.Option(min=1, help="Of both, in turns.")] = 1,
+    prompt_tokens: of.PromptTokens = 1024,
+    max_tokens: of.MaxTokens = 512,
+    fixed_output: of.FixedOutput = False,
+    seed: of.Seed = None,
+    key_env: of.KeyEnv = None,
+    api: of.Api = "openai",
+    timeout: of.Timeout = "1h",
+    processes: of.Processes = None,
+    store_prompts: of.Prompts = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Stored benchmark runs, newest first."""
-    from skep.cli.results import print_runs
-    from skep.settings import user_paths
+    """The same tasks one after the other and all at once: the speedup by wall time and by tokens."""
+    from skep.cli.benching import Target, workload_of
+    from skep.cli.sweep import run_swarm_command
 
-    print_runs(user_paths(os.environ).store, limit, as_json=as_json)
+    workload = workload_of(
+        shape="steady",
+        size="short",
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        fixed_output=fixed_output,
+        seed=seed,
+    )
+    target = Target(url, model, key_env, api)
+    limits = (timeout, processes, store_prompts)
+    raise typer.Exit(run_swarm_command(target, workload, agents, tasks, runs, limits, as_json=as_json))
 
 
-def report(
-    run: Annotated[str, typer.Argument(help="A run's id, the beginning of one, or `last`.")] = "last",
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="The HTML file to write; .svg writes the picture alone.")
-    ] = Path("report.html"),
+def open_loop(
+    url: of.Url = of.LOCAL,
+    model: of.Model = None,
+    rate: Annotated[str, typer.Option(help="Requests a second, one level each.")] = "1",
+    arrivals: Annotated[str, typer.Option(help="poisson, constant, or gamma:CV such as gamma:2.0.")] = "poisson",
+    duration: Annotated[str, typer.Option("--for", help="Time of arrivals at each rate.")] = "60s",
+    runs: Annotated[int, typer.Option(min=1, help="Of each rate.")] = 1,
+    max_tokens: of.MaxTokens = 128,
+    fixed_output: of.FixedOutput = False,
+    size: of.Size = "short",
+    prompt_tokens: of.PromptTokens = None,
+    seed: of.Seed = None,
+    key_env: of.KeyEnv = None,
+    api: of.Api = "openai",
+    timeout: of.Timeout = of.FIFTEEN_MINUTES,
+    store_prompts: of.Prompts = True,
+    as_json: JsonOption = False,
 ) -> None:
-    """Write one self-contained HTML file with the pictures and the table of a run."""
-    from skep.cli.results import write_report
-    from skep.settings import user_paths
+    """Requests that arrive at a rate, whatever the server does; latency counts from when each was due."""
+    from skep.cli.benching import Target, workload_of
+    from skep.cli.timed import run_open_command
 
-    write_report(user_paths(os.environ).store, run, output)
+    workload = workload_of(
+        shape="steady",
+        size=size,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        fixed_output=fixed_output,
+        seed=seed,
+    )
+    target = Target(url, model, key_env, api)
+    schedule = (rate, arrivals, duration, runs)
+    raise typer.Exit(run_open_command(target, workload, schedule, timeout, as_json=as_json, keep_text=store_prompts))
+
+
+def classes(
+    mix: Annotated[Path, typer.Argument(help="A TOML file with a table [class.NAME] for each kind of traffic.")],
+    url: of.Url = of.LOCAL,
+    model: of.Model = None,
+    duration: Annotated[str, typer.Option("--for", help="How long each run sends.")] = "60s",
+    agents: Annotated[int | None, typer.Option(min=1, help="In all, where classes have a share of them.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Of the whole mix.")] = 1,
+    seed: of.Seed = None,
+    key_env: of.KeyEnv = None,
+    timeout: of.Timeout = of.FIFTEEN_MINUTES,
+    store_prompts: of.Prompts = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Several kinds of traffic at once, each with its own shape and priority, reported one by one."""
+    from skep.cli.benching import Target
+    from skep.cli.timed import run_classes_command
+
+    target = Target(url, model, key_env)
+    schedule = (duration, agents, runs, seed)
+    raise typer.Exit(run_classes_command(target, mix, schedule, timeout, as_json=as_json, keep_text=store_prompts))
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(help="JSONL: Mooncake's traces, or lines of the OpenAI batch API.")],
+    url: of.Url = of.LOCAL,
+    model: of.Model = None,
+    speed: Annotated[float, typer.Option(help="2 replays in half the time.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many from the beginning.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Where the trace does not say.")] = 512,
+    seed: of.Seed = None,
+    key_env: of.KeyEnv = None,
+    timeout: of.Timeout = of.FIFTEEN_MINUTES,
+    store_prompts: of.Prompts = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Recorded traffic again: its arrival times, lengths and shared prefixes, or its own words."""
+    from skep.cli.benching import Target
+    from skep.cli.timed import run_replay_command
+
+    target = Target(url, model, key_env)
+    how = (speed, limit, max_tokens, seed)
+    raise typer.Exit(run_replay_command(target, trace, how, timeout, as_json=as_json, keep_text=store_prompts))

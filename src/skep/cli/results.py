@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from skep.bench.metrics import complete_rows, summarise
+from skep.bench.imports import levels_from_json
+from skep.bench.limits import Limits
+from skep.bench.metrics import complete_rows
+from skep.bench.summary import summarise
 from skep.cli.output import note, print_json, print_table
 from skep.errors import UserError
 from skep.records import Request, Run, RunState, SweepSummary
+from skep.stats.turning import LevelPoint, find_turning
 from skep.store.database import Store, open_store
+from skep.store.rows import LevelFact
+
+IMPORTED = "imported"
+TIMED = ("open", "classes", "replay")  # their levels are no concurrencies
 
 
 def print_runs(store_path: Path, limit: int, *, as_json: bool) -> None:
@@ -30,7 +39,7 @@ def print_runs(store_path: Path, limit: int, *, as_json: bool) -> None:
 def write_report(store_path: Path, name: str, output: Path) -> None:
     """Written beside its place and moved there, so that a reader never sees half a file."""
     check_output(output)
-    with _existing(store_path) as store:
+    with existing(store_path) as store:
         run, summary, rows = load_run(store, name)
     from skep.report.sweep import sweep_page, sweep_picture
 
@@ -39,6 +48,17 @@ def write_report(store_path: Path, name: str, output: Path) -> None:
     text = sweep_picture(run, summary) if output.suffix == ".svg" else sweep_page(run, summary, rows)
     write_whole(output, text)
     note(f"{run.id} ({run.state.value}) written to {output}")
+
+
+def write_comparison(store_path: Path, names: Sequence[str], output: Path) -> None:
+    check_output(output)
+    with existing(store_path) as store:
+        entries = [load_run(store, name)[:2] for name in names]
+    from skep.report.comparison import comparison_page, comparison_picture
+
+    text = comparison_picture(entries) if output.suffix == ".svg" else comparison_page(entries)
+    write_whole(output, text)
+    note(f"{len(entries)} runs written to {output}")
 
 
 def check_output(output: Path) -> None:
@@ -64,13 +84,25 @@ def write_whole(output: Path, text: str) -> None:
 
 def load_run(store: Store, name: str) -> tuple[Run, SweepSummary, list[Request]]:
     run = store.run(name)
-    rows = store.requests(run.id)
-    limited: dict[int, bool] = {}
-    for sample in store.client_samples(run.id):
-        limited[sample.level] = limited.get(sample.level, False) or sample.client_limited
+    rows, facts = store.requests(run.id), store.level_facts(run.id)
+    if run.kind == IMPORTED:
+        return run, _imported(run, facts), rows
+    samples = store.client_samples(run.id)
     if run.state is not RunState.DONE:
-        rows = complete_rows(rows, int(run.config.get("tasks", 1))) or rows
-    return run, summarise(run.id, rows, limited), rows
+        whole = complete_rows(rows, {(sample.level, sample.repeat) for sample in samples})
+        rows = whole if any(row.level for row in whole) else rows
+    promised = run.config.get("slo")
+    slo = Limits.parse(promised) if isinstance(promised, str) else None
+    return run, summarise(run.id, rows, samples, facts, closed=run.kind not in TIMED, slo=slo), rows
+
+
+def _imported(run: Run, facts: Sequence[LevelFact]) -> SweepSummary:
+    levels = levels_from_json([fact.fact for fact in facts if fact.name == "summary"])
+    points = [
+        LevelPoint(level.concurrency, (level.effective_tok_s,)) for level in levels if level.effective_tok_s is not None
+    ]
+    turning = find_turning(points) if len(points) > 1 else None
+    return SweepSummary(run.id, tuple(levels), None, None, None, client_limited=False, turning=turning)
 
 
 def _runs(store_path: Path, limit: int) -> tuple[list[Run], dict[str, int]]:
@@ -82,7 +114,7 @@ def _runs(store_path: Path, limit: int) -> tuple[list[Run], dict[str, int]]:
         return runs, {run.id: sum(not row.ok for row in store.requests(run.id)) for run in runs}
 
 
-def _existing(store_path: Path) -> Store:
+def existing(store_path: Path) -> Store:
     if not store_path.exists():
         raise UserError("there are no runs yet", hint="`skep bench sweep` makes one")
     return open_store(store_path, read_only=True)

@@ -7,41 +7,61 @@ never drawn as zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from skep.records import LevelSummary, SweepSummary
+from skep.records import LevelSummary, Percentiles, Speedup, SweepSummary, Turning
 from skep.report import theme
 from skep.report.figures import known, milliseconds, number, percent, seconds, times
+from skep.report.marks import (
+    AGENTS,
+    Spec,
+    apart,
+    concurrency,
+    halo,
+    is_wide,
+    label,
+    layer,
+    line,
+    place,
+    point,
+    quantity,
+    rule,
+    spread,
+)
 
-Spec = dict[str, Any]
+_TALLEST_BAND = 1.6  # of the largest value: two repeats that differ may give an interval of any width
 
 
-def effective_chart(levels: Sequence[LevelSummary]) -> Spec | None:
-    """Effective tok/s against C, the spread over repeats, and what one agent's speed times C would give."""
+def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = None) -> Spec | None:
+    """Effective tok/s against C with its band, the plateau, the turning points, and C times one agent's speed."""
     rows = [_effective_row(level) for level in _rising(levels) if known(level.effective_tok_s)]
     if not rows:
         return None
-    top = 1.3 * max(row["high"] for row in rows)
+    largest = max(row["tok_s"] for row in rows)
+    plateau = _plateau_line(levels)
+    heights = [row["high"] for row in rows] + [row["plateau"] for row in plateau]
+    top = 1.3 * min(max(heights), _TALLEST_BAND * largest) or 1.0
+    for row in rows:
+        row["low"], row["high"] = max(0.0, row["low"]), min(top, row["high"])
+    axis = [row["c"] for row in rows]
     ideal = _ideal_line(rows, top)
-    x, y = _concurrency(rows), _quantity("tok_s", "tok/s", [0, top])
-    named = _apart(rows)
-    low = [row for row in named if row["tok_s"] < 0.14 * top]
-    high = [row for row in named if row["tok_s"] >= 0.14 * top]
-    early = bool(ideal) and ideal[-1]["c"] < 0.6 * rows[-1]["c"]
-    beside = _text("left", dx=10, dy=7, color=theme.MUTED) if early else _text("right", dx=-14, color=theme.MUTED)
-    spread = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    x, y = concurrency(axis), quantity("tok_s", "tok/s", [0, top])
+    early = bool(ideal) and place(ideal[-1]["c"], axis) < 0.6
+    aside: Spec = {"align": "left", "dx": 10, "dy": 7} if early else {"align": "right", "dx": -14}
+    band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
     fill = {"condition": {"test": "datum.limited", "value": theme.PAPER}, "value": theme.HONEY}
+    uprights, names = _turning_layers(turning, axis, top, x, y)
     return {
         "layer": [
-            _layer(ideal, _line(theme.STONE, width=1.5, dash=[5, 4]), x=x, y={**y, "field": "ideal"}),
-            _layer(ideal[-1:], beside, x=x, y={**y, "field": "ideal"}, text="label"),
-            _layer(rows, {"type": "area", "color": theme.HONEY, "opacity": 0.16}, x=x, **spread),
-            _layer(rows, {"type": "rule", "color": theme.HONEY, "strokeWidth": 1.5}, x=x, **spread),
-            _layer(rows, _line(theme.HONEY, width=2.5), x=x, y=y),
-            _layer(rows, {**_point(theme.HONEY), "fill": theme.HONEY}, x=x, y=y, fill=fill),
-            _layer(high[:1], _text("center", dy=17, weight=600), x=x, y=y, text="label"),
-            _layer(high[1:], _text("left", dx=5, dy=15, weight=600), x=x, y=y, text="label"),
-            _layer(low, _text("center", dx=-9, dy=-16, weight=600), x=x, y=y, text="label"),
+            layer(ideal, line(theme.STONE, width=1.5, dash=[5, 4]), x=x, y={**y, "field": "ideal"}),
+            *uprights,
+            *halo(ideal[-1:], label(**aside, color=theme.MUTED), x=x, y={**y, "field": "ideal"}),
+            layer(rows, {"type": "area", "color": theme.HONEY, "opacity": 0.16}, x=x, **band),
+            layer(rows, rule(theme.HONEY), x=x, **band),
+            layer(plateau, line(theme.HONEY, width=1, dash=[2, 3]), x=x, y={**y, "field": "plateau"}),
+            layer(rows, line(theme.HONEY, width=2.5), x=x, y=y),
+            layer(rows, {**point(theme.HONEY), "fill": theme.HONEY}, x=x, y=y, fill=fill),
+            *names,
+            *_value_labels(rows, axis, top, x, y),
         ]
     }
 
@@ -56,88 +76,135 @@ def contention_chart(levels: Sequence[LevelSummary]) -> Spec | None:
     if not rows:
         return None
     low = 1.15 * min([0.0, *(row["pct"] for row in rows)])
-    x = {"field": "c", "type": "ordinal", "title": _AGENTS, "axis": {"labelAngle": 0}, "scale": {"padding": 0.42}}
-    y = _quantity("pct", None, [low, 100])
+    x = {"field": "c", "type": "ordinal", "title": AGENTS, "axis": {"labelAngle": 0}, "scale": {"padding": 0.42}}
+    y = quantity("pct", None, [low, 112])
     above = {**y, "field": "above"}
     y["axis"]["labelExpr"] = "datum.label + ' %'"
     bar = {"type": "bar", "color": theme.ROSE, "cornerRadiusEnd": 4}
+    if len(rows) > 9:  # narrow bars: the figure without its sign, which the axis has
+        for row in rows:
+            row["label"] = number(row["pct"], digits=0)
     return {
         "layer": [
-            _layer(rows, bar, x=x, y=y),
-            _layer([r for r in rows if r["pct"] <= 90], _text("center", dy=-9, weight=600), x=x, y=above, text="label"),
-            _layer(
-                [r for r in rows if r["pct"] > 90],
-                _text("center", dy=13, weight=600, color=theme.PAPER),
-                x=x,
-                y=y,
-                text="label",
-            ),
+            layer(rows, bar, x=x, y=y),
+            layer(rows, label("center", dy=-9, weight=600), x=x, y=above, text="label"),
         ]
     }
 
 
 def ttft_chart(levels: Sequence[LevelSummary]) -> Spec | None:
-    """Time to first token against C: the median whole, the 95th percentile dashed."""
+    """Time to first token against C: the median whole, the 95th percentile dashed, the 99th dotted."""
     measured = [(level.concurrency, level.ttft_ms) for level in _rising(levels) if level.ttft_ms is not None]
-    middle = [_ttft_row(c, "p50", ttft.p50) for c, ttft in measured]
-    slow = [_ttft_row(c, "p95", ttft.p95) for c, ttft in measured]
-    if not measured:
-        return None
-    unit, scale = ("s", 1000) if slow[-1]["ms"] >= 10_000 else ("ms", 1)
-    for row in middle + slow:
-        row["ms"] /= scale
-    top = 1.12 * max(row["ms"] for row in middle + slow) or 1
-    x, y = _concurrency(middle), _quantity("ms", unit, [0, top])
-    right = 7 * max(len(middle[-1]["label"]), len(slow[-1]["label"])) - 6
-    nudge = 7 if slow[-1]["ms"] - middle[-1]["ms"] < 0.09 * top else 0
-    return {
-        "padding": {"left": 5, "top": 5, "bottom": 5, "right": right},
-        "layer": [
-            _layer(slow, _line(theme.SKY, width=2, dash=[5, 4]), x=x, y=y),
-            _layer(middle, _line(theme.SKY, width=2.5), x=x, y=y),
-            _layer(slow, {**_point(theme.SKY), "fill": theme.PAPER}, x=x, y=y),
-            _layer(middle, {**_point(theme.SKY), "fill": theme.SKY}, x=x, y=y),
-            _layer(slow[-1:], _text("left", dx=11, dy=-nudge, weight=600), x=x, y=y, text="label"),
-            _layer(middle[-1:], _text("left", dx=11, dy=nudge, weight=600), x=x, y=y, text="label"),
-        ],
-    }
+    return _latency_chart(measured, ("p50", "p95", "p99"), theme.SKY)
+
+
+def tpot_chart(levels: Sequence[LevelSummary]) -> Spec | None:
+    """Time per output token against C: the median whole, the 95th percentile dashed."""
+    measured = [(level.concurrency, level.tpot_ms) for level in _rising(levels) if level.tpot_ms is not None]
+    return _latency_chart(measured, ("p50", "p95"), theme.PLUM)
 
 
 def wall_chart(summary: SweepSummary) -> Spec | None:
     """Wall time at C=1 and at the largest C, as two bars."""
-    serial, swarm = summary.serial_wall_s, summary.swarm_wall_s
+    serial, swarm = walls(summary)
     if serial is None or swarm is None or not (known(serial) and known(swarm)):
         return None
     rows = [
         {"how": "serial", "s": serial, "label": seconds(serial), "colour": theme.STONE},
-        {"how": "swarm", "s": swarm, "label": _swarm_label(summary), "colour": theme.MOSS},
+        {"how": "swarm", "s": swarm, "label": _swarm_label(summary, swarm), "colour": theme.MOSS},
     ]
-    x = _quantity("s", "wall time, s", [0, 1.5 * max(serial, swarm)])
+    return _bars(rows, "s", "wall time, s", 1.5 * max(serial, swarm))
+
+
+def speedup_chart(speedups: Speedup | None) -> Spec | None:
+    """The speedup in each of its forms; a form that is not known has no bar."""
+    forms = () if speedups is None else speedup_forms(speedups)
+    rows: list[Spec] = [
+        {"how": name, "x": value, "label": times(value), "colour": theme.MOSS if whole else theme.STONE}
+        for name, value, whole in forms
+        if value is not None and known(value)
+    ]
+    if not rows:
+        return None
+    return _bars(rows, "x", "times as fast as serial", 1.25 * max(row["x"] for row in rows))
+
+
+def speedup_forms(speedups: Speedup) -> tuple[tuple[str, float | None, bool], ...]:
+    """Name, value, and whether answers that ran into the token limit are left out."""
+    return (
+        ("by wall time", speedups.by_wall, False),
+        ("by tokens", speedups.by_tokens, False),
+        ("by wall, uncut", speedups.by_wall_whole, True),
+        ("by tokens, uncut", speedups.by_tokens_whole, True),
+    )
+
+
+def walls(summary: SweepSummary) -> tuple[float | None, float | None]:
+    """Serial and swarm, of one batch where that is known, else summed over the repeats."""
+    if summary.speedups is not None:
+        return summary.speedups.serial_wall_s, summary.speedups.swarm_wall_s
+    return summary.serial_wall_s, summary.swarm_wall_s
+
+
+def by_wall(summary: SweepSummary) -> float | None:
+    return summary.speedup if summary.speedups is None else summary.speedups.by_wall
+
+
+def has_interval(level: LevelSummary) -> bool:
+    interval = level.effective_interval
+    return interval is not None and known(interval.low) and known(interval.high)
+
+
+def band_caption(levels: Sequence[LevelSummary]) -> str:
+    """What the band of `effective_chart` shows, where it is not the same at every level."""
+    drawn = [level for level in _rising(levels) if known(level.effective_tok_s)]
+    ranged = [level for level in drawn if not has_interval(level) and level.effective_low != level.effective_high]
+    if not any(has_interval(level) for level in drawn):
+        return "band: slowest to fastest repeat"
+    if not ranged:
+        return "band: 95 % interval of the mean"
+    where = ", ".join(str(level.concurrency) for level in ranged)
+    return f"band: 95 % interval of the mean; at C = {where} slowest to fastest repeat"
+
+
+def _latency_chart(measured: Sequence[tuple[int, Percentiles]], names: tuple[str, ...], color: str) -> Spec | None:
+    if not measured:
+        return None
+    curves = [[_latency_row(c, name, getattr(some, name)) for c, some in measured] for name in names]
+    largest = max(row["ms"] for rows in curves for row in rows)
+    unit, scale = ("s", 1000) if largest >= 10_000 else ("ms", 1)
+    for row in (row for rows in curves for row in rows):
+        row["ms"] /= scale
+    top = 1.12 * largest / scale or 1.0
+    ends = spread([rows[-1]["ms"] for rows in curves], 0.075 * top, 0.0, 0.97 * top)
+    for rows, end in zip(curves, ends, strict=True):
+        rows[-1]["at"] = end
+    x, y = concurrency([c for c, _ in measured]), quantity("ms", unit, [0, top])
+    dashes: tuple[Sequence[int], ...] = ((), (5, 4), (1, 4))
+    layers = []
+    for i in reversed(range(len(curves))):
+        rows, fill = curves[i], theme.PAPER if i else color
+        layers += [
+            layer(rows, line(color, width=2 if i else 2.5, dash=dashes[i]), x=x, y=y),
+            layer(rows, {**point(color), "fill": fill, "size": 60 if i < 2 else 30}, x=x, y=y),
+            layer(rows[-1:], label("left", dx=11, weight=600), x=x, y={**y, "field": "at"}, text="label"),
+        ]
+    right = 7 * max(len(rows[-1]["label"]) for rows in curves) - 6
+    return {"padding": {"left": 5, "top": 5, "bottom": 5, "right": right}, "layer": layers}
+
+
+def _bars(rows: Sequence[Spec], field: str, title: str, longest: float) -> Spec:
+    x = quantity(field, title, [0, longest or 1.0])
     axis = {"labelFontSize": 13, "labelColor": theme.INK, "labelPadding": 10, "domain": False}
     y = {"field": "how", "type": "nominal", "sort": None, "title": None, "axis": axis, "scale": {"padding": 0.4}}
-    bar = {"type": "bar", "cornerRadiusEnd": 4}
     fill = {"field": "colour", "type": "nominal", "scale": None}
     return {
+        "padding": {"left": 26, "top": 5, "bottom": 5, "right": 5},  # another font may be wider than the renderer's
         "layer": [
-            _layer(rows, bar, x=x, y=y, color=fill),
-            _layer(rows, _text("left", dx=10, weight=600), x=x, y=y, text="label"),
-        ]
+            layer(rows, {"type": "bar", "cornerRadiusEnd": 4}, x=x, y=y, color=fill),
+            layer(rows, label("left", dx=10, weight=600), x=x, y=y, text="label"),
+        ],
     }
-
-
-def sized(spec: Spec | None, title: str, subtitle: str, width: int, height: int) -> Spec:
-    """`spec` as one panel of a larger picture; an empty panel says so."""
-    nothing = _layer([{}], _text("center", color=theme.MUTED), text={"value": "not measured"})
-    panel = {key: value for key, value in (spec or nothing).items() if key != "padding"}
-    return {
-        **panel,
-        "title": {"text": title, "subtitle": subtitle, "frame": "group"},
-        "width": width,
-        "height": height,
-    }
-
-
-_AGENTS = "agents at once (C)"
 
 
 def _rising(levels: Sequence[LevelSummary]) -> list[LevelSummary]:
@@ -146,91 +213,97 @@ def _rising(levels: Sequence[LevelSummary]) -> list[LevelSummary]:
 
 def _effective_row(level: LevelSummary) -> Spec:
     value = level.effective_tok_s
-    low = level.effective_low if known(level.effective_low) else value
-    high = level.effective_high if known(level.effective_high) else value
+    low, high = level.effective_low, level.effective_high
+    if level.effective_interval is not None and has_interval(level):
+        low, high = level.effective_interval.low, level.effective_interval.high
     return {
         "c": level.concurrency,
         "tok_s": value,
-        "low": low,
-        "high": high,
+        "low": low if known(low) else value,
+        "high": high if known(high) else value,
         "limited": level.client_limited,
         "label": number(value),
     }
 
 
-def _ttft_row(concurrency: int, name: str, ms: float) -> Spec:
-    return {"c": concurrency, "ms": ms, "label": f"{name}  {milliseconds(ms)}"}
+def _latency_row(c: int, name: str, ms: float) -> Spec:
+    return {"c": c, "ms": ms, "label": f"{name}  {milliseconds(ms)}"}
+
+
+def _plateau_line(levels: Sequence[LevelSummary]) -> list[Spec]:
+    """Where a level reached its plateau and has an effective figure, which makes its place on the axis."""
+    return [
+        {"c": level.concurrency, "plateau": level.plateau_tok_s}
+        for level in _rising(levels)
+        if known(level.plateau_tok_s) and known(level.effective_tok_s)
+    ]
 
 
 def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
-    """From C=1 to the last level or the edge of the picture; empty without C=1."""
+    """From C=1 to the last level or the edge of the picture; empty without C=1. Bent where the axis is logarithmic."""
     alone = next((row["tok_s"] for row in rows if row["c"] == 1), None)
     if not alone or len(rows) == 1:
         return []
-    end = min(max(row["c"] for row in rows), top / alone)
-    return [{"c": c, "ideal": c * alone, "label": "ideal: C × one agent"} for c in (1, end)]
-
-
-def _apart(rows: Sequence[Spec]) -> list[Spec]:
-    """The rows whose labels do not run into each other, from the last, which is always among them."""
-    gap = 0.075 * (rows[-1]["c"] - rows[0]["c"])
-    kept = [rows[-1]]
-    for row in reversed(rows[:-1]):
-        if kept[-1]["c"] - row["c"] >= gap:
-            kept.append(row)
-    return kept
-
-
-def _swarm_label(summary: SweepSummary) -> str:
-    text = seconds(summary.swarm_wall_s)
-    return text if summary.speedup is None else f"{text}  ({times(summary.speedup)})"
-
-
-def _concurrency(rows: Sequence[Spec]) -> Spec:
     levels = [row["c"] for row in rows]
-    low, high = min(levels), max(levels)
-    return {
-        "field": "c",
-        "type": "quantitative",
-        "title": _AGENTS,
-        "scale": {"domain": [low, high] if low < high else [low - 1, high + 1], "nice": False, "padding": 22},
-        "axis": {"values": levels, "format": "d", "labelOverlap": "greedy", "labelSeparation": 5},
-    }
+    end = min(max(levels), top / alone)
+    steps = 24 if is_wide(levels) else 1
+    return [
+        {"c": c, "ideal": c * alone, "label": "ideal: C × one agent"}
+        for c in (1 + (end - 1) * (i / steps) ** 2 for i in range(steps + 1))
+    ]
 
 
-def _quantity(field: str, title: str | None, domain: list[float]) -> Spec:
-    return {
-        "field": field,
-        "type": "quantitative",
-        "title": title,
-        "scale": {"domain": domain, "nice": False},
-        "stack": None,  # a stacked bar is clipped, with an id that counts up over the life of the process
-        "axis": {"tickCount": 5, "format": ",~r"},
-    }
+def _value_labels(rows: Sequence[Spec], axis: Sequence[int], top: float, x: Spec, y: Spec) -> list[Spec]:
+    """Beside the curve, on the side where it is not: below where it rises, above where it falls or is low."""
+    layers: list[Spec] = []
+    values = {row["c"]: row["tok_s"] for row in rows}
+    steps = [row["c"] for row in rows]
+    for row in apart(rows, axis):
+        i = steps.index(row["c"])
+        is_last = i == len(steps) - 1
+        falls = not is_last and values[steps[i + 1]] < row["tok_s"] - 0.02 * top
+        fell = i > 0 and values[steps[i - 1]] > row["tok_s"] + 0.02 * top
+        if row["tok_s"] < 0.14 * top:
+            where = label("center", dx=-9, dy=-16, weight=600)
+        elif fell:
+            where = label("left", dx=8, dy=-11, weight=600)
+        elif falls:
+            where = label("center", dy=-16, weight=600)
+        elif is_last:
+            where = label("center", dy=17, weight=600)
+        else:
+            where = label("left", dx=5, dy=15, weight=600)
+        layers += halo([row], where, x=x, y=y)
+    return layers
 
 
-def _layer(rows: Sequence[Spec], mark: Spec, text: str | Spec | None = None, **encoding: Spec) -> Spec:
-    if text is not None:
-        encoding["text"] = {"field": text} if isinstance(text, str) else text
-    return {"data": {"values": list(rows)}, "mark": mark, "encoding": encoding}
+def _turning_layers(
+    turning: Turning | None, axis: Sequence[int], top: float, x: Spec, y: Spec
+) -> tuple[list[Spec], list[Spec]]:
+    """An upright line at the knee and at the cliff with its bracket shaded, and their names, at the foot."""
+    uprights: list[Spec] = []
+    names: list[Spec] = []
+    if turning is None:
+        return uprights, names
+    found = (("knee", turning.knee, turning.knee_bracket), ("cliff", turning.cliff, turning.cliff_bracket))
+    marked = [(name, c, bracket) for name, c, bracket in found if c is not None and min(axis) <= c <= max(axis)]
+    for height, (name, c, bracket) in enumerate(marked):
+        row: Spec = {"c": c, "top": top, "zero": 0, "label": f"{name}: C = {c}"}
+        if bracket is not None:
+            row |= {"from": max(bracket[0], min(axis)), "to": min(bracket[1], max(axis))}
+        if not turning.sure:
+            row["label"] += ("" if bracket is None else f" in {bracket[0]}..{bracket[1]}") + ", estimate only"
+        shade = {"type": "rect", "color": theme.STONE, "opacity": 0.15}
+        side: Spec = {"align": "right", "dx": -6} if place(c, axis) > 0.5 else {"align": "left", "dx": 6}
+        upright = {"y": {**y, "field": "zero"}, "y2": {"field": "top"}}
+        uprights += [
+            layer([row] if bracket else [], shade, x={**x, "field": "from"}, x2={"field": "to"}, **upright),
+            layer([row], rule(theme.INK, width=1, dash=[] if turning.sure else [3, 3]), x=x, **upright),
+        ]
+        names += halo([row], label(**side, dy=-12 - 18 * height), x=x, y={**y, "field": "zero"})
+    return uprights, names
 
 
-def _line(color: str, *, width: float, dash: list[int] | None = None) -> Spec:
-    mark = {"type": "line", "color": color, "strokeWidth": width, "strokeCap": "round"}
-    return mark if dash is None else {**mark, "strokeDash": dash}
-
-
-def _point(color: str) -> Spec:
-    return {"type": "point", "stroke": color, "strokeWidth": 2, "size": 60, "opacity": 1}
-
-
-def _text(align: str, *, dx: int = 0, dy: int = 0, weight: int = 400, color: str = theme.INK) -> Spec:
-    return {
-        "type": "text",
-        "align": align,
-        "baseline": "middle",
-        "dx": dx,
-        "dy": dy,
-        "fontWeight": weight,
-        "color": color,
-    }
+def _swarm_label(summary: SweepSummary, swarm: float) -> str:
+    speedup = by_wall(summary)
+    return seconds(swarm) if speedup is None else f"{seconds(swarm)}  ({times(speedup)})"

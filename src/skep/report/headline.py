@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skep.records import LevelSummary, SweepSummary
+from skep.report.charts import by_wall, walls
 from skep.report.figures import UNKNOWN, known, milliseconds, number, percent, seconds, times
+from skep.report.levels import best_level
 from skep.report.markup import Markup, card, tag, text
 
 NO_GAIN = 1.05
@@ -13,7 +15,7 @@ NO_GAIN = 1.05
 
 def lead(levels: Sequence[LevelSummary]) -> Markup | None:
     """The finding in one sentence, only where all of its figures are known."""
-    best, alone = _best(levels), _alone(levels)
+    best, alone = best_level(levels), _alone(levels)
     if best is None or alone is None or best is alone or not best.effective_tok_s or not alone.effective_tok_s:
         return None
     gain = best.effective_tok_s / alone.effective_tok_s
@@ -33,12 +35,17 @@ def lead(levels: Sequence[LevelSummary]) -> Markup | None:
 
 
 def cards(summary: SweepSummary) -> Markup:
-    best, widest = _best(summary.levels), _widest(summary.levels)
+    best, widest = best_level(summary.levels), _widest(summary.levels)
+    remark = "the best of all levels"
+    if best is None:
+        best, remark = _fastest(summary.levels), "client-limited: a lower bound"
+    elif summary.client_limited:
+        remark = "the best of the levels that the client did not limit"
     ttft = widest.ttft_ms if widest else None
     return tag(
         "dl",
-        card(number(best.effective_tok_s if best else None), "Effective tok/s", _at(best, "the best of all levels")),
-        card(times(summary.speedup), "Swarm speedup", _walls(summary)),
+        card(number(best.effective_tok_s if best else None), "Effective tok/s", _at(best, remark)),
+        card(times(by_wall(summary)), "Swarm speedup", _walls(summary)),
         card(percent(widest.contention_pct if widest else None), "Contention", _at(widest, "the largest level")),
         card(milliseconds(ttft.p50 if ttft else None), "TTFT p50", _at(widest) + _solo_ttft(summary.levels)),
         class_="cards",
@@ -47,13 +54,19 @@ def cards(summary: SweepSummary) -> Markup:
 
 def comparable(summary: SweepSummary) -> bool:
     """Whether serial and swarm did the same work: both walls without a speedup mean that some of it was not done."""
-    return summary.speedup is not None or not (known(summary.serial_wall_s) and known(summary.swarm_wall_s))
+    serial, swarm = walls(summary)
+    return by_wall(summary) is not None or not (known(serial) and known(swarm))
 
 
 def _walls(summary: SweepSummary) -> str:
     if not comparable(summary):
         return "not comparable: not all requests were answered"
-    return f"{seconds(summary.serial_wall_s)} serial, {seconds(summary.swarm_wall_s)} swarm"
+    serial, swarm = walls(summary)
+    note = f"{seconds(serial)} serial, {seconds(swarm)} swarm"
+    forms = summary.speedups
+    if forms is None or not (forms.truncated_serial or forms.truncated_swarm) or forms.by_wall_whole is None:
+        return note
+    return f"{note}; {times(forms.by_wall_whole)} without tasks cut at the token limit"
 
 
 def _solo_ttft(levels: Sequence[LevelSummary]) -> str:
@@ -63,7 +76,7 @@ def _solo_ttft(levels: Sequence[LevelSummary]) -> str:
     return f"; {milliseconds(alone.ttft_ms.p50)} {_at(alone)}"
 
 
-def _best(levels: Sequence[LevelSummary]) -> LevelSummary | None:
+def _fastest(levels: Sequence[LevelSummary]) -> LevelSummary | None:
     measured = [level for level in levels if known(level.effective_tok_s)]
     return max(measured, key=lambda level: level.effective_tok_s or 0.0, default=None)
 

@@ -53,6 +53,12 @@ def figure(picture: Markup, title: str, caption: str) -> Markup:
     return tag("figure", heading, picture)
 
 
+def wide_figure(picture: Markup, title: str, caption: str) -> Markup:
+    """Over the whole page; on a small screen the picture is scrolled rather than shrunk to nothing."""
+    heading = tag("figcaption", tag("strong", text(title)), tag("span", text(caption)))
+    return tag("figure", heading, tag("div", picture, class_="roll", tabindex="0"), class_="wide")
+
+
 def banner(kind: str, title: str, body: str) -> Markup:
     return tag("p", tag("strong", text(title)), text(f" {body}"), class_=f"banner {kind}", role="note")
 

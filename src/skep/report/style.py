@@ -28,6 +28,7 @@ border-radius:10px;background:var(--paper);overflow-wrap:anywhere}
 .banner strong{text-transform:uppercase;font-size:13px;letter-spacing:.06em;margin-right:4px}
 .banner.simulated{border-left-color:var(--sky)}.banner.simulated strong{color:var(--sky)}
 .banner.incomplete{border-left-color:var(--rose)}.banner.incomplete strong{color:var(--rose)}
+.banner.imported{border-left-color:var(--muted)}.banner.differs{border-left-color:var(--honey)}
 .banner.limited{border-left-color:var(--honey)}.banner.limited strong{color:var(--honey)}
 .cards{display:grid;grid-template-columns:repeat(4,1fr);gap:14px;margin:30px 0 0}
 .card{margin:0;padding:18px 20px 16px;border:1px solid var(--edge);border-radius:14px;background:var(--paper)}
@@ -45,11 +46,12 @@ figcaption strong{display:block}
 figcaption span{display:block;color:var(--muted);font-size:14px;line-height:1.4}
 figure svg{display:block;margin-top:auto;width:100%;height:auto}
 figure svg text{font-family:inherit}
+.wide{grid-column:1/-1}.roll{overflow-x:auto}.roll svg{min-width:640px}
 .empty{display:grid;place-items:center;aspect-ratio:16/9;margin:0;color:var(--muted)}
 .scroll{overflow-x:auto;border:1px solid var(--edge);border-radius:14px;background:var(--paper)}
 table{width:100%;border-collapse:collapse;font-size:14px}
 caption{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
-th,td{padding:9px 11px;text-align:right;white-space:nowrap}
+th,td{padding:9px 8px;text-align:right;white-space:nowrap}
 thead th{color:var(--muted);font-weight:500;font-size:12.5px;line-height:1.3;vertical-align:bottom}
 thead tr.group th{padding-bottom:0;text-align:center;color:var(--ink);font-weight:600}
 thead tr.group th[rowspan]{padding-bottom:9px;color:var(--muted);font-weight:500;text-align:left}
@@ -57,17 +59,24 @@ thead tr.group th[colspan]{border-bottom:1px solid var(--edge);padding-bottom:5p
 tbody tr{border-top:1px solid var(--edge)}
 tbody tr.best{background:var(--glow)}
 tbody th{font-weight:650}
-th:first-child,tbody th{position:sticky;left:0;background:var(--paper);text-align:left}
+th:first-child,tbody th{padding-left:14px;position:sticky;left:0;background:var(--paper);text-align:left}
 thead tr+tr th:first-child{position:static;text-align:right}
 tbody tr.best th{background:var(--glow)}
 td.left,th.left{text-align:left}
-td.note{text-align:left;white-space:normal;min-width:15em;color:var(--muted)}
+td.note{text-align:left;white-space:normal;min-width:11em;color:var(--muted)}
 td.wide{text-align:left;white-space:normal;min-width:18em;overflow-wrap:anywhere}
 td.soft{color:var(--muted)}
 td.bad{color:var(--rose);font-weight:650}
 .flag{display:inline-block;margin-right:6px;padding:0 7px;border:1px solid currentColor;border-radius:99px;
 font-size:12px;line-height:1.6;color:var(--honey);white-space:nowrap}
 .below{margin:10px 2px 0;color:var(--muted);font-size:14px;max-width:60em}
+.scroll+.scroll{margin-top:14px}.charts+.scroll,.below+.scroll{margin-top:16px}
+.checks{margin:0;padding:14px 20px 14px 38px;border:1px solid var(--edge);border-radius:14px;background:var(--paper)}
+.checks li{padding:3px 0}
+.legend{list-style:none;margin:0 0 16px;padding:14px 20px;border:1px solid var(--edge);border-radius:14px;
+background:var(--paper);display:grid;grid-template-columns:repeat(auto-fill,minmax(26em,1fr));gap:6px 20px}
+.legend li{display:flex;align-items:center;gap:10px;overflow-wrap:anywhere}.legend svg{flex:none;width:52px;height:16px}
+td.up{color:var(--moss);font-weight:650}
 .columns{columns:2;column-gap:16px}
 .facts{break-inside:avoid;margin-bottom:16px;padding:18px 20px;
 border:1px solid var(--edge);border-radius:14px;background:var(--paper)}
@@ -138,6 +147,7 @@ def _variables(ground: str, glow: str, colours: dict[str, str]) -> str:
         "honey": theme.HONEY,
         "sky": theme.SKY,
         "rose": theme.ROSE,
+        "moss": theme.MOSS,
     }
     chosen = "".join(f"--{name}:{colours.get(day, day)};" for name, day in named.items())
     return f"{chosen}--ground:{ground};--glow:{glow}"

@@ -10,11 +10,19 @@ from collections.abc import Callable
 from html import escape
 
 from skep.report import theme
-from skep.report.charts import Spec
 from skep.report.figures import printable
+from skep.report.marks import Spec
+from skep.report.markup import Markup, figure, tag, text, trusted
 
 _VEGA_LITE = "6.4"
 _OPENING = re.compile(r'<svg [^>]*viewBox="(?P<box>[^"]*)"[^>]*>')
+
+
+def chart_figure(spec: Spec | None, title: str, caption: str) -> Markup:
+    """A figure of a page; one without a chart says so."""
+    if spec is None:
+        return figure(tag("p", text("not measured"), class_="empty"), title, caption)
+    return figure(trusted(picture(spec, title)), title, caption)
 
 
 def picture(spec: Spec, label: str) -> str:

@@ -7,15 +7,20 @@ from skep.report.markup import Markup, join, tag, text
 _TERMS = {
     "Effective tok/s": """Output tokens of all answers of a level over the wall time of that level, all agents
         together. A failed request counts with its time, not with tokens. The range is that of its slowest and fastest
-        repeat.""",
+        repeat; the 95 % interval is that of the mean over repeats, given where there are two or more.""",
+    "Plateau": """Effective tok/s over that part of a level in which at least 95 % of C were in flight: without the
+        tail, in which the last answers run alone.""",
+    "Knee, cliff": """The smallest measured C from which on effective tok/s does not grow, and the last before it falls.
+        Each lies in a bracket of two measured levels; without disjoint intervals it is an estimate only.""",
     "Per-task tok/s": """Median over tasks of output tokens over the time from first to last token: the speed that
-        one agent sees while its answer streams.""",
+        one agent sees while its answer streams. With TTFT: over the time from sending to the last token.""",
     "Contention": """1 − per-task tok/s at C over per-task tok/s at C = 1: the share of its solo speed that an agent
         loses to the others.""",
     "Speedup": """Serial wall time (C = 1) over swarm wall time (the largest C), for the same tasks. Not given when a
-        request of either failed.""",
+        request of either failed. By tokens: the ratio of effective tok/s, as answers may differ in length.""",
     "Wall": "From the first request sent to the last answer ended, summed over the repeats of a level.",
-    "TTFT, TPOT": "Time to first token, from sending the request; time per output token after the first.",
+    "TTFT, TPOT": """Time to first token, from sending the request or from when it was due; time per output token
+        after the first. A gap is the time between two tokens.""",
     "Ideal": "C times the effective tok/s of one agent: what a machine without limits would give.",
     "Engine tok/s": """The engine's own decode speed per stream, median, on the engine's clock. It leaves out
         queue and network.""",

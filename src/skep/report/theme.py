@@ -17,6 +17,12 @@ SKY = "#1f6fb5"
 ROSE = "#b8434f"
 MOSS = "#4d7c3a"
 STONE = "#a39b93"
+PLUM = "#7d4f9e"
+PALE = "#bcd6ee"  # SKY, faint: waiting, where streaming is SKY
+
+# Runs beside each other, told apart by readers of any colour vision; each has its letter, dash and shape as well.
+# The hues are those of Okabe and Ito, darkened where they would be faint on white.
+SERIES = ("#0068a8", "#d55e00", "#00916a", "#b8588f", "#9c7a00", "#3aa0dc", "#2b2724", "#8a3b12")
 
 NIGHT = {
     INK: "#f4f1ec",
@@ -28,6 +34,15 @@ NIGHT = {
     ROSE: "#e57882",
     MOSS: "#9ac77f",
     STONE: "#7d756d",
+    PLUM: "#c39be0",
+    PALE: "#2d4d6b",
+    **dict(
+        zip(
+            SERIES,
+            ("#4fa8e8", "#ff8a3d", "#2fc79a", "#e592c0", "#dcb93c", "#8fd0f7", "#e6e1da", "#d98a63"),
+            strict=True,
+        )
+    ),
 }
 
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica Neue, Arial, sans-serif"

@@ -1,31 +1,27 @@
-"""Confidence intervals by resampling: how far a median would move if the run were repeated.
+"""Confidence intervals: how far a figure would move if the run were repeated.
 
-The percentile bootstrap: draw samples of the same size with replacement, take the statistic of each, and cut
-the tails. It assumes independent values; with fewer than ten or so it is too narrow. Chance comes in as `rng`.
+For many values, such as the requests of a level, the percentile bootstrap: draw samples of the same size with
+replacement, take the statistic of each, and cut the tails. It assumes independent values; with fewer than ten or so
+it is too narrow. Chance comes in as `rng`.
+
+For few values, such as the repeats of a level, Student's t. Ratios are taken on logarithms, where a share is a
+difference: the result is the ratio of geometric means, which for a spread of a few per cent is that of the means.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from statistics import fmean
+from statistics import fmean, variance
 
+from skep.records import Interval
 from skep.stats.percentiles import median, percentile
+from skep.stats.student import t_quantile
 
 RESAMPLES = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """`estimate` is the statistic of the sample itself; low <= high."""
-
-    low: float
-    estimate: float
-    high: float
-
-    def contains(self, value: float) -> bool:
-        return self.low <= value <= self.high
+WIDEST = 700.0  # of a logarithm: its exponential is still a float
 
 
 def median_interval(
@@ -55,6 +51,85 @@ def ratio_of_medians_interval(
     if below and below[0] <= 0:
         raise ValueError(f"denominator {below[0]} is not positive")
     return _interval([numerators, below], _ratio_of_medians, rng, confidence, resamples)
+
+
+def mean_t_interval(values: Iterable[float], *, confidence: float = 0.95) -> Interval | None:
+    """Of the mean, for few values of a roughly normal spread; None below two values."""
+    sample = sorted(values)
+    if len(sample) < 2:
+        return None
+    found = Shift.of(sample)
+    reach = found.reach(confidence)
+    return Interval(found.estimate - reach, found.estimate, found.estimate + reach)
+
+
+def ratio_of_means_interval(b: Iterable[float], a: Iterable[float], *, confidence: float = 0.95) -> Interval | None:
+    """mean(b) / mean(a) of independent repeats, by Welch on logarithms; None below two values of either.
+
+    Simulated, 95 % held the truth in 94 to 97 % with 3 to 10 repeats of each and 1 to 10 % noise, even if one side is
+    six times as noisy as the other; in 92 to 95 % with 3 repeats against 10.
+    """
+    above, below = logs(b), logs(a)
+    if min(len(above), len(below)) < 2:
+        return None
+    return (Shift.of(above) - Shift.of(below)).as_ratio(confidence)
+
+
+def paired_ratio_interval(pairs: Iterable[tuple[float, float]], *, confidence: float = 0.95) -> Interval | None:
+    """Of b / a over pairs (a, b) measured side by side, so that what both share cancels; None below two pairs."""
+    rates = paired_logs(pairs)
+    return Shift.of(rates).as_ratio(confidence) if len(rates) >= 2 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A mean with what is known of its error: each part a variance and its degrees of freedom."""
+
+    estimate: float
+    parts: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def of(cls, sample: Sequence[float]) -> Shift:
+        """Needs two values."""
+        return cls(fmean(sample), ((variance(sample) / len(sample), len(sample) - 1),))
+
+    def __sub__(self, other: Shift) -> Shift:
+        return Shift(self.estimate - other.estimate, self.parts + other.parts)
+
+    @property
+    def freedom(self) -> float:
+        """By the rule of Welch and Satterthwaite, which gives the plain count for a single part."""
+        total = sum(part for part, _ in self.parts)
+        if total <= 0:
+            return sum(freedom for _, freedom in self.parts)
+        return 1 / sum((part / total) ** 2 / freedom for part, freedom in self.parts)
+
+    def reach(self, confidence: float) -> float:
+        return t_quantile(confidence, self.freedom) * math.sqrt(sum(part for part, _ in self.parts))
+
+    def as_ratio(self, confidence: float) -> Interval:
+        """Of a mean of logarithms."""
+        reach = self.reach(confidence)
+        return Interval(*(math.exp(min(self.estimate + step, WIDEST)) for step in (-reach, 0.0, reach)))
+
+
+def mean_shift(shifts: Sequence[Shift]) -> Shift:
+    """Of independent figures, each counting the same."""
+    weight = 1 / len(shifts)
+    parts = tuple((part * weight**2, freedom) for shift in shifts for part, freedom in shift.parts)
+    return Shift(fmean(shift.estimate for shift in shifts), parts)
+
+
+def logs(values: Iterable[float]) -> list[float]:
+    """Sorted; a value that is not above zero has no place in a ratio."""
+    ordered = sorted(values)
+    if ordered and ordered[0] <= 0:
+        raise ValueError(f"a ratio needs positive values, not {ordered[0]}")
+    return [math.log(value) for value in ordered]
+
+
+def paired_logs(pairs: Iterable[tuple[float, float]]) -> list[float]:
+    return sorted(logs([b])[0] - logs([a])[0] for a, b in pairs)
 
 
 def _ratio_of_medians(samples: Sequence[Sequence[float]]) -> float:

@@ -28,11 +28,13 @@ from skep.store.rows import (
     GATEWAY_ROWS_AT_ONCE,
     REQUEST_COLUMNS,
     ClientSample,
+    LevelFact,
     client_sample_of,
     gateway_request_of,
     gateway_values,
     insert_gateway_rows,
     json_text,
+    level_fact_of,
     request_of,
     request_row,
     run_of,
@@ -49,7 +51,13 @@ _NEWEST_FIRST = " ORDER BY runs.created_at DESC, runs.rowid DESC LIMIT ?"
 _INSERT_REQUEST = (
     f"INSERT INTO requests ({', '.join(REQUEST_COLUMNS)}) VALUES ({', '.join('?' * len(REQUEST_COLUMNS))})"  # noqa: S608
 )
-_TABLES_OF_A_RUN = (("requests", "run_id"), ("client_samples", "run_id"), ("run_ends", "run_id"), ("runs", "id"))
+_TABLES_OF_A_RUN = (
+    ("requests", "run_id"),
+    ("client_samples", "run_id"),
+    ("level_facts", "run_id"),
+    ("run_ends", "run_id"),
+    ("runs", "id"),
+)
 _GATEWAY_REQUESTS = f"""
 SELECT {", ".join(GATEWAY_COLUMNS)} FROM gateway_requests WHERE arrived_at >= ?
 ORDER BY arrived_at DESC, rowid DESC LIMIT ?
@@ -141,9 +149,16 @@ class Store:
         values = (
             run_id, sample.level, sample.repeat,
             sample.loop_lag_p99_ms, sample.loop_lag_max_ms, sample.cpu_share, sample.client_limited,
+            sample.delivered, sample.processes,
         )  # fmt: skip
         with self._transaction(run_id):
-            self._connection.execute("INSERT INTO client_samples VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+            self._connection.execute("INSERT INTO client_samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+    def append_level_facts(self, run_id: str, facts: Iterable[LevelFact]) -> None:
+        values = [(run_id, fact.level, fact.repeat, fact.name, json_text(fact.fact)) for fact in facts]
+        if values:
+            with self._transaction(run_id):
+                self._connection.executemany("INSERT INTO level_facts VALUES (?, ?, ?, ?, ?)", values)
 
     def append_gateway_requests(self, rows: Iterable[GatewayRequest]) -> None:
         """All of them or none."""
@@ -188,6 +203,10 @@ class Store:
     def client_samples(self, run_id: str) -> list[ClientSample]:
         rows = self._read("SELECT * FROM client_samples WHERE run_id = ? ORDER BY level, repeat, rowid", run_id)
         return [client_sample_of(row) for row in rows]
+
+    def level_facts(self, run_id: str) -> list[LevelFact]:
+        rows = self._read("SELECT * FROM level_facts WHERE run_id = ? ORDER BY level, repeat, rowid", run_id)
+        return [level_fact_of(row) for row in rows]
 
     def gateway_requests(self, since: float | None = None, limit: int | None = None) -> list[GatewayRequest]:
         """Newest first. `since` is the unix time of the earliest arrival wanted."""

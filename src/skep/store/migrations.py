@@ -235,7 +235,70 @@ def _m002_gateway_requests(connection: Connection) -> None:
         connection.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_m001_runs_and_requests, _m002_gateway_requests)
+# What belongs to a level and not to a request: energy, the engine's own counters, an imported summary.
+_LEVEL_FACTS = """
+CREATE TABLE level_facts (
+    run_id TEXT NOT NULL REFERENCES runs (id),
+    level INTEGER NOT NULL,
+    repeat INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    fact TEXT NOT NULL
+)"""
+
+_V_REQUESTS_3 = """
+CREATE VIEW v_requests AS
+SELECT
+    run_id,
+    level AS concurrency,
+    repeat,
+    idx AS task,
+    kind,
+    traffic,
+    session,
+    turn,
+    error_kind IS NULL AS ok,
+    status,
+    error_kind,
+    error,
+    finish_reason,
+    replica,
+    started_s,
+    ended_s - started_s AS total_s,
+    (started_s - scheduled_s) * 1000 AS late_ms,
+    (first_token_s - min(started_s, coalesce(scheduled_s, started_s))) * 1000 AS ttft_ms,
+    prompt_tokens,
+    output_tokens,
+    output_tokens / nullif(last_token_s - first_token_s, 0) AS task_tok_s,
+    queued_ms,
+    engine_cached_tokens,
+    engine_prompt_ms,
+    engine_decode_tok_s,
+    length(arrivals) / 8 AS chunks
+FROM requests"""
+
+
+def _m003_shapes_of_load(connection: Connection) -> None:
+    columns = (
+        "requests ADD COLUMN traffic TEXT NOT NULL DEFAULT ''",
+        "requests ADD COLUMN scheduled_s REAL",
+        "requests ADD COLUMN session INTEGER",
+        "requests ADD COLUMN turn INTEGER",
+        "client_samples ADD COLUMN delivered REAL",
+        "client_samples ADD COLUMN processes INTEGER NOT NULL DEFAULT 1",
+    )
+    for column in columns:
+        connection.execute(f"ALTER TABLE {column}")
+    index = "CREATE INDEX level_facts_by_run ON level_facts (run_id)"
+    guards = (form.format(table="level_facts", key="run_id") for form in (_NO_UPDATE, _NO_DELETE, _NOT_AFTER_END))
+    for statement in (_LEVEL_FACTS, index, *guards, "DROP VIEW v_requests", _V_REQUESTS_3):
+        connection.execute(statement)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
+    _m001_runs_and_requests,
+    _m002_gateway_requests,
+    _m003_shapes_of_load,
+)
 
 
 def version_of(connection: Connection) -> int:

@@ -17,7 +17,7 @@ from skep.store.writers import Writer, is_alive
 
 _PLAIN = (
     "level", "repeat", "kind", "started_s", "ended_s", "first_byte_s", "first_token_s", "last_token_s",
-    "prompt_tokens", "output_tokens", "status", "queued_ms",
+    "prompt_tokens", "output_tokens", "status", "queued_ms", "traffic", "scheduled_s", "session", "turn",
 )  # fmt: skip
 _TEXTS = ("error_kind", "error", "finish_reason", "replica", "prompt", "answer")
 _ENGINE = ("prompt_tokens", "cached_tokens", "prompt_ms", "output_tokens", "decode_ms", "decode_tok_s")
@@ -39,8 +39,20 @@ class ClientSample:
     repeat: int
     loop_lag_p99_ms: float | None
     loop_lag_max_ms: float | None
-    cpu_share: float | None  # of one core
+    cpu_share: float | None  # of one core; of the busiest process where there are several
     client_limited: bool
+    delivered: float | None = None  # in flight while the level was full, as a share of what was asked for
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LevelFact:
+    """What belongs to one run of one level and is no request: energy, the engine's own counters."""
+
+    level: int
+    repeat: int
+    name: str
+    fact: Mapping[str, Any]
 
 
 def request_row(run_id: str, request: Request) -> tuple[Any, ...]:
@@ -99,7 +111,13 @@ def client_sample_of(row: Row) -> ClientSample:
         row["loop_lag_max_ms"],
         row["cpu_share"],
         bool(row["client_limited"]),
+        row["delivered"],
+        row["processes"],
     )
+
+
+def level_fact_of(row: Row) -> LevelFact:
+    return LevelFact(row["level"], row["repeat"], row["name"], json.loads(row["fact"]))
 
 
 def json_text(value: Mapping[str, Any]) -> str:

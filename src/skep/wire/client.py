@@ -18,7 +18,7 @@ from skep.wire.chunks import carried_by
 from skep.wire.heads import Headers, Origin, ResponseHead
 from skep.wire.memo import Heads, Known
 from skep.wire.receiver import Receiver, Unchunked, WireFailure
-from skep.wire.transport import unsent_bytes
+from skep.wire.transport import reason_of, unsent_bytes
 
 __all__ = ["Call", "Pool", "Receiver", "Unchunked", "WireFailure"]
 
@@ -89,11 +89,20 @@ class Pool:
         self._dispatch(call, fresh=False)
         return call
 
+    async def prepare(self, connections: int) -> None:
+        """Have this many idle: who measures must not count the time to connect. What fails is left to the calls."""
+        wanted = min(connections, self._max_idle) - len(self._idle)
+        await asyncio.gather(*(self._open_idle() for _ in range(wanted)))
+
+    def trim(self) -> None:
+        """Close what is idle; some servers hold a thread for each connection."""
+        while self._idle:
+            self._idle.pop().close()
+
     def retire(self) -> None:
         """Keep nothing idle from now on; calls under way go on."""
         self._max_idle = 0
-        while self._idle:
-            self._idle.pop().close()
+        self.trim()
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -124,16 +133,29 @@ class Pool:
             connection.close()
         return None
 
+    async def _open_idle(self) -> None:
+        try:
+            connection = await self._connection()
+        except OSError:  # TimeoutError is one
+            return
+        connection.idle_since = time.monotonic()
+        connection.used = True  # it may be lost while it stands idle, like any other
+        self.idle(connection)
+
+    async def _connection(self) -> _Connection:
+        async with asyncio.timeout(self._connect_timeout_s):
+            _, connection = await self._loop.create_connection(
+                lambda: _Connection(self, self._loop), self.origin.host, self.origin.port, ssl=self._tls
+            )
+        return connection
+
     async def _connect(self, call: Call) -> None:
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                _, protocol = await self._loop.create_connection(
-                    lambda: _Connection(self, self._loop), self.origin.host, self.origin.port, ssl=self._tls
-                )
+            protocol = await self._connection()
         except TimeoutError:
             failure = WireFailure("connect", f"{self.origin} did not accept within {self._connect_timeout_s:g} s")
         except OSError as error:
-            failure = WireFailure("connect", f"{self.origin} cannot be reached: {_reason(error)}")
+            failure = WireFailure("connect", f"{self.origin} cannot be reached: {reason_of(error)}")
         else:
             if call.aborted:
                 protocol.close()
@@ -373,11 +395,3 @@ class _Connection(asyncio.Protocol):
 
 def _ends_with_connection(head: ResponseHead) -> bool:
     return head.length is None and b"chunked" not in (head.get(b"transfer-encoding") or b"").lower()
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return error.reason or str(error)
-    if error.errno is not None and error.strerror and not error.strerror.startswith("Connect call failed"):
-        return error.strerror
-    return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)

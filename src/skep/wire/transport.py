@@ -1,9 +1,10 @@
-"""How much of what was written has gone where."""
+"""What asyncio does not say of its transports: how much of what was written has gone where, and why one failed."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import ssl
 import sys
 import termios
 
@@ -25,3 +26,11 @@ def unread_bytes(transport: asyncio.Transport | None) -> int:
         return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder) if sock else 0
     except OSError:
         return 0
+
+
+def reason_of(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason or str(error)
+    if error.errno is not None and error.strerror and not error.strerror.startswith("Connect call failed"):
+        return error.strerror
+    return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)

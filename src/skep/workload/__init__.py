@@ -1,1 +1,1 @@
-"""What is asked of a model under measurement: unlimited distinct coding prompts."""
+"""What is asked of a model under measurement, how long it is, and when: prompts, conversations, traces, arrivals."""

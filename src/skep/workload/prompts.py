@@ -2,40 +2,54 @@
 
 Each prompt begins with a tag of its own, so that a prefix cache saves nothing beyond the chat template's first
 tokens: every request pays for its prompt. Prompts of one size differ little in length, so that the levels of a
-sweep are comparable. Only `random()` and `getrandbits()` of the generator are used: they give the same numbers on
-every Python.
+sweep are comparable. A length may be asked for as a size, in words, or in an engine's tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from random import Random
-from typing import Literal, TypeVar
+from typing import Literal
 
 from skep.errors import UserError
+from skep.workload.chance import pick, shuffled
+from skep.workload.filling import Names, draw_names, fenced, module, wishes
 from skep.workload.ideas import FULL, TINY, Idea
-from skep.workload.vocabulary import FIELDS, THINGS, WISHES
+from skep.workload.lengths import TYPICAL_CHARS_PER_TOKEN, Budget, pieces, room_for
 
-Kind = Literal["implement", "test", "fix", "document"]
+Kind = Literal["implement", "test", "fix", "refactor", "document"]
 Size = Literal["short", "medium", "long"]
-KINDS: tuple[Kind, ...] = ("implement", "test", "fix", "document")
+KINDS: tuple[Kind, ...] = ("implement", "test", "fix", "refactor", "document")
 
 # In characters, system and user message together: about 50, 250 and 1000 tokens, fewer or more by tokenizer.
 TARGETS: Mapping[Size, int] = {"short": 155, "medium": 900, "long": 3600}
 FEWEST_WORDS = 30
+FEWEST_PIECES = 28
 _WORDS_FOR_FULL_IDEAS = 120
+_PIECES_FOR_CODE = 80
+_PIECES_FOR_FULL_IDEAS = 170
+_FOR_WISHES = 24  # pieces, kept free by the module
 
 _TASKS: Mapping[Kind, str] = {
     "implement": "Write a Python function `{name}` that {summary}.",
     "test": "Write pytest tests for:\n{code}",
     "fix": "Fix the bug in:\n{code}",
+    "refactor": "Refactor this, keeping what it does:\n{code}",
     "document": "Write the docstring of:\n{code}",
 }
-_MODULE = "\n\nIt belongs to this module:\n{code}"
+_WITHOUT_CODE: Mapping[Kind, str] = {
+    "implement": "A Python function that {summary}.",
+    "test": "Test a function that {summary}.",
+    "fix": "Fix a function that {summary}.",
+    "refactor": "Simplify a function that {summary}.",
+    "document": "Docstring: a function that {summary}.",
+}
+_LEAD = "It belongs to this module:"
+_BETWEEN = "\n\n"  # system and user message, as `Prompt.text` joins them
 
-_T = TypeVar("_T")
+Form = Literal["bare", "plain", "full"]  # without code; a few lines of code; a function or class and its module
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +60,7 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        return f"{self.system}\n\n{self.user}"
+        return f"{self.system}{_BETWEEN}{self.user}"
 
 
 def messages(prompt: Prompt) -> list[dict[str, str]]:
@@ -54,91 +68,71 @@ def messages(prompt: Prompt) -> list[dict[str, str]]:
     return [{"role": "system", "content": prompt.system}, {"role": "user", "content": prompt.user}]
 
 
-def coding_prompts(rng: Random, *, size: Size = "medium", words: int | None = None) -> Iterator[Prompt]:
-    """Endless; the four kinds take turns in an order drawn once, so that any four in a row hold each kind.
+def coding_prompts(
+    rng: Random,
+    *,
+    size: Size = "medium",
+    words: int | None = None,
+    tokens: int | None = None,
+    chars_per_token: float = TYPICAL_CHARS_PER_TOKEN,
+    overhead_tokens: float = 0.0,
+) -> Iterator[Prompt]:
+    """Endless; the kinds take turns in an order drawn once, so that any five in a row hold each kind.
 
-    `words`, if given, asks for about that many words in all instead of a size.
+    `words`, if given, asks for about that many words in all instead of a size; `tokens` for so many tokens, of which
+    `overhead_tokens` are the chat template's, with `chars_per_token` as a `Calibration` found it.
     """
     if words is not None and words < FEWEST_WORDS:
         raise UserError(f"`{words}` words are too few for a coding prompt", hint=f"ask for {FEWEST_WORDS} or more")
-    budget = _budget(size, words)
-    order = _shuffled(rng, KINDS)
-    return (_compose(rng, order[serial % len(order)], serial, budget) for serial in count())
+    if tokens is not None:
+        budget, form = token_budget(tokens, chars_per_token, overhead_tokens)
+    elif words is not None:
+        budget = Budget(lambda text: len(text.split()), words)
+        form = "full" if words >= _WORDS_FOR_FULL_IDEAS else "plain"
+    else:
+        budget, form = Budget(len, TARGETS[size]), "plain" if size == "short" else "full"
+    order = shuffled(rng, KINDS)
+    return (compose(rng, order[serial % len(order)], serial, budget, form)[0] for serial in count())
 
 
-@dataclass(frozen=True, slots=True)
-class _Budget:
-    measure: Callable[[str], int]
-    target: int
-    full: bool  # large enough for the longer functions
-
-    def left(self, *parts: str) -> int:
-        return self.target - sum(map(self.measure, parts))
+def token_budget(tokens: int, chars_per_token: float, overhead_tokens: float) -> tuple[Budget, Form]:
+    room = room_for("a coding prompt", tokens, chars_per_token, overhead_tokens, FEWEST_PIECES)
+    return Budget(pieces, room), form_for(room)
 
 
-def _budget(size: Size, words: int | None) -> _Budget:
-    if words is None:
-        return _Budget(len, TARGETS[size], full=size != "short")
-    return _Budget(lambda text: len(text.split()), words, full=words >= _WORDS_FOR_FULL_IDEAS)
+def form_for(room: int) -> Form:
+    """What so many pieces have room for."""
+    if room < _PIECES_FOR_CODE:
+        return "bare"
+    return "full" if room >= _PIECES_FOR_FULL_IDEAS else "plain"
 
 
-def _compose(rng: Random, kind: Kind, serial: int, budget: _Budget) -> Prompt:
-    system = f"{rng.getrandbits(24):06x}-{serial} You write Python."
-    names = _names(rng)
-    tasks = [_task(kind, idea, names, fenced=budget.full) for idea in (FULL if budget.full else TINY)]
-    user = _pick(rng, [task for task in tasks if budget.left(system, task) >= 0] or tasks)
-    if budget.full:
-        user += _module(rng, budget, budget.left(system, user, _MODULE))
-    wishes = _wishes(rng, names, budget, budget.left(system, user))
-    return Prompt(kind, system, f"{user}\n\n{wishes}" if wishes else user)
+def tag(rng: Random, serial: int) -> str:
+    """What a message begins with so that no other begins like it. In digits: tokenizers agree on those."""
+    return f"{rng.getrandbits(32) % 10_000_000:07d}-{serial}"
 
 
-def _task(kind: Kind, idea: Idea, names: Mapping[str, str], *, fenced: bool) -> str:
+def compose(rng: Random, kind: Kind, serial: int, budget: Budget, form: Form) -> tuple[Prompt, Names]:
+    """One prompt, with the names that it speaks of."""
+    system = tag(rng, serial) if form == "bare" else f"{tag(rng, serial)} You write Python."
+    names = draw_names(rng)
+    exact = budget.measure is pieces
+    before = (system, _BETWEEN) if exact else (system,)
+    tasks = [_task(kind, idea, names, form) for idea in (FULL if form == "full" else TINY)]
+    user = pick(rng, [task for task in tasks if budget.left(*before, task) >= 0] or [min(tasks, key=budget.measure)])
+    if form == "full":
+        kept_free = _FOR_WISHES if exact else 0
+        user += module(rng, budget.measure, budget.left(*before, user) - kept_free, _LEAD)
+    glue = " " if form == "bare" else "\n\n"
+    room = budget.left(*before, user) - (budget.measure(glue) if exact else 0)
+    said = wishes(rng, names, budget.measure, room, exact=exact)
+    return Prompt(kind, system, f"{user}{glue}{said}" if said else user), names
+
+
+def _task(kind: Kind, idea: Idea, names: Names, form: Form) -> str:
     code = (idea.broken_code if kind == "fix" else idea.code).format_map(names)
-    return _TASKS[kind].format(
+    return (_WITHOUT_CODE if form == "bare" else _TASKS)[kind].format(
         name=idea.name.format_map(names),
         summary=idea.summary.format_map(names),
-        code=_fenced(code) if fenced else code,
+        code=fenced(code) if form == "full" else code,
     )
-
-
-def _module(rng: Random, budget: _Budget, room: int) -> str:
-    """Functions, each with names of its own, until no more fits; empty where there is no room for one."""
-    functions: list[str] = []
-    while True:
-        names = _names(rng)
-        texts = [idea.code.format_map(names).rstrip() + "\n\n\n" for idea in (*FULL, *TINY)]
-        fitting = [text for text in texts if budget.measure(text) <= room]
-        if not fitting:
-            break
-        functions.append(_pick(rng, fitting))
-        room -= budget.measure(functions[-1])
-    return _MODULE.format(code=_fenced("".join(functions))) if functions else ""
-
-
-def _wishes(rng: Random, names: Mapping[str, str], budget: _Budget, room: int) -> str:
-    chosen: list[str] = []
-    for wish in _shuffled(rng, WISHES):
-        text = wish.format_map(names)
-        if budget.measure(text) < room:
-            chosen.append(text)
-            room -= budget.measure(text) + budget.measure(" ")
-    return " ".join(chosen)
-
-
-def _names(rng: Random) -> dict[str, str]:
-    thing, things = _pick(rng, THINGS)
-    number = str(2 + int(rng.random() * 998))
-    return {"thing": thing, "things": things, "Thing": thing.title(), "field": _pick(rng, FIELDS), "number": number}
-
-
-def _fenced(code: str) -> str:
-    return f"```python\n{code.rstrip()}\n```"
-
-
-def _pick(rng: Random, items: Sequence[_T]) -> _T:
-    return items[int(rng.random() * len(items))]
-
-
-def _shuffled(rng: Random, items: Sequence[_T]) -> list[_T]:
-    return [item for _, _, item in sorted((rng.random(), place, item) for place, item in enumerate(items))]

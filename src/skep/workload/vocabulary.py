@@ -25,6 +25,15 @@ FIELDS = (
     "tariff", "mileage", "output", "salary", "stock", "torque", "traffic", "usage", "value", "profit",
 )  # fmt: skip
 
+# Before a thing, in modules that need more names than there are things: `late_order`
+ADJECTIVES = (
+    "late", "open", "local", "daily", "spare", "rapid", "north", "south", "solid", "quiet", "major", "minor",
+    "early", "final", "first", "heavy", "light", "mixed", "other", "prime", "rural", "urban", "short", "stale",
+)  # fmt: skip
+
+# Of one to five pieces: they fill what no wish fits
+CLOSINGS = ("Please", "Thanks.", "Go ahead.", "Take your time.", "Thank you very much.")
+
 WISHES = (
     "Be brief.",
     "Stay simple.",

@@ -1,0 +1,64 @@
+"""How long a prompt is in this engine's tokens: asked of its tokenizer where it has one, else learnt from `usage`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from random import Random
+from typing import Any
+
+from skep.bench.endpoint import Endpoint
+from skep.bench.request import Sender, Task
+from skep.errors import EndpointError
+from skep.wire.client import Pool, WireFailure
+from skep.wire.fetch import fetch
+from skep.workload.calibration import Calibration, calibrate, sample_prompts
+from skep.workload.prompts import Prompt, messages
+
+SAMPLES = 12
+ASKED_OF_USAGE = 6
+
+
+async def calibrate_on(endpoint: Endpoint, tokens: int | None, seed: int, *, timeout_s: float = 120.0) -> Calibration:
+    """The template's own tokens are known only from `usage`, so a few requests of one token are made in any case."""
+    prompts = sample_prompts(Random(f"{seed}/lengths"), tokens=tokens, count=SAMPLES)
+    pool = Pool(endpoint.origin)
+    try:
+        counts = await asyncio.gather(*(_count(pool, endpoint, prompt.text) for prompt in prompts))
+        known = [(prompt, count) for prompt, count in zip(prompts, counts, strict=True) if count]
+        asked = prompts[: 1 if len(known) == len(prompts) else ASKED_OF_USAGE]
+        told = [(prompt, await _usage(pool, endpoint, prompt, timeout_s)) for prompt in asked]
+    finally:
+        await pool.close()
+    if len(known) < len(prompts):
+        return calibrate((prompt.text, count) for prompt, count in told)
+    prompt, with_template = told[0]
+    template = with_template - {one.text: count for one, count in known}[prompt.text]
+    return calibrate((one.text, count + template) for one, count in known)
+
+
+async def _count(pool: Pool, endpoint: Endpoint, text: str) -> int | None:
+    """llama.cpp wants `content` and gives the tokens; vLLM and SGLang want `prompt` and give a count."""
+    body = {"model": endpoint.model, "content": text, "prompt": text}
+    try:
+        answer = await fetch(pool, "POST", "/tokenize", body=body, headers=dict(endpoint.headers), timeout_s=10.0)
+    except WireFailure:
+        return None
+    document: Any = answer.json() if answer.status == 200 else None
+    if not isinstance(document, dict):
+        return None
+    count, tokens = document.get("count"), document.get("tokens")
+    if isinstance(count, int):
+        return count
+    return len(tokens) if isinstance(tokens, list) else None
+
+
+async def _usage(pool: Pool, endpoint: Endpoint, prompt: Prompt, timeout_s: float) -> int:
+    sender = Sender(endpoint, pool, time.monotonic(), timeout_s=timeout_s)
+    row, _ = await sender.ask(sender.letter(Task(0, 0, 0, prompt.kind, messages(prompt), 1)))
+    if row.prompt_tokens is None:
+        why = row.error or "it says nothing of the prompt's tokens"
+        raise EndpointError(
+            f"{endpoint.url} did not count a prompt: {why}", hint="without --prompt-tokens no count is needed"
+        )
+    return row.prompt_tokens

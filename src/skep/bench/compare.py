@@ -1,0 +1,134 @@
+"""Two runs side by side: level by level, better, worse or not distinguishable, with the size and its interval. Pure.
+
+The runs of a level are what varies from one day to the next, so they are the sample: a figure of each run, not of each
+request. One run of a level says nothing about its own spread, and is not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from skep.bench.metrics import by_repeat, repeat_of, task_tok_s, tpot_values, ttft_values
+from skep.records import Comparison, Interval, Judgement, LevelSummary, Request, SweepSummary
+from skep.stats.comparison import judge
+from skep.stats.percentiles import percentile
+
+Figure = Callable[[Sequence[Request], int], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    higher_is_better: bool
+    of_rows: Figure
+    of_level: Callable[[LevelSummary], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two. `rows` is empty for an imported run: then there is one value a level and no spread."""
+
+    summary: SweepSummary
+    rows: Sequence[Request] = ()
+
+    def level(self, concurrency: int) -> LevelSummary | None:
+        return next((level for level in self.summary.levels if level.concurrency == concurrency), None)
+
+    def repeats(self, concurrency: int) -> dict[int, list[Request]]:
+        kept = {
+            repeat.repeat
+            for level in self.summary.levels
+            if level.concurrency == concurrency
+            for repeat in level.repeats
+        }
+        found = by_repeat(row for row in self.rows if row.level == concurrency)
+        return {number: rows for number, rows in found.items() if number in kept}
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "effective tok/s",
+        True,
+        lambda rows, level: repeat_of(0, rows, level).effective_tok_s or None,
+        lambda level: level.effective_tok_s,
+    ),
+    Metric("task tok/s", True, lambda rows, _: task_tok_s(rows), lambda level: level.task_tok_s),
+    Metric(
+        "TTFT p50",
+        False,
+        lambda rows, _: _at(ttft_values(rows), 50),
+        lambda level: level.ttft_ms.p50 if level.ttft_ms else None,
+    ),
+    Metric(
+        "TTFT p95",
+        False,
+        lambda rows, _: _at(ttft_values(rows), 95),
+        lambda level: level.ttft_ms.p95 if level.ttft_ms else None,
+    ),
+    Metric(
+        "TPOT p50",
+        False,
+        lambda rows, _: _at(tpot_values(rows), 50),
+        lambda level: level.tpot_ms.p50 if level.tpot_ms else None,
+    ),
+)
+
+
+def compare(a: Side, b: Side, *, paired: bool = False) -> list[Comparison]:
+    """Levels of both, in order of C. `paired`: their runs were made in turns, so that each has its partner."""
+    levels = [level.concurrency for level in a.summary.levels if b.level(level.concurrency) is not None]
+    return [_compared(metric, level, a, b, paired=paired) for level in levels for metric in METRICS]
+
+
+def regressions(comparisons: Sequence[Comparison], threshold: float) -> list[Comparison]:
+    """Worse, and by more than the threshold: 0.05 is 5 %."""
+    return [one for one in comparisons if one.judgement is Judgement.WORSE and _loss(one) > threshold]
+
+
+def is_higher_better(metric: str) -> bool:
+    return next(known.higher_is_better for known in METRICS if known.name == metric)
+
+
+def _loss(one: Comparison) -> float:
+    """How much worse B is, as a share of A."""
+    if one.ratio is None:
+        return 0.0
+    return 1 - one.ratio.estimate if is_higher_better(one.metric) else one.ratio.estimate - 1
+
+
+def _compared(metric: Metric, level: int, a: Side, b: Side, *, paired: bool) -> Comparison:
+    of_a, of_b = _values(metric, level, a), _values(metric, level, b)
+    if paired:
+        both = sorted(of_a.keys() & of_b.keys())
+        of_a, of_b = {key: of_a[key] for key in both}, {key: of_b[key] for key in both}
+    shown_a, shown_b = _shown(metric, level, a), _shown(metric, level, b)
+    limited = [name for name, side in (("A", a), ("B", b)) if _is_limited(side, level)]
+    if limited:
+        why = f"the client was the limit in {' and '.join(limited)}"
+        return Comparison(level, metric.name, shown_a, shown_b, None, Judgement.UNKNOWN, why)
+    ratio: Interval | None
+    ratio, judgement = judge(
+        tuple(of_a.values()), tuple(of_b.values()), higher_is_better=metric.higher_is_better, paired=paired
+    )
+    why = "" if judgement is not Judgement.UNKNOWN else "one run of a level shows no spread; measure two or more"
+    return Comparison(level, metric.name, shown_a, shown_b, ratio, judgement, why)
+
+
+def _values(metric: Metric, level: int, side: Side) -> Mapping[int, float]:
+    found = {number: metric.of_rows(rows, level) for number, rows in side.repeats(level).items()}
+    return {number: value for number, value in found.items() if value is not None and value > 0}
+
+
+def _shown(metric: Metric, level: int, side: Side) -> float | None:
+    summary = side.level(level)
+    return None if summary is None else metric.of_level(summary)
+
+
+def _is_limited(side: Side, level: int) -> bool:
+    summary = side.level(level)
+    return summary is not None and summary.client_limited
+
+
+def _at(values: Sequence[float], q: float) -> float | None:
+    return percentile(values, q) if values else None

@@ -1,0 +1,79 @@
+"""The engine's own counters over one run of a level, from `/metrics` before and after.
+
+Sums and counts, never buckets: vLLM's lowest bucket for the time between tokens is 10 ms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from skep.wire.client import Pool, WireFailure
+from skep.wire.fetch import fetch
+
+_LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})? ([0-9.eE+-]+)(?: [0-9]+)?$", re.MULTILINE)
+
+# What a figure is called here, and what engines call its sum and its count.
+_MEANS: Mapping[str, tuple[str, ...]] = {
+    "ttft_s": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
+    "tpot_s": (
+        "vllm:request_time_per_output_token_seconds",
+        "vllm:inter_token_latency_seconds",
+        "vllm:time_per_output_token_seconds",
+        "sglang:inter_token_latency_seconds",
+        "sglang:time_per_output_token_seconds",
+    ),
+    "queue_s": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
+    "prefill_s": ("vllm:request_prefill_time_seconds",),
+    "decode_s": ("vllm:request_decode_time_seconds",),
+    "total_s": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
+}
+_TOTALS: Mapping[str, tuple[str, ...]] = {
+    "prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total", "llamacpp:prompt_tokens_total"),
+    "output_tokens": (
+        "vllm:generation_tokens_total",
+        "sglang:generation_tokens_total",
+        "llamacpp:tokens_predicted_total",
+    ),
+    "cached_tokens": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
+    "cache_queries": ("vllm:prefix_cache_queries_total",),
+    "preemptions": ("vllm:num_preemptions_total",),
+    "drafted_tokens": ("vllm:spec_decode_num_draft_tokens_total",),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total",),
+    "prompt_busy_s": ("llamacpp:prompt_seconds_total",),
+    "decode_busy_s": ("llamacpp:tokens_predicted_seconds_total",),
+}
+
+
+async def read_counters(pool: Pool, headers: Mapping[str, str]) -> dict[str, float]:
+    """Every sample of the server's `/metrics`, over its labels; empty where there is none."""
+    try:
+        answer = await fetch(pool, "GET", "/metrics", headers=dict(headers), timeout_s=5.0)
+    except WireFailure:
+        return {}
+    return parse_counters(answer.body.decode("utf-8", "replace")) if answer.status == 200 else {}
+
+
+def parse_counters(text: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in _LINE.findall(text):
+        try:
+            found[name] = found.get(name, 0.0) + float(value)
+        except ValueError:
+            continue
+    return found
+
+
+def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What happened between the two. A counter that fell means the engine was started anew: then nothing is known."""
+    changes = {name: after[name] - before.get(name, 0.0) for name in after}
+    figures: dict[str, float] = {}
+    for figure, names in _MEANS.items():
+        name = next((name for name in names if changes.get(f"{name}_count", 0) > 0), None)
+        if name is not None:
+            figures[figure] = changes[f"{name}_sum"] / changes[f"{name}_count"] if f"{name}_sum" in changes else 0.0
+    for figure, names in _TOTALS.items():
+        name = next((name for name in names if name in changes), None)
+        if name is not None:
+            figures[figure] = changes[name]
+    return {} if any(value < 0 for value in figures.values()) else figures

@@ -1,0 +1,82 @@
+"""Several load processes that share a level, kept from one run to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+
+from skep.bench.client_health import ClientHealth
+from skep.bench.loads import OnRow
+from skep.bench.worker import Job, decode_news, framed, read_frame
+from skep.errors import SkepError
+
+STREAM_LIMIT = 1 << 26
+
+
+class Crowd:
+    """`run` hands each process its job at the same moment. `close` ends them; so does the end of this process."""
+
+    def __init__(self) -> None:
+        self._processes: list[asyncio.subprocess.Process] = []
+
+    async def run(self, jobs: Sequence[Job], on_row: OnRow) -> ClientHealth:
+        while len(self._processes) < len(jobs):
+            self._processes.append(await _start())
+        health = ClientHealth()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for process, job in zip(self._processes, jobs, strict=False):
+                    group.create_task(self._follow(process, job, on_row, health))
+        except BaseExceptionGroup as group_error:
+            await self.close()
+            raise group_error.exceptions[0] from None
+        except BaseException:
+            await self.close()  # they work on for nobody
+            raise
+        return health
+
+    async def close(self) -> None:
+        processes, self._processes = self._processes, []
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+        for process in processes:
+            await process.wait()
+
+    async def _follow(self, process: asyncio.subprocess.Process, job: Job, on_row: OnRow, health: ClientHealth) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(framed(job))
+        while True:
+            frame = await read_frame(process.stdout)
+            if frame is None:
+                code = await process.wait()
+                raise SkepError(f"a load process ended by itself (exit code {code})", hint="try --processes 1")
+            news = decode_news(frame)
+            for row in news.rows:
+                on_row(row)
+            if news.last:
+                health.lags_ms.extend((news.lag_p99_ms, news.lag_max_ms))
+                health.cpu_share = max(health.cpu_share, news.cpu_share)
+                return
+
+
+def shares(jobs_in: int, processes: int) -> list[slice]:
+    """Every so-manieth, so that each process gets of every kind."""
+    return [slice(start, None, processes) for start in range(min(processes, jobs_in))]
+
+
+async def _start() -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "skep.bench.worker",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        limit=STREAM_LIMIT,
+        env=dict(os.environ),
+        start_new_session=True,  # Ctrl-C is the parent's to answer
+    )

@@ -1,0 +1,158 @@
+"""Runs one load once: connections ready, the client watched, the engine's counters and the energy read around it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from skep.bench.client_health import ClientHealth, watch_client
+from skep.bench.counters import counted, read_counters
+from skep.bench.crowd import Crowd, shares
+from skep.bench.endpoint import Endpoint
+from skep.bench.loads import Load, OnRow, scheduled, steady
+from skep.bench.recording import Recording
+from skep.bench.request import Sender, Task
+from skep.bench.tokens import delivered
+from skep.bench.worker import Job
+from skep.records import Request
+from skep.store.rows import ClientSample, LevelFact
+from skep.wire.client import Pool
+
+BEHIND = 0.95  # of the concurrency asked for; a client that delivers less is the limit
+
+
+class Meter(Protocol):
+    """What the machine draws. `end` gives the facts since `begin`, or None where nothing was measured."""
+
+    def begin(self) -> None: ...
+    def end(self) -> Mapping[str, Any] | None: ...
+
+
+class Driver:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        recording: Recording,
+        *,
+        timeout_s: float,
+        keep_text: bool,
+        most_connections: int,
+        processes: int | None = 1,
+        meter: Meter | None = None,
+    ) -> None:
+        """`processes` None: one, and more for a level at which one was not enough."""
+        self.endpoint = endpoint
+        self.recording = recording
+        self.pool = Pool(endpoint.origin, max_idle=most_connections)
+        self.sender = Sender(endpoint, self.pool, recording.origin_s, timeout_s=timeout_s, keep_text=keep_text)
+        self._timeout_s = timeout_s
+        self._keep_text = keep_text
+        self._processes = processes or 1
+        self._may_grow = processes is None
+        self._crowd = Crowd()
+        self._meter = meter
+
+    async def close(self) -> None:
+        await self._crowd.close()
+        await self.pool.close()
+
+    async def run_tasks(
+        self,
+        level: int,
+        repeat: int,
+        tasks: Sequence[Task],
+        width: int,
+        on_row: OnRow,
+        offsets: Sequence[float] | None = None,
+    ) -> tuple[list[Request], bool]:
+        """`width` at once, or each at its offset. The rows, and whether the client was the limit."""
+        if self._processes > 1:
+            return await self._measured(level, repeat, self._spread(tasks, width, offsets), width, on_row)
+
+        async def load(sender: Sender, took: OnRow) -> None:
+            if offsets is None:
+                await steady(sender, took, tasks, min(width, len(tasks)))
+            else:
+                await scheduled(sender, took, zip(offsets, tasks, strict=True))
+
+        return await self.run_load(level, repeat, load, width, on_row, is_closed=offsets is None)
+
+    async def run_load(
+        self, level: int, repeat: int, load: Load, width: int, on_row: OnRow, *, is_closed: bool = True
+    ) -> tuple[list[Request], bool]:
+        """Any load, in this process. `is_closed`: `width` are to be in flight all the time."""
+
+        async def here(took: OnRow) -> ClientHealth:
+            await self.pool.prepare(width)
+            async with watch_client() as health:
+                await load(self.sender, took)
+            self.pool.trim()
+            return health
+
+        return await self._measured(level, repeat, here, width, on_row, is_closed=is_closed)
+
+    def _spread(self, tasks: Sequence[Task], width: int, offsets: Sequence[float] | None) -> _Run:
+        parts = shares(min(width, len(tasks)), self._processes)
+
+        async def spread(took: OnRow) -> ClientHealth:
+            jobs = [
+                Job(
+                    endpoint=self.endpoint,
+                    tasks=list(tasks[part]),
+                    width=len(range(width)[part]),
+                    origin_s=self.recording.origin_s,
+                    timeout_s=self._timeout_s,
+                    keep_text=self._keep_text,
+                    offsets=list(offsets[part]) if offsets is not None else [],
+                )
+                for part in parts
+            ]
+            return await self._crowd.run(jobs, took)
+
+        return spread
+
+    async def _measured(
+        self, level: int, repeat: int, run: _Run, width: int, on_row: OnRow, *, is_closed: bool = True
+    ) -> tuple[list[Request], bool]:
+        rows: list[Request] = []
+
+        def took(row: Request) -> None:
+            rows.append(row)
+            self.recording.took(row)
+            on_row(row)
+
+        before = await read_counters(self.pool, self.endpoint.headers)
+        if self._meter is not None:
+            self._meter.begin()
+        health = await run(took)
+        drawn = self._meter.end() if self._meter is not None else None
+        after = await read_counters(self.pool, self.endpoint.headers) if before else {}
+        share = delivered(rows, width) if is_closed and rows else None
+        limited = health.limited or (share is not None and share < BEHIND)
+        if level:
+            self._keep(level, repeat, health, share, limited=limited)
+            for name, fact in (("counters", counted(before, after)), ("energy", drawn)):
+                if fact:
+                    self.recording.found(LevelFact(level, repeat, name, fact))
+        if limited and self._may_grow:
+            self._processes = min(2 * self._processes, os.cpu_count() or 1)
+        return rows, limited
+
+    def _keep(self, level: int, repeat: int, health: ClientHealth, share: float | None, *, limited: bool) -> None:
+        sample = ClientSample(
+            level=level,
+            repeat=repeat,
+            loop_lag_p99_ms=health.lag_p99_ms,
+            loop_lag_max_ms=health.lag_max_ms,
+            cpu_share=health.cpu_share,
+            client_limited=limited,
+            delivered=share,
+            processes=self._processes,
+        )
+        self.recording.save()
+        self.recording.sampled(sample)
+
+
+class _Run(Protocol):
+    async def __call__(self, took: OnRow) -> ClientHealth: ...

@@ -1,0 +1,197 @@
+"""Configurations against concurrencies: each is measured, started first if need be, or taken from a stored run.
+
+A configuration that cannot be measured keeps its place with the reason. Between two that are started here, the GPUs'
+memory must be clear again: what a dead engine still holds would be measured with the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from skep.errors import EngineError, SkepError, UserError
+from skep.host.power import gpu_memory_used, wait_until_clear
+from skep.records import SweepSummary
+from skep.units import format_bytes, parse_seconds
+from skep.wire.client import WireFailure
+from skep.wire.fetch import fetch_once
+from skep.wire.heads import parse_url
+
+STOP_WITHIN_S = 20.0
+CLEAR_WITHIN_S = 60.0
+LOOK_EVERY_S = 0.25
+LAST_LINES = 3
+_FIELDS = ("name", "url", "model", "start", "run", "ready_within", "key_env", "env")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One row: an endpoint, a command that starts one, or a stored run."""
+
+    name: str
+    url: str | None = None
+    model: str | None = None
+    start: str | None = None
+    run: str | None = None
+    ready_within_s: float = 600.0
+    key_env: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What became of a configuration: its figures, or why there are none."""
+
+    config: Config
+    summary: SweepSummary | None
+    diagnosis: str | None = None
+    boot_s: float | None = None  # from the start of the command to the first answer
+
+
+Measure = Callable[[Config], Awaitable[SweepSummary]]
+
+
+def parse_matrix(document: Mapping[str, Any]) -> list[Config]:
+    entries = document.get("config")
+    if not isinstance(entries, list) or not entries:
+        raise UserError(
+            "the matrix names no configuration", hint="write [[config]] with a name and a url, start or run"
+        )
+    configs = [_config(place, entry) for place, entry in enumerate(entries, start=1)]
+    names = [config.name for config in configs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"two configurations are called `{twice}`", hint="give each a name of its own")
+    return configs
+
+
+async def run_matrix(
+    configs: list[Config],
+    measure: Measure,
+    load: Callable[[str], SweepSummary],
+    folder: Path,
+    say: Callable[[str], None],
+) -> list[Cell]:
+    """One after the other. A failed one does not keep the next from its turn; Ctrl-C stops what was started."""
+    cells: list[Cell] = []
+    baseline = gpu_memory_used()
+    for config in configs:
+        say(f"{config.name} ...")
+        try:
+            cell = await _cell(config, measure, load, folder)
+        except SkepError as error:
+            cell = Cell(config, None, error.message)
+            say(f"{config.name}: {error.message}")
+        if config.start is not None and baseline is not None:
+            held = await asyncio.to_thread(wait_until_clear, gpu_memory_used, baseline, CLEAR_WITHIN_S)
+            if held:
+                index, too_many = held[0]
+                raise EngineError(
+                    f"GPU {index} holds {format_bytes(too_many)} too much {CLEAR_WITHIN_S:g} s after `{config.name}`",
+                    hint="`nvidia-smi` shows who holds it; end that, and start the matrix again",
+                )
+        cells.append(cell)
+    return cells
+
+
+async def _cell(config: Config, measure: Measure, load: Callable[[str], SweepSummary], folder: Path) -> Cell:
+    if config.run is not None:
+        return Cell(config, load(config.run))
+    if config.start is None:
+        return Cell(config, await measure(config))
+    async with started(config, folder) as boot_s:
+        return Cell(config, await measure(config), boot_s=boot_s)
+
+
+@asynccontextmanager
+async def started(config: Config, folder: Path) -> AsyncIterator[float]:
+    """The command runs while the block does; gives the seconds it took to answer. Its output goes to a file."""
+    log = folder / f"{''.join(c if c.isalnum() else '-' for c in config.name)}.log"
+    began = time.monotonic()
+    with log.open("wb") as out:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *shlex.split(config.start or ""),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **config.env},
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise EngineError(f"`{config.start}` cannot be started: {error}", hint="check the command") from None
+    try:
+        await _until_ready(config, process, log, began)
+        yield time.monotonic() - began
+    finally:
+        await _stop(process)
+
+
+async def _until_ready(config: Config, process: asyncio.subprocess.Process, log: Path, began: float) -> None:
+    origin, path = parse_url(config.url or "", name="url")
+    base = path if path.endswith("/v1") else f"{path}/v1"
+    key = os.environ.get(config.key_env or "")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    while time.monotonic() - began < config.ready_within_s:
+        if process.returncode is not None:
+            raise EngineError(f"it ended with exit code {process.returncode}: {last_words(log)}", hint=f"see {log}")
+        with contextlib.suppress(WireFailure):
+            answer = await fetch_once(origin, "GET", f"{base}/models", headers=headers, timeout_s=2.0)
+            if answer.status == 200:
+                return
+        await asyncio.sleep(LOOK_EVERY_S)
+    raise EngineError(
+        f"it did not answer within {config.ready_within_s:g} s: {last_words(log)}",
+        hint=f"see {log}, or raise ready_within",
+    )
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """With all it has started."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, sign)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_WITHIN_S):
+                await process.wait()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                return
+
+
+def last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return " | ".join(lines[-LAST_LINES:]) or "it wrote nothing"
+
+
+def _config(place: int, entry: Any) -> Config:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str) or not entry["name"]:
+        raise UserError(f"configuration {place} has no name", hint='write name = "2x GPU, NVLink"')
+    name = entry["name"]
+    unknown = next((key for key in entry if key not in _FIELDS), None)
+    if unknown is not None:
+        raise UserError(f"configuration `{name}`: `{unknown}` is not known", hint=f"known are {', '.join(_FIELDS)}")
+    wrong = next((key for key in _FIELDS if key != "env" and not isinstance(entry.get(key, ""), str)), None)
+    if wrong is not None:
+        raise UserError(f"configuration `{name}`: `{wrong}` is not a text", hint="put it in quotes")
+    if ("run" in entry) == ("url" in entry):
+        raise UserError(f"configuration `{name}` needs a url or a run, not both", hint="start goes with a url")
+    return Config(
+        name=name,
+        url=entry.get("url"),
+        model=entry.get("model"),
+        start=entry.get("start"),
+        run=entry.get("run"),
+        ready_within_s=parse_seconds(entry.get("ready_within", "10m")),
+        key_env=entry.get("key_env"),
+        env={str(key): str(value) for key, value in dict(entry.get("env", {})).items()},
+    )

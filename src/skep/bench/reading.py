@@ -1,0 +1,299 @@
+"""Receives one answer: keeps bytes with the time of their arrival, and reads them when the answer has ended.
+
+What costs time is put off: while tokens stream, a read is one time and one piece of memory, so that a client with a
+thousand streams still notes each arrival when it happens. Times belong to network reads, never to parsing.
+Tokens come from `usage` or the engine, never from counting events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+
+from skep.wire.chunks import unchunked
+from skep.wire.client import WireFailure
+from skep.wire.heads import ResponseHead
+from skep.wire.sse import SseParser
+
+MAX_ERROR_TEXT = 300
+MAX_WHOLE_BYTES = 16 << 20  # of an answer that is no stream
+READ_BEFORE_THE_END_BYTES = 4 << 20  # an endless stream must not fill the memory
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: msgspec.Raw | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Event(msgspec.Struct):
+    """The form of nearly every event. What does not fit is read by the patient way."""
+
+    choices: list[_Choice] | None = None
+    usage: dict[str, Any] | None = None
+    timings: dict[str, Any] | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class Reading:
+    """`done` is set to the time of the end, in whatever way it came."""
+
+    takes_chunks = False
+    first_byte: float | None = None
+    status: int | None = None
+    head: ResponseHead | None = None
+    finish_reason: str | None = None
+    error_kind: str | None = None
+    error: str | None = None
+    finished = False  # [DONE] or a finish_reason was seen
+    _stream = ""  # "sse" | "ndjson": Ollama's own
+    _bytes = 0
+    _ended_at = 0.0
+    _broken: tuple[str, str] | None = None
+
+    def __init__(self, done: asyncio.Future[float]) -> None:
+        self.done = done
+        self.arrivals: list[float] = []  # of each event with content
+        self.usage: dict[str, Any] = {}
+        self.timings: dict[str, Any] = {}
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self._pieces: list[tuple[float, bytes, bool]] = []  # arrival, bytes, whether whole chunks with their framing
+        self._parser = SseParser()
+        self._rest = b""
+
+    @property
+    def reads(self) -> int:
+        """Network reads not parsed yet: about as many as tokens, while it streams."""
+        return len(self._pieces)
+
+    # The wire's side
+
+    def on_head(self, head: ResponseHead, at: float) -> None:
+        self.first_byte = at
+        self.head = head
+        self.status = head.status
+        kind = head.get(b"content-type") or b""
+        if head.status == 200 and kind.startswith(b"text/event-stream"):
+            self._stream = "sse"
+        elif head.status == 200 and kind.startswith(b"application/x-ndjson"):
+            self._stream = "ndjson"
+        self.takes_chunks = bool(self._stream)
+
+    def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
+        self._pieces.append((at, raw, True))
+        self._bytes += carried
+        if self._bytes > READ_BEFORE_THE_END_BYTES:
+            self._digest()
+
+    def on_body(self, data: bytes, at: float) -> None:
+        self._bytes += len(data)
+        if self._stream or self._bytes < MAX_WHOLE_BYTES:
+            self._pieces.append((at, data, False))
+        if self._stream and self._bytes > READ_BEFORE_THE_END_BYTES:
+            self._digest()
+
+    def on_end(self, at: float) -> None:
+        self._end(at)
+
+    def on_failure(self, failure: WireFailure, at: float) -> None:
+        kind = "cut" if self.first_byte is not None and failure.kind == "closed" else failure.kind
+        self.give_up(kind, str(failure), at)
+
+    def give_up(self, kind: str, message: str, at: float) -> None:
+        """No more will come, or be waited for. What came until now is read all the same."""
+        self._broken = (kind, message)
+        self._end(at)
+
+    def digest(self) -> None:
+        """Read what was kept. Called once, after the end."""
+        if self._stream:
+            self._digest()
+            if not self.finished and self._broken is None:
+                self._fail("cut", "the stream ended without a finish_reason and without [DONE]")
+        elif self._broken is None:
+            self._whole(self._ended_at)
+        if self._broken is not None:
+            self._fail(*self._broken)
+
+    # Inside
+
+    def _digest(self) -> None:
+        pieces, self._pieces, self._bytes = self._pieces, [], 0
+        if self._stream == "ndjson":
+            self._digest_lines(pieces)
+            return
+        feed = self._parser.feed
+        for at, raw, framed in pieces:
+            for payload in feed(unchunked(raw) if framed else raw):
+                if payload == b"[DONE]":
+                    self.finished = True
+                else:
+                    self._event(payload, at)
+
+    def _event(self, payload: bytes, at: float) -> None:
+        try:
+            event = _decode(payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            self._odd_event(payload, at)
+            return
+        if event.error is not None:
+            self._fail("engine_error", message_of({"error": event.error}))
+            return
+        if event.usage:
+            self.usage = event.usage
+        if event.timings:
+            self.timings = event.timings
+        for choice in event.choices or ():
+            delta = choice.delta
+            if delta is not None:
+                thought = delta.reasoning_content or delta.reasoning
+                if delta.content or thought or (delta.tool_calls and bytes(delta.tool_calls) not in (b"null", b"[]")):
+                    self.arrivals.append(at)
+                    if delta.content:
+                        self.text.append(delta.content)
+                    elif thought:
+                        self.reasoning.append(thought)
+            elif choice.text:
+                self.arrivals.append(at)
+                self.text.append(choice.text)
+            if choice.finish_reason:
+                self.finish_reason = choice.finish_reason
+                self.finished = True
+
+    def _odd_event(self, payload: bytes, at: float) -> None:
+        """Valid JSON in another form than expected, half a surrogate pair, or no JSON at all."""
+        try:
+            event = json.loads(payload)
+        except (ValueError, RecursionError):
+            event = None
+        if not isinstance(event, dict):
+            self._fail("garbage", f"an event is not a JSON object: {payload[:80]!r}")
+            return
+        if event.get("error"):
+            self._fail("engine_error", message_of(event))
+            return
+        self._take_figures(event)
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict):
+                self._odd_choice(choice, at)
+
+    def _odd_choice(self, choice: dict[str, Any], at: float) -> None:
+        delta = choice.get("delta")
+        fields = delta if isinstance(delta, dict) else {}
+        content = fields.get("content") or choice.get("text")
+        thought = fields.get("reasoning_content") or fields.get("reasoning")
+        if content or thought or fields.get("tool_calls"):
+            self.arrivals.append(at)
+        if isinstance(content, str):
+            self.text.append(content)
+        elif isinstance(thought, str):
+            self.reasoning.append(thought)
+        if isinstance(choice.get("finish_reason"), str):
+            self.finish_reason = choice["finish_reason"]
+            self.finished = True
+
+    def _digest_lines(self, pieces: list[tuple[float, bytes, bool]]) -> None:
+        """Ollama's own API: a JSON object a line, its durations in the last one."""
+        for at, raw, framed in pieces:
+            *lines, self._rest = (self._rest + (unchunked(raw) if framed else raw)).split(b"\n")
+            for line in filter(None, lines):
+                self._line(line, at)
+
+    def _line(self, line: bytes, at: float) -> None:
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            self._fail("garbage", f"a line is not a JSON object: {line[:80]!r}")
+            return
+        if document.get("error"):
+            self._fail("engine_error", message_of(document))
+            return
+        message = document.get("message")
+        fields = message if isinstance(message, dict) else {}
+        content = fields.get("content") or document.get("response")
+        thought = fields.get("thinking")
+        if content or thought or fields.get("tool_calls"):
+            self.arrivals.append(at)
+            self.text.append(content or "")
+            self.reasoning.append(thought or "")
+        if document.get("done"):
+            self.finished = True
+            self.finish_reason = document.get("done_reason") or "stop"
+            counts = {"prompt_tokens": "prompt_eval_count", "completion_tokens": "eval_count"}
+            self.usage = {name: document[key] for name, key in counts.items() if key in document}
+            self.timings = {key: document[key] for key in OLLAMA_DURATIONS if key in document}
+
+    def _whole(self, at: float) -> None:
+        """An error, or a server that does not stream: everything arrives at the end."""
+        raw = b"".join(piece for _, piece, _ in self._pieces)
+        self._pieces = []
+        try:
+            document = json.loads(raw)
+        except (ValueError, RecursionError):
+            document = None
+        if self.status != 200:
+            told = message_of(document) if isinstance(document, dict) else raw[:MAX_ERROR_TEXT].decode(errors="replace")
+            self._fail(f"http_{self.status}", told or f"HTTP {self.status}")
+            return
+        choices = document.get("choices") if isinstance(document, dict) else None
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(document, dict) or not isinstance(choice, dict):
+            self._fail("garbage", f"the answer is not a chat completion: {raw[:80]!r}")
+            return
+        self._take_figures(document)
+        reason = choice.get("finish_reason")
+        self.finish_reason = reason if isinstance(reason, str) else None
+        message = choice.get("message")
+        content = message.get("content") if isinstance(message, dict) else choice.get("text")
+        self.text.append(content if isinstance(content, str) else "")
+        self.arrivals.append(at)
+
+    def _take_figures(self, document: dict[str, Any]) -> None:
+        if isinstance(document.get("usage"), dict):
+            self.usage = document["usage"]
+        if isinstance(document.get("timings"), dict):
+            self.timings = document["timings"]
+
+    def _fail(self, kind: str, message: str) -> None:
+        if self.error_kind is None:
+            self.error_kind = kind
+            self.error = message[:MAX_ERROR_TEXT]
+
+    def _end(self, at: float) -> None:
+        self._ended_at = at
+        if not self.done.done():
+            self.done.set_result(at)
+
+
+OLLAMA_DURATIONS = (
+    "total_duration",
+    "load_duration",
+    "prompt_eval_duration",
+    "eval_duration",
+    "eval_count",
+    "prompt_eval_count",
+)
+
+
+def message_of(document: dict[str, Any]) -> str:
+    error = document.get("error")
+    if isinstance(error, dict):
+        return str(error.get("message") or error)
+    return str(error or document.get("message") or document)

@@ -1,0 +1,119 @@
+"""A run being written: every request as it ends, what the client and the machine did meanwhile, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from skep import __version__
+from skep.bench.endpoint import Endpoint
+from skep.host.facts import host_json
+from skep.records import HostFacts, Request
+from skep.store.database import Store
+from skep.store.rows import ClientSample, LevelFact
+
+FLUSH_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a run is of, known before its first request."""
+
+    kind: str
+    fingerprint: str
+    config: Mapping[str, Any]
+
+
+class Recording:
+    """`async with Recording(...) as recording`: leaving it ends the run, as done or as failed with the reason."""
+
+    def __init__(self, store: Store, endpoint: Endpoint, host: HostFacts, identity: Identity) -> None:
+        self.rows: list[Request] = []
+        self.facts: list[LevelFact] = []
+        self.samples: list[ClientSample] = []
+        self._store = store
+        self._unsaved: list[Request] = []
+        self._saver: asyncio.Task[None] | None = None
+        self.run_id = store.begin_run(
+            kind=identity.kind,
+            created_at=time.time(),
+            model=endpoint.model,
+            url=endpoint.url,
+            fingerprint=identity.fingerprint,
+            config=identity.config,
+            host=host_json(host),
+            engine=endpoint.engine,
+            simulated=endpoint.simulated,
+            skep_version=__version__,
+        )
+        self.origin_s = time.monotonic()
+
+    async def __aenter__(self) -> Self:
+        self._saver = asyncio.create_task(self._save_often())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._saver is not None:
+            self._saver.cancel()
+            await asyncio.wait([self._saver])
+            if error is None and not self._saver.cancelled():
+                error = self._saver.exception()
+                kind = type(error) if error else None
+        try:
+            self.save()
+        except Exception as unsaved:
+            self._end("failed", str(unsaved))
+            raise
+        if kind is None:
+            self._store.end_run(self.run_id, time.time(), "done")
+            return
+        self._end("failed", "interrupted" if issubclass(kind, asyncio.CancelledError) else _reason(error))
+        if self._saver is not None and error is not None and trace is None:
+            raise error
+
+    def took(self, row: Request) -> None:
+        self.rows.append(row)
+        self._unsaved.append(row)
+
+    def sampled(self, sample: ClientSample) -> None:
+        self.samples.append(sample)
+        self._store.append_client_sample(self.run_id, sample)
+
+    def found(self, fact: LevelFact) -> None:
+        self.facts.append(fact)
+        self._store.append_level_facts(self.run_id, [fact])
+
+    def save(self) -> None:
+        rows, self._unsaved = self._unsaved, []
+        self._store.append_requests(self.run_id, rows)
+
+    @property
+    def broken(self) -> BaseException | None:
+        """What keeps rows from being written, such as a full disk: a run must not go on unrecorded."""
+        saver = self._saver
+        return saver.exception() if saver is not None and saver.done() and not saver.cancelled() else None
+
+    async def _save_often(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_EVERY_S)
+            rows, self._unsaved = self._unsaved, []
+            await asyncio.shield(asyncio.to_thread(self._store.append_requests, self.run_id, rows))
+
+    def _end(self, outcome: Any, why: str) -> None:
+        """A store that takes no more rows may still take the end; if not, the run stays without one: incomplete."""
+        with suppress(Exception):  # the first fault is the one to be told
+            self._store.end_run(self.run_id, time.time(), outcome, why)
+
+
+def _reason(error: BaseException | None) -> str:
+    inner: BaseException | None = error
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+    return str(inner)

@@ -1,0 +1,140 @@
+"""What is asked: a workload and a seed become the tasks of every run of every level, the same ones each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from random import Random
+from typing import Any, Literal
+
+from skep.bench.loads import Load, OnRow, Talk, talks
+from skep.bench.request import Sender, Task
+from skep.workload.calibration import Calibration
+from skep.workload.conversations import Script, conversations, next_messages
+from skep.workload.prompts import Prompt, Size, coding_prompts, messages
+from skep.workload.shared import prefill_heavy, shared_prefix
+
+Shape = Literal["steady", "burst", "conversation", "shared-prefix", "prefill"]
+
+SHARED_TOKENS = 2048
+PREFILL_TOKENS = 8192
+FIRST_TURN_TOKENS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What tasks are like; `prompt_tokens` None: a size, in characters, that needs no calibration."""
+
+    shape: Shape = "steady"
+    size: Size = "short"
+    prompt_tokens: int | None = None
+    max_tokens: int = 128
+    fixed_output: bool = False
+    temperature: float = 0.0
+    seed: int = 0
+    turns: int = 4  # of a conversation
+    think_s: float = 2.0
+
+
+class TaskMaker:
+    """Every prompt begins with a tag of its own, so that no cache has seen it; `salt` makes other tags of the same."""
+
+    def __init__(self, workload: Workload, calibration: Calibration | None = None, *, salt: str = "") -> None:
+        self.workload = workload
+        self._calibration = calibration or Calibration()
+        self._salt = salt
+
+    @property
+    def chars_per_token(self) -> float | None:
+        """As measured on this engine; None where nothing was."""
+        return self._calibration.chars_per_token if self._calibration.samples else None
+
+    def tasks(self, level: int, repeat: int, count: int, *, same: bool = False) -> list[Task]:
+        """`same`: those that every other level has too, each behind another first line."""
+        place = f"{repeat}" if same else f"{level}/{repeat}"
+        first = f"{self._salt}{level}." if same else self._salt
+        found = islice(self._prompts(place), count)
+        return [self._task(level, repeat, index, prompt, first) for index, prompt in enumerate(found)]
+
+    def warm_up(self, count: int, begin: int, max_tokens: int) -> list[Task]:
+        """Level 0: prompts of the same kind, short answers."""
+        found = islice(self._prompts(f"warm/{begin}"), count)
+        made = (self._task(0, 0, begin + index, prompt, self._salt) for index, prompt in enumerate(found))
+        return [replace(task, max_tokens=max_tokens) for task in made]
+
+    def scripts(self, level: int, repeat: int) -> Iterator[Script]:
+        load = self.workload
+        return conversations(
+            self._rng(f"talk/{level}/{repeat}"),
+            turns=load.turns,
+            tokens_first=load.prompt_tokens or FIRST_TURN_TOKENS,
+            think_s=load.think_s,
+            **self._measure(),
+        )
+
+    def _prompts(self, place: str) -> Iterator[Prompt]:
+        load, rng = self.workload, self._rng(place)
+        if load.shape == "shared-prefix":
+            return shared_prefix(rng, tokens=load.prompt_tokens or SHARED_TOKENS, **self._measure())
+        if load.shape == "prefill":
+            return prefill_heavy(rng, tokens=load.prompt_tokens or PREFILL_TOKENS, **self._measure())
+        if load.prompt_tokens is None:
+            return coding_prompts(rng, size=load.size)
+        return coding_prompts(rng, tokens=load.prompt_tokens, **self._measure())
+
+    def _measure(self) -> dict[str, Any]:
+        known = self._calibration
+        return {"chars_per_token": known.chars_per_token, "overhead_tokens": known.overhead_tokens}
+
+    def _rng(self, place: str) -> Random:
+        return Random(f"{self.workload.seed}/{place}")
+
+    def _task(self, level: int, repeat: int, index: int, prompt: Prompt, first: str) -> Task:
+        said = messages(prompt)
+        if first:
+            said[0]["content"] = f"{first} {said[0]['content']}"
+        load = self.workload
+        return Task(
+            level=level,
+            repeat=repeat,
+            index=index,
+            kind=prompt.kind,
+            messages=said,
+            max_tokens=load.max_tokens,
+            fixed_output=load.fixed_output,
+            temperature=load.temperature,
+        )
+
+
+def talk_load(maker: TaskMaker, level: int, repeat: int, count: int) -> Load:
+    """`level` agents in conversation until about `count` turns were had."""
+    load = maker.workload
+    number = max(level, -(-count // load.turns))
+    scripts = islice(maker.scripts(level, repeat), number)
+    them = iter([_talk(load, level, repeat, place, script) for place, script in enumerate(scripts)])
+
+    async def run(sender: Sender, on_row: OnRow) -> None:
+        await talks(sender, on_row, them, level, until_s=None)
+
+    return run
+
+
+def _talk(load: Workload, level: int, repeat: int, place: int, script: Script) -> Talk:
+    first = Task(
+        level=level,
+        repeat=repeat,
+        index=place * load.turns,
+        kind=script.kind,
+        messages=[],
+        max_tokens=load.max_tokens,
+        fixed_output=load.fixed_output,
+        temperature=load.temperature,
+        session=place,
+    )
+    return Talk(first, partial(_said, script), script.think_s)
+
+
+def _said(script: Script, answers: Sequence[str]) -> list[dict[str, str]] | None:
+    return next_messages(script, len(answers), answers) if len(answers) < len(script.turns) else None

@@ -1,0 +1,263 @@
+"""Loads that follow a clock instead of a concurrency: arrivals at a rate, several classes at once, a recorded trace.
+
+A level is one rate, or one mix, or one trace. Latency counts from when a request was due, not from when a late client
+sent it: a server that falls behind must not look quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count, takewhile
+from random import Random
+from typing import Any
+
+from skep.bench.driver import Driver, Meter
+from skep.bench.endpoint import Endpoint
+from skep.bench.loads import Load, OnRow, Talk, scheduled, steady, talks, together
+from skep.bench.pace import Pace
+from skep.bench.recording import Identity, Recording
+from skep.bench.request import Sender, Task
+from skep.bench.summary import summarise
+from skep.bench.sweep import TICK_S, OnProgress, Progress
+from skep.bench.tasks import TaskMaker
+from skep.errors import EndpointError
+from skep.records import HostFacts, Request, SweepSummary
+from skep.store.database import Store
+from skep.workload.arrivals import parse_arrivals
+from skep.workload.calibration import Calibration
+from skep.workload.conversations import conversations, next_messages
+from skep.workload.mix import TrafficClass
+from skep.workload.prompts import coding_prompts, messages
+from skep.workload.shared import shared_prefix
+from skep.workload.traces import TraceItem, trace_messages
+
+CLASS_STEP = 1_000_000  # indexes of one class of traffic do not meet those of the next
+CONNECTIONS = 512
+WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One run of one level: what is sent, how much of it if that is known, and for how long."""
+
+    level: int
+    repeat: int
+    load: Callable[[Sender, OnRow], Any]
+    width: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimedPlan:
+    kind: str  # "open" | "classes" | "replay"
+    config: Mapping[str, Any]
+    fingerprint: str
+    timeout_s: float = 900.0
+    keep_text: bool = True
+
+
+async def run_timed(
+    plan: TimedPlan,
+    parts: Sequence[Part],
+    endpoint: Endpoint,
+    store: Store,
+    host: HostFacts,
+    maker: TaskMaker,
+    on_progress: OnProgress = lambda _: None,
+    *,
+    meter: Meter | None = None,
+) -> SweepSummary:
+    async with Recording(store, endpoint, host, Identity(plan.kind, plan.fingerprint, plan.config)) as recording:
+        timed = _Timed(plan, endpoint, recording, on_progress, meter)
+        try:
+            await timed.run(parts, maker)
+        finally:
+            await timed.close()
+    return summarise(recording.run_id, recording.rows, recording.samples, recording.facts, closed=False)
+
+
+def open_part(maker: TaskMaker, level: int, repeat: int, *, rate: float, arrivals: str, for_s: float) -> Part:
+    """Requests at a rate, for a time."""
+    rng = Random(f"{maker.workload.seed}/arrivals/{level}/{repeat}")
+    offsets = list(takewhile(lambda at: at < for_s, parse_arrivals(arrivals)(rate, rng)))
+    tasks = maker.tasks(level, repeat, len(offsets))
+
+    async def load(sender: Sender, on_row: OnRow) -> None:
+        await scheduled(sender, on_row, zip(offsets, tasks, strict=True))
+
+    return Part(level, repeat, load, min(CONNECTIONS, max(1, round(rate))), len(tasks))
+
+
+def replay_part(items: Sequence[TraceItem], calibration: Calibration, *, seed: int, default_tokens: int) -> Part:
+    """A trace with times is followed; one without is sent as fast as sixteen agents can."""
+    tasks = [_replayed(place, item, calibration, seed, default_tokens) for place, item in enumerate(items)]
+    offsets = [item.at_s for item in items if item.at_s is not None]
+
+    async def load(sender: Sender, on_row: OnRow) -> None:
+        if len(offsets) == len(tasks):
+            await scheduled(sender, on_row, zip(offsets, tasks, strict=True))
+        else:
+            await steady(sender, on_row, tasks, min(len(tasks), AGENTS_WITHOUT_TIMES))
+
+    return Part(1, 0, load, AGENTS_WITHOUT_TIMES, len(tasks))
+
+
+AGENTS_WITHOUT_TIMES = 16
+
+
+def classes_part(
+    classes: Sequence[TrafficClass], calibration: Calibration, repeat: int, *, seed: int, for_s: float
+) -> Part:
+    """All of them at once, for a time; what is under way then is waited for."""
+    loads = [
+        partial(_class_load, one, calibration, repeat, f"{seed}/{one.name}/{repeat}", place * CLASS_STEP, for_s)
+        for place, one in enumerate(classes)
+    ]
+
+    async def load(sender: Sender, on_row: OnRow) -> None:
+        built: list[Load] = [make(sender.now() + for_s) for make in loads]
+        await together(sender, on_row, built)
+
+    return Part(1, repeat, load, sum(one.agents or 1 for one in classes), 0)
+
+
+def _class_load(
+    one: TrafficClass, calibration: Calibration, repeat: int, seed: str, first: int, for_s: float, until_s: float
+) -> Load:
+    measure: dict[str, Any] = {
+        "chars_per_token": calibration.chars_per_token,
+        "overhead_tokens": calibration.overhead_tokens,
+    }
+    rng = Random(seed)
+    base = Task(1, repeat, first, "", [], one.max_tokens, traffic=one.name, priority=one.priority)
+    if one.shape == "conversation":
+        scripts = conversations(
+            rng,
+            turns=one.turns,
+            tokens_first=one.prompt_tokens,
+            tokens_turn=one.turn_tokens,
+            think_s=one.think_s,
+            **measure,
+        )
+
+        def said(script: Any, answers: Sequence[str]) -> list[dict[str, str]] | None:
+            return next_messages(script, len(answers), answers) if len(answers) < len(script.turns) else None
+
+        them: Iterator[Talk] = (
+            Talk(
+                replace(base, kind=script.kind, session=place, index=first + place * one.turns),
+                partial(said, script),
+                script.think_s,
+            )
+            for place, script in enumerate(scripts)
+        )
+        return lambda sender, on_row: talks(sender, on_row, them, one.agents or 1, until_s=until_s)
+    if one.prefix_tokens:
+        prompts = shared_prefix(rng, tokens=one.prefix_tokens, task_tokens=one.prompt_tokens, **measure)
+    else:
+        prompts = coding_prompts(rng, tokens=one.prompt_tokens, **measure)
+    tasks = (
+        replace(base, kind=prompt.kind, messages=messages(prompt), index=first + place)
+        for place, prompt in zip(count(), prompts, strict=False)
+    )
+    if one.shape == "open":
+        offsets = takewhile(lambda at: at < for_s, parse_arrivals(one.arrivals)(one.rate or 1.0, rng))
+        return lambda sender, on_row: scheduled(sender, on_row, zip(offsets, tasks, strict=False))
+    pause = partial(_pause, Random(f"{seed}/think"), one.think_s) if one.think_s else None
+    return lambda sender, on_row: steady(sender, on_row, tasks, one.agents or 1, until_s=until_s, pause=pause)
+
+
+async def _pause(rng: Random, mean_s: float) -> None:
+    await asyncio.sleep(min(5 * mean_s, rng.expovariate(1 / mean_s)))
+
+
+def _replayed(place: int, item: TraceItem, calibration: Calibration, seed: int, default_tokens: int) -> Task:
+    said: Any = trace_messages(
+        item,
+        seed=seed,
+        chars_per_token=calibration.chars_per_token,
+        overhead_tokens=calibration.overhead_tokens,
+    )
+    fixed = bool(item.blocks)  # the trace says how long the answer was; a batch line only how long it may be
+    return Task(1, 0, place, "replay", said, item.max_tokens or default_tokens, fixed, body=dict(item.extras))
+
+
+class _Timed:
+    def __init__(
+        self,
+        plan: TimedPlan,
+        endpoint: Endpoint,
+        recording: Recording,
+        on_progress: OnProgress,
+        meter: Meter | None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._recording = recording
+        self._on_progress = on_progress
+        self._driver = Driver(
+            endpoint,
+            recording,
+            timeout_s=plan.timeout_s,
+            keep_text=plan.keep_text,
+            most_connections=CONNECTIONS,
+            meter=meter,
+        )
+        self._pace = Pace()
+        self._part: Part | None = None
+        self._done = self._failed = self._runs = self._left = 0
+
+    async def run(self, parts: Sequence[Part], maker: TaskMaker) -> None:
+        ticker = asyncio.create_task(self._tick())
+        try:
+            await self._warm_up(maker)
+            for place, part in enumerate(parts):
+                self._part, self._done, self._left = part, 0, len(parts) - place
+                self._tell()
+                await self._driver.run_load(part.level, part.repeat, part.load, part.width, self._took, is_closed=False)
+                self._runs += 1
+                if self._recording.broken is not None:
+                    raise self._recording.broken
+        finally:
+            ticker.cancel()
+
+    async def close(self) -> None:
+        await self._driver.close()
+
+    async def _warm_up(self, maker: TaskMaker) -> None:
+        tasks = maker.warm_up(WARM_UP, 0, 16)
+        rows, _ = await self._driver.run_tasks(0, 0, tasks, 1, self._took)
+        if all(not row.ok for row in rows):
+            hint = "look at its log; `skep doctor` checks this machine"
+            raise EndpointError(f"{self._endpoint.url} did not answer: {rows[0].error}", hint=hint)
+
+    def _took(self, row: Request) -> None:
+        self._done += 1
+        self._failed += not row.ok and row.level > 0
+        self._pace.ended(len(row.arrivals_s))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._pace.seen(self._driver.sender.reads(), time.monotonic())
+            self._tell()
+
+    def _tell(self) -> None:
+        part = self._part
+        progress = Progress(
+            level=part.level if part else 0,
+            repeat=part.repeat if part else 0,
+            done=self._done,
+            total=part.total if part else WARM_UP,
+            failed=self._failed,
+            in_flight=len(self._driver.sender.in_flight),
+            tok_s=self._pace.per_s,
+            runs_done=self._runs,
+            runs_left=self._left,
+            left_s=None,
+            figures={},
+        )
+        self._on_progress(progress)

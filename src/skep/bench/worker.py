@@ -1,0 +1,136 @@
+"""A process of its own that makes load: reads jobs on its input, writes rows to its output, ends when the input ends.
+
+    python -m skep.bench.worker
+
+One process keeps about a thousand streams; beyond that, or beside a client that needs its core, several share a level.
+Frames are a length in four bytes and MessagePack. All processes of a machine share one monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import sys
+from dataclasses import dataclass, field
+
+import msgspec
+
+from skep.bench.client_health import ClientHealth, watch_client
+from skep.bench.endpoint import Endpoint
+from skep.bench.loads import scheduled, steady
+from skep.bench.request import Sender, Task
+from skep.records import Request
+from skep.wire.client import Pool
+
+LENGTH = struct.Struct(">I")
+SEND_EVERY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A share of one run of one level."""
+
+    endpoint: Endpoint
+    tasks: list[Task]
+    width: int
+    origin_s: float
+    timeout_s: float
+    keep_text: bool
+    offsets: list[float] = field(default_factory=list)  # with a schedule: when each task is due
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Rows that ended; with the last of them, how the process fared."""
+
+    rows: list[Request]
+    lag_p99_ms: float = 0.0
+    lag_max_ms: float = 0.0
+    cpu_share: float = 0.0
+    last: bool = False
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_job = msgspec.msgpack.Decoder(Job).decode
+decode_news = msgspec.msgpack.Decoder(News).decode
+
+
+def framed(message: Job | News) -> bytes:
+    data = encode(message)
+    return LENGTH.pack(len(data)) + data
+
+
+async def read_frame(stream: asyncio.StreamReader) -> bytes | None:
+    """None when the other side has ended."""
+    try:
+        (length,) = LENGTH.unpack(await stream.readexactly(LENGTH.size))
+        return await stream.readexactly(length)
+    except asyncio.IncompleteReadError:
+        return None
+
+
+async def carry_out(job: Job, send: _Outbox) -> ClientHealth:
+    pool = Pool(job.endpoint.origin, max_idle=max(job.width, 1))
+    sender = Sender(job.endpoint, pool, job.origin_s, timeout_s=job.timeout_s, keep_text=job.keep_text)
+    try:
+        await pool.prepare(job.width)
+        async with watch_client() as health:
+            if job.offsets:
+                await scheduled(sender, send.took, zip(job.offsets, job.tasks, strict=True))
+            else:
+                await steady(sender, send.took, job.tasks, min(job.width, len(job.tasks)))
+    finally:
+        await pool.close()
+    return health
+
+
+class _Outbox:
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._rows: list[Request] = []
+
+    def took(self, row: Request) -> None:
+        self._rows.append(row)
+
+    def flush(self, health: ClientHealth | None = None) -> None:
+        rows, self._rows = self._rows, []
+        if health is not None:
+            news = News(rows, health.lag_p99_ms, health.lag_max_ms, health.cpu_share, last=True)
+            self._writer.write(framed(news))
+        elif rows:
+            self._writer.write(framed(News(rows)))
+
+    async def flush_often(self) -> None:
+        while True:
+            await asyncio.sleep(SEND_EVERY_S)
+            self.flush()
+
+
+async def serve() -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout)
+    outbox = _Outbox(asyncio.StreamWriter(transport, protocol, None, loop))
+    frame = await read_frame(reader)
+    while frame is not None:
+        work = asyncio.create_task(carry_out(decode_job(frame), outbox))
+        following = asyncio.create_task(read_frame(reader))
+        flusher = asyncio.create_task(outbox.flush_often())
+        await asyncio.wait((work, following), return_when=asyncio.FIRST_COMPLETED)
+        flusher.cancel()
+        if not work.done():  # whoever gave the job is gone, or wants it no longer
+            work.cancel()
+            return
+        outbox.flush(await work)
+        frame = await following
+
+
+def main() -> None:
+    import uvloop
+
+    uvloop.run(serve())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""`skep bench compare` and `ab`: is B an improvement?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from skep.bench.ab import Duel, run_ab
+from skep.bench.compare import Side, compare, is_higher_better, regressions
+from skep.bench.sweep import Progress, SweepPlan
+from skep.bench.tasks import Workload
+from skep.cli.benching import Target, maker_for, positive_seconds, run_measuring
+from skep.cli.liveview import live_view
+from skep.cli.output import note, number, print_json, print_table
+from skep.cli.results import check_output, existing, load_run, write_whole
+from skep.cli.sweep import levels_of, share_of
+from skep.errors import Regression, UserError
+from skep.host.facts import read_host
+from skep.records import Comparison, Judgement, Run, SweepSummary
+from skep.settings import user_paths
+from skep.store.database import open_store
+
+
+def run_compare_command(
+    store_path: Path, a: str, b: str, *, threshold: str, output: Path | None, as_json: bool
+) -> None:
+    """Exit code 4 where B is worse by more than the threshold."""
+    allowed = share_of(threshold, "--threshold")
+    if output is not None:
+        check_output(output)
+    with existing(store_path) as store:
+        run_a, summary_a, rows_a = load_run(store, a)
+        run_b, summary_b, rows_b = load_run(store, b)
+    found = compare(Side(summary_a, rows_a), Side(summary_b, rows_b))
+    if not found:
+        raise UserError(
+            f"`{run_a.id}` and `{run_b.id}` have no level in common", hint="measure both with the same --concurrency"
+        )
+    for line in differences(run_a, run_b):
+        note(f"warning: {line}")
+    if output is not None:
+        write_page([(run_a, summary_a), (run_b, summary_b)], found, output)
+    tell(found, run_a.id, run_b.id, allowed, as_json=as_json)
+
+
+def run_ab_command(
+    targets: tuple[Target, Target],
+    workload: Workload,
+    limits: tuple[str, int | None, int | None, str, str, str],
+    *,
+    threshold: str,
+    as_json: bool,
+) -> None:
+    concurrency, tasks, runs, precision, budget, timeout = limits
+    allowed = share_of(threshold, "--threshold")
+    plan = SweepPlan(
+        concurrency=levels_of(concurrency, "--concurrency"),
+        tasks=tasks,
+        runs=runs,
+        precision=share_of(precision, "--precision"),
+        budget_s=positive_seconds(budget, "--budget", "15m"),
+        workload=workload,
+        timeout_s=positive_seconds(timeout, "--timeout", "15m"),
+    )
+
+    async def run() -> Duel:
+        a, b = await targets[0].find(), await targets[1].find()
+        note(f"A {a.model} at {a.url}, B {b.model} at {b.url}: C={concurrency} in turns; seed {workload.seed}")
+        makers = (await maker_for(workload, a, salt="a"), await maker_for(workload, b, salt="b"))
+        with open_store(user_paths(os.environ).store) as store, live_view() as show:
+
+            def show_side(name: str, progress: Progress) -> None:  # noqa: ARG001
+                show(progress)
+
+            return await run_ab(plan, (a, b), store, read_host(), makers, show_side)
+
+    duel = run_measuring(run)
+    tell(duel.comparisons, duel.a.run_id, duel.b.run_id, allowed, as_json=as_json)
+
+
+def tell(found: Sequence[Comparison], a: str, b: str, allowed: float, *, as_json: bool) -> None:
+    worse = regressions(found, allowed)
+    if as_json:
+        document = {
+            "a": a,
+            "b": b,
+            "threshold": allowed,
+            "comparisons": [comparison_json(one) for one in found],
+            "regressions": len(worse),
+        }
+        print_json(document)
+    else:
+        columns = ("C", "figure", "A", "B", "B / A", "95 %", "B is")
+        print_table(columns, [_cells(one) for one in found], right=columns[:1] + columns[2:6])
+        note(f"A is run {a}, B is run {b}; each level is judged on its own, at 95 %")
+    if worse:
+        first = worse[0]
+        ratio = first.ratio.estimate if first.ratio else 1.0
+        size = abs(1 - ratio) * 100
+        what = f"{first.metric} at C={first.concurrency} is {size:.1f} % worse"
+        more = f", and {len(worse) - 1} more" if len(worse) > 1 else ""
+        raise Regression(f"B is worse than A: {what}{more}", hint=f"beyond --threshold {allowed:.0%}")
+
+
+def comparison_json(one: Comparison) -> dict[str, Any]:
+    return {**asdict(one), "judgement": one.judgement.value, "higher_is_better": is_higher_better(one.metric)}
+
+
+def differences(a: Run, b: Run) -> list[str]:
+    """What makes the two hard to compare."""
+    found = []
+    told = ("workload", "tasks", "max_tokens", "fixed_output", "size", "prompt_tokens", "shape", "temperature")
+    changed = [key for key in told if a.config.get(key) != b.config.get(key)]
+    inner_a, inner_b = a.config.get("workload"), b.config.get("workload")
+    if isinstance(inner_a, dict) and isinstance(inner_b, dict):
+        changed = [key for key in inner_a if inner_a.get(key) != inner_b.get(key) and key != "seed"]
+    if changed:
+        found.append(f"the workloads differ in {', '.join(changed)}")
+    if a.simulated != b.simulated:
+        found.append("one of the two is simulated")
+    if a.model != b.model:
+        found.append(f"the models differ: {a.model} and {b.model}")
+    if a.host.get("cpu_model") != b.host.get("cpu_model") or a.host.get("gpus") != b.host.get("gpus"):
+        found.append("they were measured from different machines")
+    return found
+
+
+def write_page(entries: list[tuple[Run, SweepSummary]], found: Sequence[Comparison], output: Path) -> None:
+    from skep.report.comparison import comparison_page, comparison_picture
+
+    text = comparison_picture(entries) if output.suffix == ".svg" else comparison_page(entries, found)
+    write_whole(output, text)
+    note(f"written to {output}")
+
+
+def _cells(one: Comparison) -> list[str]:
+    verdict = one.judgement.value
+    if one.judgement is Judgement.UNKNOWN and one.why:
+        verdict = f"{verdict}: {one.why}"
+    ratio = one.ratio
+    return [
+        str(one.concurrency),
+        one.metric,
+        number(one.a),
+        number(one.b),
+        "–" if ratio is None else f"{ratio.estimate:.3f}",
+        "–" if ratio is None else f"{ratio.low:.3f}..{ratio.high:.3f}",
+        verdict,
+    ]

@@ -1,0 +1,107 @@
+"""`skep bench export`: a run's levels or its requests, as CSV, Markdown or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from skep.bench.tokens import tpot_ms
+from skep.cli.output import note
+from skep.cli.results import existing, load_run, write_whole
+from skep.cli.sweep import sweep_json
+from skep.errors import UserError
+from skep.records import Request, Run, SweepSummary
+
+FORMATS = ("markdown", "csv", "json")
+
+
+def run_export_command(store_path: Path, name: str, form: str, output: Path | None, *, requests: bool) -> None:
+    if form not in FORMATS:
+        raise UserError(f"--format `{form}` is unknown", hint=f"choose one of {', '.join(FORMATS)}")
+    if requests and form == "markdown":
+        raise UserError("--requests has too many rows for Markdown", hint="add --format csv or --format json")
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise UserError(f"--output `{output}` is not a place for a file", hint="name a file in a folder that exists")
+    with existing(store_path) as store:
+        run, summary, rows = load_run(store, name)
+    text = _requests(rows, form) if requests else _levels(run, summary, form)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_whole(output, text)
+        note(f"{run.id} written to {output}")
+
+
+def _levels(run: Run, summary: SweepSummary, form: str) -> str:
+    from skep.report.tables import contention_table, csv_text, level_rows, markdown, speedup_table
+
+    if form == "json":
+        return _json({"run": run.id, "model": run.model, **sweep_json(summary)})
+    if form == "csv":
+        return csv_text(level_rows(summary))
+    entries: list[tuple[str, SweepSummary | str]] = [(run.model, summary)]
+    tables = [_readable(summary), contention_table(entries)]
+    if summary.speedups is not None:
+        tables.append(speedup_table(entries))
+    simulated = "SIMULATED. " if run.simulated else ""
+    origin = f"{simulated}{run.model}, run {run.id}, skep {run.skep_version}.\n"
+    return "\n".join([origin, *(markdown(table) for table in tables)])
+
+
+def _readable(summary: SweepSummary) -> Any:
+    """The level table of a README: what fits beside each other."""
+    from skep.report.tables import Table
+
+    rows = tuple(
+        (
+            level.concurrency,
+            level.effective_tok_s,
+            level.effective_interval.low if level.effective_interval else level.effective_low,
+            level.effective_interval.high if level.effective_interval else level.effective_high,
+            level.plateau_tok_s,
+            level.task_tok_s,
+            level.contention_pct,
+            level.ttft_ms.p50 if level.ttft_ms else None,
+            level.ttft_ms.p95 if level.ttft_ms else None,
+            level.tpot_ms.p50 if level.tpot_ms else None,
+            level.requests,
+            level.failed,
+        )
+        for level in summary.levels
+    )
+    columns = (
+        "C", "eff. tok/s", "low", "high", "plateau", "task tok/s", "contention", "TTFT p50 ms", "TTFT p95 ms",
+        "TPOT p50 ms", "requests", "failed",
+    )  # fmt: skip
+    units = ("", "tok/s", "tok/s", "tok/s", "tok/s", "tok/s", "%")
+    return Table("Levels", columns, rows, units)
+
+
+def _requests(rows: list[Request], form: str) -> str:
+    records = [_record(row) for row in rows]
+    if form == "json":
+        return _json(records)
+    out = io.StringIO()
+    names = list(_record(Request(0, 0, 0, "", 0.0, 0.0)))
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+def _record(row: Request) -> dict[str, Any]:
+    """Without the texts and the arrivals, which are long; they are in the store."""
+    left_out = ("arrivals_s", "prompt", "answer", "engine")
+    plain = {key: value for key, value in asdict(row).items() if key not in left_out}
+    engine = {f"engine_{key}": value for key, value in asdict(row.engine).items()}
+    return {**plain, **engine, "tpot_ms": tpot_ms(row), "events": len(row.arrivals_s)}
+
+
+def _json(document: Any) -> str:
+    import json
+
+    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"

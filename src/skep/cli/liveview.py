@@ -1,0 +1,84 @@
+"""What a terminal shows while a run goes on: the levels so far, and a line on what happens at this moment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from skep.bench.sweep import Progress
+from skep.cli.output import note, number
+from skep.stats.intervals import mean_t_interval
+from skep.units import format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+BAR = 24
+
+
+@contextmanager
+def live_view() -> Iterator[Callable[[Progress], None]]:
+    """A picture that redraws itself on a terminal; a line for each run of a level elsewhere."""
+    if not sys.stderr.isatty():
+        yield level_lines()
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
+        yield lambda progress: live.update(picture(progress))
+
+
+def level_lines() -> Callable[[Progress], None]:
+    said: set[tuple[int, int]] = set()
+
+    def show(progress: Progress) -> None:
+        key = (progress.level, progress.repeat)
+        if key not in said:
+            said.add(key)
+            note(f"{where(progress)}: {progress.total} requests{left(progress)}")
+        elif progress.ended and progress.figures.get(progress.level):
+            speed = progress.figures[progress.level][-1]
+            failed = f", {progress.failed} failed so far" if progress.failed else ""
+            note(f"{where(progress)}: {number(speed)} tok/s{failed}")
+
+    return show
+
+
+def picture(progress: Progress) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("C", "runs", "eff tok/s", "95 %"):
+        table.add_column(name, justify="right")
+    for level, figures in sorted(progress.figures.items()):
+        interval = mean_t_interval(figures)
+        spread = "–" if interval is None else f"± {100 * interval.half_width:.1f} %"
+        mean = sum(figures) / len(figures)
+        table.add_row(str(level), str(len(figures)), number(mean), spread)
+    lines: list[RenderableType] = [table] if progress.figures else []
+    return Group(*lines, Text(now_line(progress)))
+
+
+def now_line(progress: Progress) -> str:
+    filled = round(BAR * progress.done / progress.total) if progress.total else 0
+    speed = f" · {number(progress.tok_s)} tok/s now" if progress.tok_s else ""
+    return (
+        f"{where(progress)}  {'━' * filled}{'─' * (BAR - filled)}  {progress.done}/{progress.total} requests{speed}"
+        f" · {progress.in_flight} in flight · {progress.failed} failed{left(progress)}"
+    )
+
+
+def where(progress: Progress) -> str:
+    return "warming up" if progress.level == 0 else f"C={progress.level} run {progress.repeat + 1}"
+
+
+def left(progress: Progress) -> str:
+    if progress.left_s is None or not progress.level:
+        return ""
+    runs = round(progress.runs_left)
+    return f" · about {format_seconds(progress.left_s)} left ({runs} more runs)" if runs else ""

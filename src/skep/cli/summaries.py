@@ -1,0 +1,168 @@
+"""A run's figures on a terminal: the table, and what it means in a line or two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from skep.bench.energy import cost_per_million_tokens
+from skep.cli.output import note, number, print_table
+from skep.records import LevelSummary, Promise, Speedup, SweepSummary, Turning
+from skep.units import format_seconds
+
+Column = tuple[str, Callable[[LevelSummary], str]]
+
+
+def print_summary(summary: SweepSummary, *, price: float | None = None, names: Sequence[str] = ()) -> None:
+    """`names` of the levels, where they are no concurrencies."""
+    print_levels(summary.levels, price=price, names=names)
+    if summary.classes:
+        print_classes(summary.classes)
+    for line in remarks(summary):
+        note(line)
+
+
+def print_levels(levels: Sequence[LevelSummary], *, price: float | None = None, names: Sequence[str] = ()) -> None:
+    columns: list[Column] = [("C", lambda level: f"{level.concurrency}{'*' if level.client_limited else ''}")]
+    if names:
+        columns = [("rate /s", lambda level: names[level.concurrency - 1])]
+    columns += [
+        ("eff tok/s", lambda level: number(level.effective_tok_s)),
+        ("95 %", _interval),
+        ("plateau", lambda level: number(level.plateau_tok_s)),
+        ("task tok/s", lambda level: number(level.task_tok_s)),
+        ("contention", _contention),
+        ("TTFT p50", lambda level: milliseconds(level.ttft_ms.p50 if level.ttft_ms else None)),
+        ("TTFT p95", lambda level: milliseconds(level.ttft_ms.p95 if level.ttft_ms else None)),
+        ("TPOT p50", lambda level: "–" if level.tpot_ms is None else f"{level.tpot_ms.p50:.1f} ms"),
+        ("engine tok/s", lambda level: number(level.engine_tok_s)),
+        ("cached", lambda level: _percent(level.cached_prompt_share)),
+        ("runs", lambda level: str(len(level.repeats))),
+        ("wall", lambda level: format_seconds(level.wall_s)),
+        ("failed", lambda level: str(level.failed)),
+    ]
+    if any(level.energy for level in levels):
+        columns.append(("J/token", lambda level: number(level.energy.joules_per_token if level.energy else None, 2)))
+        if price is not None:
+            columns.append(("cost per M", lambda level: _cost(level, price)))
+    shown = [column for column in columns if any(column[1](level) != "–" for level in levels)]
+    titles = [title for title, _ in shown]
+    print_table(titles, [[cell(level) for _, cell in shown] for level in levels], right=titles)
+
+
+def print_classes(levels: Sequence[LevelSummary]) -> None:
+    columns = (
+        "class",
+        "requests",
+        "TTFT p50",
+        "TTFT p95",
+        "TPOT p50",
+        "total p95",
+        "task tok/s",
+        "queued p50",
+        "failed",
+    )
+    rows = [
+        [
+            level.traffic,
+            str(level.requests),
+            milliseconds(level.ttft_ms.p50 if level.ttft_ms else None),
+            milliseconds(level.ttft_ms.p95 if level.ttft_ms else None),
+            "–" if level.tpot_ms is None else f"{level.tpot_ms.p50:.1f} ms",
+            milliseconds(level.total_ms.p95 if level.total_ms else None),
+            number(level.task_tok_s),
+            milliseconds(level.queued_ms.p50 if level.queued_ms else None),
+            str(level.failed),
+        ]
+        for level in levels
+    ]
+    print_table(columns, rows, right=columns[1:])
+
+
+def remarks(summary: SweepSummary) -> list[str]:
+    found: list[str] = []
+    if summary.speedups is not None:
+        found.extend(_speedup(summary.speedups))
+    if summary.promise is not None:
+        found.append(_promise(summary.promise))
+    if summary.turning is not None:
+        found.append(_turning(summary.turning))
+    if summary.drift is not None and not summary.drift.contains(1.0):
+        drift = summary.drift
+        found.append(
+            f"warning: one agent alone was {drift.estimate:.2f} ({drift.low:.2f}..{drift.high:.2f}) times as fast "
+            "at the end as at the beginning: heat, clocks or other work on the machine"
+        )
+    for level in summary.levels:
+        found.extend(
+            f"C={level.concurrency}: {one.clock.value} is {number(one.client)} by the client and "
+            f"{number(one.engine)} by the engine: {one.cause}"
+            for one in level.clocks
+        )
+    if summary.client_limited:
+        found.append("warning: the client was the limit at some level (marked *); its figures are a lower bound")
+    return found
+
+
+def milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f} ms"
+
+
+def _speedup(found: Speedup) -> list[str]:
+    first = (
+        f"one after the other {format_seconds(found.serial_wall_s)}, {found.concurrency} at once "
+        f"{format_seconds(found.swarm_wall_s)}: {found.by_wall:.2f}x by wall time, "
+        f"{number(found.by_tokens, 2)}x by tokens ({found.tokens_serial:,} and {found.tokens_swarm:,})"
+    )
+    cut = found.truncated_serial + found.truncated_swarm
+    if not cut:
+        return [first]
+    told = f"{found.truncated_serial} and {found.truncated_swarm} answers ran into the token limit"
+    if found.by_wall_whole is None:
+        return [first, f"{told}: none is left without them"]
+    whole = f"{found.by_wall_whole:.2f}x by wall time, {number(found.by_tokens_whole, 2)}x by tokens"
+    return [first, f"{told}; without them {whole}"]
+
+
+def _promise(found: Promise) -> str:
+    if found.highest_met is None:
+        return f"{found.limits} is not kept, not even by one agent alone"
+    failed = f"; not at C={found.lowest_failed}" if found.lowest_failed is not None else "; no level failed"
+    if found.safe != found.highest_met:
+        return f"{found.limits} is kept up to C={found.safe or 'none'}, and once more at C={found.highest_met}{failed}"
+    return f"{found.limits} is kept up to C={found.safe}{failed}"
+
+
+def _turning(found: Turning) -> str:
+    sure = "" if found.sure else " (by the estimates; the intervals do not rule out otherwise)"
+    if found.knee is None:
+        told = "it still grows at the largest C measured: no knee found"
+    else:
+        low, high = found.knee_bracket or (found.knee, found.knee)
+        told = f"knee at C={found.knee}" + (f", between {low} and {high}" if low != high else "")
+    if found.cliff is not None:
+        low, high = found.cliff_bracket or (found.cliff, found.cliff)
+        drop = f", down {found.drop_pct:.0f} %" if found.drop_pct is not None else ""
+        told += f"; cliff beyond C={found.cliff}, between {low} and {high}{drop}"
+    else:
+        told += "; no cliff"
+    return f"{told}{sure}"
+
+
+def _interval(level: LevelSummary) -> str:
+    found = level.effective_interval
+    if found is None:
+        return "–"
+    return f"{number(max(0.0, found.low))}..{number(found.high)}"
+
+
+def _contention(level: LevelSummary) -> str:
+    return "–" if level.contention_pct is None else f"{level.contention_pct + 0.0:.0f} %".replace("-0 %", "0 %")
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f} %"
+
+
+def _cost(level: LevelSummary, price: float) -> str:
+    joules = level.energy.joules_per_token if level.energy else None
+    return "–" if joules is None else number(cost_per_million_tokens(joules, price), 2)

@@ -1,0 +1,387 @@
+"""What the GPUs draw while something runs: energy, power, throttling, heat and clocks, from NVIDIA's NVML.
+
+Without the library, a card or the driver's leave there is no meter, and nobody gets a zero. Knows nothing of requests
+and tokens. A card's own energy counter (Volta and newer) is exact over the span; where there is none, power is sampled
+and summed, which misses what happens between two samples (on an H200: 0.1 to 1.2 % off).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+SAMPLE_EVERY_S = 0.1
+CLEAR_WITHIN_BYTES = 64 << 20  # a driver's own use moves by a few MiB
+LOOK_EVERY_S = 0.5
+SHORTEST_BY_COUNTER_S = 2.0  # the counter moves ten times a second: over 0.3 s it was seen to be wrong by 15 %
+
+COUNTER = "NVML energy counter"
+SAMPLES = "NVML power samples"
+
+# Bits of NVML's clock event reasons that mean "slower than it could be". Being idle (0x1), clocks that somebody set
+# (0x2, 0x100) and keeping step with another card (0x10) do not.
+_HW_SLOWDOWN = 0x8
+_THROTTLING = {
+    0x4: "power cap",
+    _HW_SLOWDOWN: "hardware slowdown",
+    0x20: "thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
+_HW_CAUSES = 0x40 | 0x80  # come together with the hardware slowdown and say why
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    index: int  # NVML's, by PCI bus: that of nvidia-smi
+    uuid: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at one card. None: it does not tell."""
+
+    power_w: float | None = None
+    reasons: int | None = None  # bits of NVML's clock event reasons
+    temperature_c: float | None = None
+    sm_clock_mhz: int | None = None
+
+
+class Nvml(Protocol):
+    """What is asked of NVML. No method but `cards` raises; what a card does not tell is None."""
+
+    def cards(self) -> Sequence[Card]: ...
+    def energy_j(self, index: int) -> float | None: ...
+    def sample(self, index: int) -> Sample: ...
+    def memory_used_bytes(self, index: int) -> int | None: ...
+    def close(self) -> None: ...
+
+
+class DriverNvml:
+    """NVML of the driver that is installed. `module` is pynvml, already initialised."""
+
+    def __init__(self, module: Any) -> None:
+        self._nvml = module
+        self._handles: dict[int, Any] = {}
+        self._unsupported: set[tuple[int, str]] = set()  # not asked again: 10 times a second, for hours
+
+    def cards(self) -> Sequence[Card]:
+        found = []
+        for index in range(self._nvml.nvmlDeviceGetCount()):
+            with suppress(self._nvml.NVMLError):  # a card that fell off the bus, or that this user may not open
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                uuid, name = self._nvml.nvmlDeviceGetUUID(handle), self._nvml.nvmlDeviceGetName(handle)
+                found.append(Card(index, _text(uuid), _text(name)))
+                self._handles[index] = handle
+        return found
+
+    def energy_j(self, index: int) -> float | None:
+        millijoules = self._ask(index, "nvmlDeviceGetTotalEnergyConsumption")
+        return None if millijoules is None else millijoules / 1000
+
+    def sample(self, index: int) -> Sample:
+        milliwatts = self._instant_mw(index)
+        if milliwatts is None:
+            milliwatts = self._ask(index, "nvmlDeviceGetPowerUsage")
+        reasons = self._ask(index, "nvmlDeviceGetCurrentClocksEventReasons")
+        if reasons is None:
+            reasons = self._ask(index, "nvmlDeviceGetCurrentClocksThrottleReasons")  # its name until driver 535
+        return Sample(
+            power_w=None if milliwatts is None else milliwatts / 1000,
+            reasons=reasons,
+            temperature_c=self._ask(index, "nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            sm_clock_mhz=self._ask(index, "nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
+        )
+
+    def memory_used_bytes(self, index: int) -> int | None:
+        memory = self._ask(index, "nvmlDeviceGetMemoryInfo")
+        return None if memory is None else int(memory.used)
+
+    def close(self) -> None:
+        with suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+
+    def _instant_mw(self, index: int) -> int | None:
+        """The power of the moment: since Ampere, `nvmlDeviceGetPowerUsage` is the mean of the last second."""
+        values = self._ask(index, "nvmlDeviceGetFieldValues", [self._nvml.NVML_FI_DEV_POWER_INSTANT])
+        if not values:
+            return None
+        if values[0].nvmlReturn != self._nvml.NVML_SUCCESS or not values[0].value.uiVal:
+            self._unsupported.add((index, "nvmlDeviceGetFieldValues"))
+            return None
+        return int(values[0].value.uiVal)
+
+    def _ask(self, index: int, function: str, *arguments: Any) -> Any:
+        """None where the card, the driver or its age does not allow it."""
+        if (index, function) in self._unsupported or index not in self._handles:
+            return None
+        nvml = self._nvml
+        try:
+            return getattr(nvml, function)(self._handles[index], *arguments)
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
+            self._unsupported.add((index, function))
+        except nvml.NVMLError:  # lost, or busy for a moment
+            pass
+        return None
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What one card did in a span: the counter at its beginning, and what the samples add up to."""
+
+    card: Card
+    counter_j: float | None
+    samples: int = 0
+    sampled_j: float = 0.0
+    sampled_s: float = 0.0
+    max_w: float | None = None
+    temperature_max_c: float | None = None
+    sm_clock_min_mhz: int | None = None
+    throttled: dict[str, int] = field(default_factory=dict)
+    _before: tuple[float, float] | None = None  # when, and how many watts
+
+    def add(self, at_s: float, sample: Sample) -> None:
+        self.samples += 1
+        if sample.power_w is not None:
+            if self._before is not None:
+                self.sampled_j += (at_s - self._before[0]) * (sample.power_w + self._before[1]) / 2
+                self.sampled_s += at_s - self._before[0]
+            self._before = (at_s, sample.power_w)
+            self.max_w = sample.power_w if self.max_w is None else max(self.max_w, sample.power_w)
+        if sample.temperature_c is not None:
+            self.temperature_max_c = max(sample.temperature_c, self.temperature_max_c or sample.temperature_c)
+        if sample.sm_clock_mhz is not None:
+            self.sm_clock_min_mhz = min(sample.sm_clock_mhz, self.sm_clock_min_mhz or sample.sm_clock_mhz)
+        for reason in throttle_reasons(sample.reasons or 0):
+            self.throttled[reason] = self.throttled.get(reason, 0) + 1
+
+    def joules(self, counter_j: float | None, seconds: float) -> tuple[float, str] | None:
+        """By the counter, unless it did not move or went back (the driver was loaded anew) or the span is too short."""
+        counted = None if self.counter_j is None or counter_j is None else counter_j - self.counter_j
+        if counted and counted > 0 and (seconds >= SHORTEST_BY_COUNTER_S or not self.sampled_s):
+            return counted, COUNTER
+        # The first and the last sample lie a little inside the span.
+        return (self.sampled_j * seconds / self.sampled_s, SAMPLES) if self.sampled_s else None
+
+
+class PowerMeter:
+    """`begin()` ... `end()`, as often as wanted, one span at a time; `close()` at last.
+
+    Cards that tell neither energy nor power at the beginning of a span are left out of it; the result lists those that
+    are in. The sampling thread is alive only inside a span.
+    """
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        cards: Sequence[Card],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sample_every_s: float = SAMPLE_EVERY_S,
+    ) -> None:
+        self._nvml = nvml
+        self._cards = tuple(cards)
+        self._clock = clock
+        self._sample_every_s = sample_every_s
+        self._tallies: list[_Tally] = []
+        self._max_w = 0.0  # of all cards together, at one moment
+        self._began_s: float | None = None
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"<PowerMeter of {len(self._cards)} GPUs, {'measuring' if self._began_s is not None else 'idle'}>"
+
+    @property
+    def cards(self) -> tuple[Card, ...]:
+        return self._cards
+
+    def begin(self) -> None:
+        """A span that was never ended is dropped."""
+        self._stop_sampling()
+        self._began_s = self._clock()
+        self._max_w = 0.0
+        self._tallies = [_Tally(card, self._nvml.energy_j(card.index)) for card in self._cards]
+        self._sample_all()
+        self._tallies = [tally for tally in self._tallies if tally.counter_j is not None or tally.max_w is not None]
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._sample_often, args=(self._ending,), name="power", daemon=True)
+        self._thread.start()
+
+    def end(self) -> dict[str, Any] | None:
+        """None without `begin()`, and where the sum cannot be known: no card tells, or one fell silent meanwhile."""
+        if self._began_s is None:
+            return None
+        self._stop_sampling()
+        counters = [self._nvml.energy_j(tally.card.index) for tally in self._tallies]
+        ended_s = self._clock()
+        self._sample_all()
+        seconds, self._began_s = ended_s - self._began_s, None
+        drawn = [tally.joules(counter, seconds) for tally, counter in zip(self._tallies, counters, strict=True)]
+        known = [one for one in drawn if one is not None]
+        if not known or len(known) < len(drawn) or seconds <= 0:
+            return None
+        return _result(self._tallies, known, seconds, self._max_w)
+
+    def close(self) -> None:
+        self._stop_sampling()
+        self._began_s = None
+        self._nvml.close()
+
+    def _stop_sampling(self) -> None:
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _sample_often(self, ending: threading.Event) -> None:
+        while not ending.wait(self._sample_every_s):
+            self._sample_all()
+
+    def _sample_all(self) -> None:
+        together_w = 0.0
+        for tally in self._tallies:
+            sample = self._nvml.sample(tally.card.index)
+            tally.add(self._clock(), sample)
+            together_w += sample.power_w or 0.0
+        self._max_w = max(self._max_w, together_w)
+
+
+def _result(
+    tallies: Sequence[_Tally], drawn: Sequence[tuple[float, str]], seconds: float, together_w: float
+) -> dict[str, Any]:
+    joules = sum(joules for joules, _ in drawn)
+    reasons = sorted({reason for tally in tallies for reason in tally.throttled})
+    shares = {reason: max(tally.throttled.get(reason, 0) / tally.samples for tally in tallies) for reason in reasons}
+    return {
+        "joules": joules,
+        "seconds": seconds,
+        "mean_w": joules / seconds,
+        "max_w": max(together_w, joules / seconds),  # the mean, by the counter, may show that samples missed the peak
+        "throttled": reasons,
+        "throttled_share": shares,  # of the samples, of the card where it was most often
+        "source": COUNTER if all(source == COUNTER for _, source in drawn) else SAMPLES,
+        "gpus": [
+            {
+                "index": tally.card.index,
+                "name": tally.card.name,
+                "joules": joules,
+                "mean_w": joules / seconds,
+                "max_w": tally.max_w,
+                "temperature_max_c": tally.temperature_max_c,
+                "sm_clock_min_mhz": tally.sm_clock_min_mhz,
+                "sampled_joules": tally.sampled_j if tally.sampled_s else None,  # to hold against the counter
+            }
+            for tally, (joules, _) in zip(tallies, drawn, strict=True)
+        ],
+    }
+
+
+def throttle_reasons(bits: int) -> list[str]:
+    """By name. The hardware's slowdown is left out where its cause is known."""
+    if bits & _HW_CAUSES:
+        bits &= ~_HW_SLOWDOWN
+    return [name for bit, name in _THROTTLING.items() if bits & bit]
+
+
+def visible_cards(cards: Sequence[Card], visible: str | None) -> tuple[Card, ...]:
+    """Those that CUDA_VISIBLE_DEVICES leaves; None: it is not set. Ends at the first it does not know, as CUDA does.
+
+    A number counts in the order of the PCI bus, which is CUDA's own where all cards are alike or CUDA_DEVICE_ORDER says
+    so. A slice of a card (MIG) is not known here: its energy cannot be told from that of the other slices.
+    """
+    if visible is None:
+        return tuple(cards)
+    chosen: list[Card] = []
+    for word in visible.split(","):
+        name = word.strip()
+        if name.isdecimal():
+            found = [card for card in cards if card.index == int(name)]
+        else:
+            found = [card for card in cards if name.startswith("GPU-") and card.uuid.startswith(name)]
+        if len(found) != 1 or found[0] in chosen:
+            break
+        chosen += found
+    return tuple(chosen)
+
+
+def open_meter(visible: str | None = None) -> PowerMeter | None:
+    """A meter of the GPUs that are visible, or None. `visible` stands in for CUDA_VISIBLE_DEVICES."""
+    opened = _open(visible)
+    return None if opened is None else PowerMeter(*opened)
+
+
+def gpu_memory_used(visible: str | None = None) -> list[tuple[int, int]] | None:
+    """(index, bytes used) of each visible GPU that tells; None: none does."""
+    opened = _open(visible)
+    if opened is None:
+        return None
+    nvml, cards = opened
+    try:
+        return memory_used(nvml, cards) or None
+    finally:
+        nvml.close()
+
+
+def memory_used(nvml: Nvml, cards: Sequence[Card]) -> list[tuple[int, int]]:
+    used = [(card.index, nvml.memory_used_bytes(card.index)) for card in cards]
+    return [(index, size) for index, size in used if size is not None]
+
+
+def still_held(
+    used: Sequence[tuple[int, int]], baseline: Sequence[tuple[int, int]], within_bytes: int = CLEAR_WITHIN_BYTES
+) -> list[tuple[int, int]]:
+    """(index, bytes too many) of each GPU that holds more than it did at the baseline. Empty: clear."""
+    before = dict(baseline)
+    excess = [(index, size - before[index]) for index, size in used if index in before]
+    return [(index, size) for index, size in excess if size > within_bytes]
+
+
+def wait_until_clear(
+    used: Callable[[], Sequence[tuple[int, int]] | None],
+    baseline: Sequence[tuple[int, int]],
+    timeout_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[tuple[int, int]] | None:
+    """Waits for memory to be as it was. What is still held when the time is up; None: nobody can tell any more."""
+    until_s = clock() + timeout_s
+    while True:
+        now = used()
+        if now is None:
+            return None
+        held = still_held(now, baseline)
+        if not held or clock() >= until_s:
+            return held
+        sleep(LOOK_EVERY_S)
+
+
+def _open(visible: str | None) -> tuple[Nvml, tuple[Card, ...]] | None:
+    """The driver's NVML, open, with the visible cards; None where there is nothing to measure."""
+    try:
+        module = importlib.import_module("pynvml")
+        module.nvmlInit()
+    except Exception:  # no library, no driver, no device, no leave: all the same to who asks
+        return None
+    nvml = DriverNvml(module)
+    try:
+        limit = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+        cards = visible_cards(nvml.cards(), limit)
+    except Exception:  # as above: the driver may refuse at any step
+        cards = ()
+    if not cards:
+        nvml.close()
+        return None
+    return nvml, cards
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

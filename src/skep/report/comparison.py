@@ -1,0 +1,278 @@
+"""Several runs beside each other: one page, and one picture for a README.
+
+Pure: takes records, gives text. What makes the runs unlike in kind (simulated, broken off, another workload) is said
+above the first picture. A level that a client limited is drawn hollow, and no comparison ranks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skep.records import Comparison, Judgement, Run, SweepSummary
+from skep.report import theme
+from skep.report.figures import (
+    UNKNOWN,
+    fact_list,
+    known,
+    moment,
+    number,
+    printable,
+    public_url,
+    shortened,
+)
+from skep.report.marks import Spec, sized
+from skep.report.markup import Markup, banner, definitions, join, section, table, tag, text, trusted
+from skep.report.overlay import (
+    MOST_RUNS,
+    Series,
+    effective_overlay,
+    legend_chart,
+    series_of,
+    task_overlay,
+    tpot_overlay,
+    ttft_overlay,
+)
+from skep.report.style import document, mark
+from skep.report.svg import chart_figure, standalone
+from skep.report.sweep import incomplete
+from skep.report.tables import Entry, effective_table, shown
+
+Entries = Sequence[tuple[Run, SweepSummary]]
+
+# What may differ between repeats of the same work: chance, patience and how the client is built.
+_NO_MATTER = frozenset({"seed", "chars_per_token", "processes", "budget_s", "timeout_s", "keep_text"})
+_STYLES = {Judgement.BETTER: "left up", Judgement.WORSE: "left bad"}
+
+
+def comparison_page(
+    entries: Entries, comparisons: Sequence[Comparison] = (), *, labels: Sequence[str] | None = None
+) -> str:
+    """One HTML document of two to eight runs. `comparisons` are those of the second run against the first."""
+    runs = series_of(entries, labels)
+    header = tag(
+        "header",
+        mark("comparison"),
+        tag("h1", text(_heading(runs))),
+        *comparison_banners(runs),
+    )
+    main = tag(
+        "main",
+        section("pictures", "The same figures of each run", _legend(runs), _pictures(runs)),
+        section("judgement", "B against A", comparison_table(comparisons)) if comparisons else None,
+        section("effective", "Effective tok/s at every level", _effective(runs)),
+        section("runs", "The runs", _provenance(runs)),
+    )
+    footer = tag("footer", text(" · ".join(f"{one.letter}: run {one.run.id}" for one in runs)))
+    return document("skep: comparison", header, main, footer)
+
+
+def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None) -> str:
+    """One SVG document: effective tok/s, TTFT and TPOT of each run against C, with the legend above."""
+    runs = series_of(entries, labels)
+    gain = sized(
+        effective_overlay(runs, 330), "Effective tok/s", "upright: 95 % interval; hollow: client-limited", 400, 330
+    )
+    first = sized(ttft_overlay(runs, 105), "Time to first token, p50", "", 290, 105)
+    rest = sized(tpot_overlay(runs, 105), "Time per output token, p50", "", 290, 105)
+    panels = {
+        "hconcat": [gain, {"vconcat": [first, rest], "spacing": 118, "bounds": "flush"}],
+        "spacing": 90,
+        "bounds": "flush",
+    }
+    marks = sorted({word for one in runs for word in _marks(one)})
+    title: Spec = {"text": shortened(_heading(runs), 80), "fontSize": 18, "offset": 20}
+    if marks:
+        title |= {"subtitle": " · ".join(marks), "subtitleColor": theme.ROSE, "subtitleFontWeight": 600}
+    spec = {"title": title, "vconcat": [legend_chart(runs), panels], "spacing": 76, "bounds": "flush"}
+    names = ", ".join(f"{one.letter} {one.name}" for one in runs)
+    return standalone(spec, f"Comparison of {names}: effective tok/s, TTFT and TPOT against C")
+
+
+def comparison_banners(runs: Sequence[Series]) -> list[Markup]:
+    """What a reader has to know before the first figure."""
+    told = (
+        ("incomplete", "Incomplete", _names(runs, lambda one: incomplete(one.run)),
+         "broke off or is still running; levels broken off are left out."),
+        ("simulated", "Simulated", _names(runs, lambda one: one.run.simulated),
+         "had no model behind it: its figures are a prediction."),
+        ("imported", "Imported", _names(runs, lambda one: one.run.kind == "imported"),
+         "was measured by another tool, with its own client and its own definitions."),
+        ("limited", "Client-limited", _limited(runs),
+         "the load generator may have set the pace there: lower bounds, hollow in the pictures, never ranked."),
+    )  # fmt: skip
+    banners = [banner(kind, title, f"{who}: {story}") for kind, title, who, story in told if who]
+    if len(runs) > MOST_RUNS:
+        banners.append(banner("differs", "Many runs", f"Colours repeat after {MOST_RUNS}; the letters do not."))
+    return [*banners, *_difference(runs)]
+
+
+def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
+    """One row for each figure of each level, with the ratio, its interval and what it means."""
+    names = ("C", "Figure", "A", "B", "B over A", "95 %", "Judgement")
+    left = {"Figure", "Judgement"}
+    head = tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in left else None) for name in names))
+    rows = [_comparison_row(one) for one in comparisons]
+    counts = {judgement: sum(one.judgement is judgement for one in comparisons) for judgement in Judgement}
+    below = ", ".join(f"{count} {judgement.value}" for judgement, count in counts.items() if count)
+    return join(
+        [
+            table("Each figure of each level", [head], rows),
+            tag("p", text(f"B against A: {below}. – stands for unknown."), class_="below"),
+        ]
+    )
+
+
+def differing(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The keys, dotted where they are nested, whose values are not the same in all; None where one has no such key."""
+    flat = [_flat(one) for one in facts]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    found = {key: [one.get(key) for one in flat] for key in keys if key.rpartition(".")[2] not in _NO_MATTER}
+    return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
+
+
+def _difference(runs: Sequence[Series]) -> list[Markup]:
+    """Only where fingerprints differ: equal ones mean the same work on the same machine."""
+    if len({one.run.fingerprint for one in runs}) < 2:
+        return []
+    workload = differing([one.run.config for one in runs])
+    if workload:
+        story = f"What was asked is not the same in all runs: {_listed(workload, runs)}."
+        return [banner("differs", "Workloads differ", story)]
+    about = differing([{"model": one.run.model, "engine": one.run.engine, "host": one.run.host} for one in runs])
+    if not about:
+        return [banner("differs", "Fingerprints differ", "The runs were not made under the same conditions.")]
+    return [banner("differs", "Same workload", f"What differs is {_listed(about, runs)}.")]
+
+
+def _listed(found: Mapping[str, Sequence[Any]], runs: Sequence[Series]) -> str:
+    parts = []
+    for key, values in list(found.items())[:12]:
+        told = (f"{_value(value)} ({one.letter})" for one, value in zip(runs, values, strict=True))
+        parts.append(f"{key} {', '.join(told)}")
+    if len(found) > 12:
+        parts.append(f"and {len(found) - 12} more")
+    return "; ".join(parts)
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return UNKNOWN
+    return shortened(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value), 60)
+
+
+def _flat(facts: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{before}{key}.")
+        else:
+            found[f"{before}{key}"] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _heading(runs: Sequence[Series]) -> str:
+    models = list(dict.fromkeys(one.run.model for one in runs))
+    if len(models) == 1:
+        return f"{printable(models[0])}: {len(runs)} runs"
+    return printable(" / ".join(models)) if len(models) == 2 else f"{len(models)} models, {len(runs)} runs"
+
+
+def _names(runs: Sequence[Series], holds: Any) -> str:
+    return ", ".join(one.letter for one in runs if holds(one))
+
+
+def _limited(runs: Sequence[Series]) -> str:
+    parts = []
+    for one in runs:
+        where = [str(level.concurrency) for level in one.levels if level.client_limited]
+        if where:
+            parts.append(f"{one.letter} at C = {', '.join(where)}")
+    return "; ".join(parts)
+
+
+def _marks(one: Series) -> list[str]:
+    words = (
+        ("SIMULATED", one.run.simulated),
+        ("INCOMPLETE", incomplete(one.run)),
+        ("IMPORTED", one.run.kind == "imported"),
+    )
+    return [f"{word}: {one.letter}" for word, holds in words if holds]
+
+
+def _legend(runs: Sequence[Series]) -> Markup:
+    return tag(
+        "ol", *(tag("li", _sample(one), tag("b", text(one.letter)), text(one.name)) for one in runs), class_="legend"
+    )
+
+
+def _sample(one: Series) -> Markup:
+    """A piece of the run's line. Its shape is left to the pictures; the letter names it in all of them."""
+    dash = f' stroke-dasharray="{" ".join(map(str, one.dash))}"' if one.dash else ""
+    return trusted(
+        f'<svg viewBox="0 0 52 16" aria-hidden="true"><path d="M2 8h48" fill="none" stroke="{one.colour}" '
+        f'stroke-width="3" stroke-linecap="round"{dash}/></svg>'
+    )
+
+
+def _pictures(runs: Sequence[Series]) -> Markup:
+    drawn = (
+        (effective_overlay(runs), "Effective tok/s", "Upright: 95 % interval of the mean, where runs were repeated."),
+        (task_overlay(runs), "Per-task tok/s", "The speed that one agent sees while its answer streams."),
+        (ttft_overlay(runs), "Time to first token", "Median of each level."),
+        (tpot_overlay(runs), "Time per output token", "Median of each level."),
+    )
+    return tag("div", *(chart_figure(spec, title, caption) for spec, title, caption in drawn), class_="charts")
+
+
+def _comparison_row(one: Comparison) -> Markup:
+    ratio = one.ratio
+    interval = UNKNOWN if ratio is None else f"{number(ratio.low, digits=2)}..{number(ratio.high, digits=2)}"
+    verdict = one.judgement.value + (f": {one.why}" if one.why else "")
+    return tag(
+        "tr",
+        tag("th", text(one.concurrency), scope="row"),
+        tag("td", text(one.metric), class_="left"),
+        tag("td", text(_figure(one.metric, one.a))),
+        tag("td", text(_figure(one.metric, one.b))),
+        tag("td", tag("b", text(UNKNOWN if ratio is None else number(ratio.estimate, digits=3)))),
+        tag("td", text(interval), class_="soft"),
+        tag("td", text(verdict), class_=_STYLES.get(one.judgement, "left soft")),
+    )
+
+
+def _figure(metric: str, value: float | None) -> str:
+    """Times are milliseconds in the records; rates are what their name says."""
+    is_time = metric.upper().startswith(("TTFT", "TPOT"))
+    return f"{number(value)} ms" if is_time and known(value) else number(value)
+
+
+def _effective(runs: Sequence[Series]) -> Markup:
+    entries: list[Entry] = [(f"{one.letter}  {one.name}", one.summary) for one in runs]
+    plain = effective_table(entries)
+    head = tag("tr", *(tag("th", text(name), class_=None if i else "left") for i, name in enumerate(plain.columns)))
+    rows = [
+        tag("tr", tag("th", text(row[0]), scope="row"), *(tag("td", text(cell)) for cell in row[1:]))
+        for row in shown(plain)
+    ]
+    return table("Effective tok/s of each run", [head], rows)
+
+
+def _provenance(runs: Sequence[Series]) -> Markup:
+    parts = []
+    for one in runs:
+        run = one.run
+        facts = [
+            ("model", run.model),
+            ("url", public_url(run.url)),
+            ("run", run.id),
+            ("kind", run.kind),
+            ("state", run.state.value),
+            ("began", moment(run.created_at)),
+            ("skep", run.skep_version),
+            ("fingerprint", run.fingerprint),
+            *fact_list(run.engine),
+            *fact_list(run.config),
+        ]
+        parts.append(definitions(f"{one.letter}  {one.name}", facts))
+    return tag("div", *parts, class_="columns")

@@ -1,0 +1,146 @@
+"""The highest C that keeps a promise such as TTFT under 1 s. Knows shares of limits; knows neither clock nor server.
+
+Each run of a level is told as one number: the worst of its figures as a share of its limit, so that up to 1 is met. A
+run that is off the limit by more than a tenth decides its level at once. Nearer to it the answer is noise, and the
+level is run again: the median of up to three shares decides, or two that agree. C doubles from 1 until a level fails,
+then the gap is halved. Where the first failure was by less than a factor of two, one level beyond it is looked at as
+well: engines have favoured batch sizes, and a level above one that failed may keep the promise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from skep.stats.percentiles import median
+
+NEAR = 0.1
+NEAR_ENOUGH_TO_LOOK_BEYOND = 2.0
+
+
+class SloEnd(Enum):
+    FOUND = "found"
+    NEVER = "not even one agent at a time"
+    STILL_MET = "still met at the largest C allowed"
+    CLIENT_LIMITED = "the client was the limit"
+    BUDGET = "the budget of runs is spent"
+
+
+@dataclass(frozen=True, slots=True)
+class SloResult:
+    """`highest_met` counts passes above a failure too; `safe` is the highest C with no failure at or below it."""
+
+    highest_met: int | None
+    lowest_failed: int | None
+    safe: int | None
+    end: SloEnd
+
+    @property
+    def monotone(self) -> bool:
+        """False: a level passed above one that failed."""
+        return self.highest_met is None or self.lowest_failed is None or self.highest_met < self.lowest_failed
+
+
+def share_of_limit(figures: Iterable[tuple[float | None, float]]) -> float:
+    """The worst of (measured, limit). Infinite where a figure is missing: what was not seen was not kept."""
+    return max((math.inf if seen is None else seen / limit for seen, limit in figures), default=math.inf)
+
+
+class SloSearch:
+    """Ask `next_level`, run it, tell `measured`; until it is None. `width`: the gap left, as a share of C."""
+
+    def __init__(self, *, max_concurrency: int, budget: int = 40, repeats: int = 3, width: float = 0.05) -> None:
+        if max_concurrency < 1 or budget < 1 or repeats < 1:
+            raise ValueError("a search needs a level, a run, and a repeat")
+        self._max, self._budget, self._repeats, self._width = max_concurrency, budget, repeats, width
+        self._shares: dict[int, list[float]] = {}
+        self._limited: set[int] = set()
+        self.runs = 0
+
+    def __repr__(self) -> str:
+        return f"<SloSearch {self.runs}/{self._budget} runs, met at {self._highest_met()}, next {self.next_level()}>"
+
+    def measured(self, concurrency: int, share: float, *, limited: bool = False) -> None:
+        """One run. A failure where the client was the limit is not the server's, and nothing is asked above it."""
+        self.runs += 1
+        if limited and share > 1:
+            self._limited.add(concurrency)
+        else:
+            self._shares.setdefault(concurrency, []).append(share)
+
+    def next_level(self) -> int | None:
+        """None: done."""
+        return None if self.runs >= self._budget else self._wanted()
+
+    @property
+    def done(self) -> bool:
+        return self.next_level() is None
+
+    def result(self) -> SloResult:
+        """By what is known so far."""
+        met, failed = self._highest_met(), min(self._levels(met=False), default=None)
+        safe = max((c for c in self._levels(met=True) if failed is None or c < failed), default=None)
+        return SloResult(met, failed, safe, self._end(met))
+
+    def remaining(self) -> int:
+        """Runs still to come, roughly: how many levels lie near the limit is only known afterwards."""
+        if self.done:
+            return 0
+        met, failed = self._highest_met() or 0, self._failed_above()
+        if failed is None:
+            halvings = 1 + max(0, (met or 1).bit_length() - 1)
+        else:
+            halvings = math.ceil(math.log2(max(2.0, (failed - met) / self._step(met))))
+        return max(1, min(self._budget - self.runs, halvings + 2))
+
+    def _wanted(self) -> int | None:
+        unclear = next((c for c in sorted(self._shares) if self._is_met(c) is None), None)
+        if unclear is not None:
+            return unclear
+        met, failed = self._highest_met() or 0, self._failed_above()
+        ceiling = min((c for c in self._limited if c > met), default=None)
+        if failed is None and ceiling is None:
+            return min(max(1, 2 * met), self._max) if met < self._max else None
+        if failed is not None and ceiling is None and self._may_pass_beyond(failed):
+            return min(2 * failed, self._max)
+        upper = min(edge for edge in (failed, ceiling) if edge is not None)
+        return (met + upper) // 2 if upper - met > self._step(met) else None
+
+    def _may_pass_beyond(self, failed: int) -> bool:
+        beyond = max(c for c in self._shares) > failed
+        return not beyond and failed < self._max and median(self._shares[failed]) < NEAR_ENOUGH_TO_LOOK_BEYOND
+
+    def _end(self, met: int | None) -> SloEnd:
+        if self.runs >= self._budget and self._wanted() is not None:
+            return SloEnd.BUDGET
+        if met is None:
+            return SloEnd.CLIENT_LIMITED if self._limited and not self._shares else SloEnd.NEVER
+        if self._failed_above() is not None:
+            return SloEnd.FOUND
+        return SloEnd.STILL_MET if met >= self._max else SloEnd.CLIENT_LIMITED
+
+    def _is_met(self, concurrency: int) -> bool | None:
+        """None: near the limit, to be run again."""
+        shares = self._shares[concurrency]
+        passes = sum(share <= 1 for share in shares)
+        majority = 2 * max(passes, len(shares) - passes) > self._repeats
+        middle = median(shares)
+        if len(shares) >= self._repeats or majority or abs(middle - 1) > NEAR:
+            return middle <= 1
+        return None
+
+    def _levels(self, *, met: bool) -> list[int]:
+        return [c for c in self._shares if self._is_met(c) is met]
+
+    def _highest_met(self) -> int | None:
+        return max(self._levels(met=True), default=None)
+
+    def _failed_above(self) -> int | None:
+        """The lowest failure above the highest pass: between them lies what is looked for."""
+        met = self._highest_met() or 0
+        return min((c for c in self._levels(met=False) if c > met), default=None)
+
+    def _step(self, met: int) -> int:
+        return max(1, round(self._width * met))

@@ -1,0 +1,191 @@
+"""Where a curve of effective tok/s against C stops growing, and where it falls.
+
+The *knee* is the smallest C that no larger C betters by 5 %. The *cliff* is the last C before the curve lies more than
+5 % under its best, and stays there. Both are judged on the repeats: the relative noise is taken as the same at all
+levels and estimated from all of them together, since three repeats of one level say little about it. Each question is
+one-sided and asked at 95 %. Levels where the client was the limit are never used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from statistics import fmean
+
+from skep.records import Turning
+from skep.stats.intervals import WIDEST
+from skep.stats.student import t_quantile
+
+MARGIN = 0.05
+TAILS = 0.10  # of both sides together: one-sided questions are answered at 95 %
+
+
+@dataclass(frozen=True, slots=True)
+class LevelPoint:
+    """One level with the figure of each repeat; zero where not one request succeeded."""
+
+    concurrency: int
+    values: Sequence[float]
+    limited: bool = False  # the client was the limit
+
+
+class Side(Enum):
+    """Of a point on the curve: where a level surely lies, or UNCLEAR where the repeats do not say."""
+
+    BEFORE = "before"
+    AFTER = "after"
+    UNCLEAR = "unclear"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A knee or a cliff among the measured levels, by index: it lies between `low` and `high`.
+
+    `low` is -1 where even the first level is past it. `sure`: both ends are.
+    """
+
+    at: int
+    low: int
+    high: int
+    sure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    concurrency: int
+    count: int
+    estimate: float  # geometric mean; 0 where a repeat brought nothing
+    squares: float  # of the deviations of the logarithms
+
+
+class Curve:
+    """The usable levels in order of C, with what can be said about each pair of them."""
+
+    def __init__(self, levels: Iterable[LevelPoint], *, margin: float = MARGIN) -> None:
+        figures: dict[int, list[float]] = {}
+        for level in levels:
+            if level.values and not level.limited:
+                figures.setdefault(level.concurrency, []).extend(level.values)
+        self.levels = [_level(c, figures[c]) for c in sorted(figures)]
+        self._margin = margin
+        self._freedom = sum(level.count - 1 for level in self.levels if level.estimate)
+        squares = math.fsum(level.squares for level in self.levels)
+        self.noise = math.sqrt(squares / self._freedom) if self._freedom else None
+
+    def ratio(self, above: int, below: int, *, among: int = 1) -> tuple[float, float, float]:
+        """low, estimate and high of one level over another; without bounds while no level was repeated.
+
+        `among`: of so many levels the most extreme one is looked at, so the bounds have to hold for all of them.
+        """
+        one, two = self.levels[above], self.levels[below]
+        if not two.estimate:
+            return (1.0, 1.0, 1.0) if not one.estimate else (0.0, math.inf, math.inf)
+        share = one.estimate / two.estimate
+        if self.noise is None:
+            return 0.0, share, math.inf
+        reach = t_quantile(1 - TAILS / among, self._freedom) * self.noise * math.sqrt(1 / one.count + 1 / two.count)
+        spread = math.exp(min(reach, WIDEST))
+        return share / spread, share, share * spread
+
+    def rival(self, index: int) -> int | None:
+        """Of the larger levels the one that may be best, as far as the repeats say; None for the last."""
+        later = range(index + 1, len(self.levels))
+        return max(later, key=lambda place: self.ratio(place, index)[:0:-1], default=None)
+
+    def best_before(self, index: int) -> int | None:
+        """The best of the smaller levels; None for the first."""
+        return max(range(index), key=lambda place: self.levels[place].estimate, default=None)
+
+    def knee_side(self, index: int) -> Side:
+        """BEFORE: a larger level is surely better by the margin. AFTER: surely none is."""
+        later = range(index + 1, len(self.levels))
+        if any(self.ratio(place, index, among=len(later))[0] > 1 + self._margin for place in later):
+            return Side.BEFORE
+        ratios = [self.ratio(place, index) for place in later]
+        if ratios and all(high < 1 + self._margin for _, _, high in ratios):
+            return Side.AFTER
+        return Side.UNCLEAR
+
+    def cliff_side(self, index: int) -> Side:
+        """BEFORE: surely within the margin of the best up to here. AFTER: surely under it."""
+        best = self.best_before(index)
+        if best is None:
+            return Side.BEFORE
+        if self.ratio(index, best)[0] > 1 - self._margin:
+            return Side.BEFORE
+        return Side.AFTER if self.ratio(index, best, among=index)[2] < 1 - self._margin else Side.UNCLEAR
+
+    def knee(self) -> Place | None:
+        """None: the last level still brings growth, or there are fewer than two."""
+        at = next((place for place in range(len(self.levels) - 1) if not self._grows_after(place)), None)
+        if at is None:
+            return None
+        return self._place(at, at - 1, at, self.knee_side)
+
+    def cliff(self) -> Place | None:
+        """None: the last level is not under the best."""
+        first_bad = len(self.levels)
+        while first_bad > 1 and self._is_under(first_bad - 1):
+            first_bad -= 1
+        if first_bad == len(self.levels):
+            return None
+        return self._place(first_bad - 1, first_bad - 1, first_bad, self.cliff_side)
+
+    def bracket(self, place: Place) -> tuple[int, int]:
+        """In C; from 0 where even the first level is past the point."""
+        low = self.levels[place.low].concurrency if place.low >= 0 else 0
+        return low, self.levels[place.high].concurrency
+
+    def drop_pct(self, cliff: Place) -> float:
+        estimates = [level.estimate for level in self.levels]
+        return 100 * (1 - min(estimates[cliff.at + 1 :]) / max(estimates))
+
+    def surely_grows(self) -> bool:
+        """Up to the last level."""
+        return len(self.levels) > 1 and self.knee_side(len(self.levels) - 2) is Side.BEFORE
+
+    def _place(self, at: int, low: int, high: int, side: Callable[[int], Side]) -> Place:
+        """Widened over levels that are unclear, where the noise is known; by the estimates alone where it is not."""
+        sure_low = next((place for place in range(low, -1, -1) if side(place) is Side.BEFORE), -1)
+        sure_high = next((place for place in range(high, len(self.levels)) if side(place) is Side.AFTER), None)
+        if self.noise is None:
+            return Place(at, low, high, sure=False)
+        if sure_high is None:
+            return Place(at, sure_low, len(self.levels) - 1, sure=False)
+        return Place(at, sure_low, sure_high, sure=True)
+
+    def _grows_after(self, index: int) -> bool:
+        later = range(index + 1, len(self.levels))
+        return any(self.ratio(place, index)[1] >= 1 + self._margin for place in later)
+
+    def _is_under(self, index: int) -> bool:
+        best = self.best_before(index)
+        return best is not None and self.ratio(index, best)[1] < 1 - self._margin
+
+
+def find_turning(levels: Iterable[LevelPoint], *, margin: float = MARGIN) -> Turning:
+    """Knee and cliff of what was measured; a bracket spans the levels that the repeats leave open.
+
+    With one repeat each nothing is sure and the brackets are those of the estimates.
+    """
+    curve = Curve(levels, margin=margin)
+    knee, cliff = curve.knee(), curve.cliff()
+    places = [place for place in (knee, cliff) if place is not None]
+    return Turning(
+        knee=None if knee is None else curve.levels[knee.at].concurrency,
+        knee_bracket=None if knee is None else curve.bracket(knee),
+        cliff=None if cliff is None else curve.levels[cliff.at].concurrency,
+        cliff_bracket=None if cliff is None else curve.bracket(cliff),
+        drop_pct=None if cliff is None else curve.drop_pct(cliff),
+        sure=all(place.sure for place in places) if places else curve.surely_grows(),
+    )
+
+
+def _level(concurrency: int, values: Sequence[float]) -> _Level:
+    if min(values) <= 0:
+        return _Level(concurrency, len(values), 0.0, 0.0)
+    logs = [math.log(value) for value in values]
+    mean = fmean(logs)
+    return _Level(concurrency, len(values), math.exp(mean), math.fsum((value - mean) ** 2 for value in logs))

@@ -1,0 +1,93 @@
+"""When requests arrive: endless offsets in seconds from the beginning of a load, never falling.
+
+The gaps of a gamma process have a coefficient of variation of their own: 1 is Poisson, above it is burstier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from random import Random
+
+from skep.errors import UserError
+from skep.workload.chance import exponential
+from skep.workload.chance import gamma as draw_gamma
+
+Arrivals = Callable[[float, Random], Iterator[float]]  # of a rate per second
+
+_HINT = "write `poisson`, `constant` or `gamma:CV`, such as `gamma:2.0`"
+_LARGEST_CV = 20.0
+
+
+def constant(rate: float) -> Iterator[float]:
+    """0, 1/rate, 2/rate, ...: not summed up, so that nothing drifts."""
+    _check_rate(rate)
+    return _constant(rate)
+
+
+def _constant(rate: float) -> Iterator[float]:
+    place = 0
+    while True:
+        yield place / rate
+        place += 1
+
+
+def poisson(rate: float, rng: Random) -> Iterator[float]:
+    _check_rate(rate)
+    return _summed(lambda: exponential(rng, 1.0 / rate))
+
+
+def gamma(rate: float, cv: float, rng: Random) -> Iterator[float]:
+    """`cv` is the gaps' deviation over their mean; 0 gives constant gaps."""
+    _check_rate(rate)
+    _check_cv(cv, str(cv))
+    if cv == 0:
+        return constant(rate)
+    shape = 1.0 / (cv * cv)
+    return _summed(lambda: draw_gamma(rng, shape) / (shape * rate))
+
+
+def from_times(times: Iterable[float]) -> Iterator[float]:
+    """Offsets that somebody wrote down; the only ones that end."""
+    before = 0.0
+    for place, at_s in enumerate(times, start=1):
+        if not (math.isfinite(at_s) and at_s >= before):
+            raise UserError(f"arrival {place} at `{at_s}` s comes before the one ahead of it", hint="sort the times")
+        before = at_s
+        yield at_s
+
+
+def parse_arrivals(text: str) -> Arrivals:
+    """ "poisson", "constant" or "gamma:2.0": what makes offsets of a rate and a generator."""
+    name, colon, value = text.strip().lower().partition(":")
+    if name == "poisson" and not colon:
+        return poisson
+    if name == "constant" and not colon:
+        return lambda rate, _: constant(rate)
+    if name == "gamma" and colon:
+        try:
+            cv = float(value)
+        except ValueError:
+            raise UserError(f"arrivals `{text}`: `{value}` is not a number", hint=_HINT) from None
+        _check_cv(cv, text)
+        return lambda rate, rng: gamma(rate, cv, rng)
+    raise UserError(f"arrivals `{text}` are not known", hint=_HINT)
+
+
+def _summed(gap: Callable[[], float]) -> Iterator[float]:
+    """The first arrival comes after a gap as well: a process has no beginning of its own."""
+    at_s = 0.0
+    while True:
+        at_s += gap()
+        yield at_s
+
+
+def _check_rate(rate: float) -> None:
+    if not (math.isfinite(rate) and rate > 0):
+        raise UserError(f"`{rate}` requests per second is not a rate", hint="give a number above zero")
+
+
+def _check_cv(cv: float, text: str) -> None:
+    if not (math.isfinite(cv) and 0 <= cv <= _LARGEST_CV):
+        hint = f"its coefficient of variation lies between 0 and {_LARGEST_CV:g}; 1 is Poisson"
+        raise UserError(f"arrivals `{text}` vary by an impossible amount", hint=hint)

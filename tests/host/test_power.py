@@ -1,0 +1,365 @@
+"""Power, energy and memory of GPUs, with a driver that tells what it is told to tell."""
+
+import threading
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from skep.host.power import (
+    COUNTER,
+    SAMPLES,
+    Card,
+    DriverNvml,
+    PowerMeter,
+    Sample,
+    gpu_memory_used,
+    memory_used,
+    open_meter,
+    still_held,
+    throttle_reasons,
+    visible_cards,
+    wait_until_clear,
+)
+
+GIB = 1 << 30
+A, B = Card(0, "GPU-aaaa-1", "Card A"), Card(1, "GPU-aabb-2", "Card B")
+
+
+@dataclass
+class Script:
+    """A driver with two cards: energy in joules and samples, one after the other; the last one stays."""
+
+    energy: dict[int, list[float | None]] = field(default_factory=dict)
+    samples: dict[int, list[Sample]] = field(default_factory=dict)
+    memory: dict[int, int] = field(default_factory=dict)
+    asked: int = 0
+    closed: bool = False
+    enough: threading.Event = field(default_factory=threading.Event)
+    wanted: int = 10**9
+
+    def cards(self):
+        return [A, B]
+
+    def energy_j(self, index):
+        return self._next(self.energy.get(index, [None]))
+
+    def sample(self, index):
+        self.asked += 1
+        if self.asked >= self.wanted:
+            self.enough.set()
+        return self._next(self.samples.get(index, [Sample()]))
+
+    def memory_used_bytes(self, index):
+        return self.memory.get(index)
+
+    def close(self):
+        self.closed = True
+
+    @staticmethod
+    def _next(values):
+        return values.pop(0) if len(values) > 1 else values[0]
+
+
+def span(script, cards, seconds, looks=0):
+    """One span of a meter whose clock moves `seconds` in all, and one second for each look in between."""
+    now = [100.0]
+    meter = PowerMeter(script, cards, clock=lambda: now[0], sample_every_s=3600)
+    meter.begin()
+    for _ in range(looks):
+        now[0] += 1
+        meter._sample_all()
+    now[0] += seconds - looks
+    return meter.end()
+
+
+def watts(*values, **more):
+    return [Sample(power_w=value, **more) for value in values]
+
+
+def test_the_energy_counter_counts_where_the_card_has_one():
+    found = span(Script({0: [1000.0, 7000.0]}, {0: watts(550.0, 700.0, 650.0)}), [A], 10.0)
+    assert (found["joules"], found["seconds"], found["mean_w"], found["source"]) == (6000.0, 10.0, 600.0, COUNTER)
+    assert found["max_w"] == 700.0
+
+
+def test_power_samples_are_summed_where_there_is_no_counter():
+    found = span(Script({}, {0: watts(100.0, 200.0, 300.0, 300.0)}), [A], 3.0, looks=2)
+    assert found["source"] == SAMPLES
+    assert found["joules"] == pytest.approx(150 + 250 + 300)
+    assert found["mean_w"] == pytest.approx(700 / 3)
+
+
+def test_a_counter_that_went_back_is_not_believed():
+    """The driver was loaded anew in between."""
+    found = span(Script({0: [9000.0, 10.0]}, {0: watts(100.0)}), [A], 5.0)
+    assert (found["source"], found["joules"]) == (SAMPLES, 500.0)
+
+
+def test_a_short_span_is_measured_by_samples_as_the_counter_moves_in_steps():
+    """Seen on an H200: 805 W by the counter over 0.34 s, on a card that draws 700 W at most."""
+    found = span(Script({0: [0.0, 276.4]}, {0: watts(700.0)}), [A], 0.34)
+    assert (found["source"], found["mean_w"]) == (SAMPLES, pytest.approx(700.0))
+
+
+def test_several_cards_add_up_and_are_listed():
+    script = Script({0: [0.0, 500.0], 1: [10.0, 310.0]}, {0: watts(60.0, 50.0), 1: watts(20.0, 40.0)})
+    found = span(script, [A, B], 10.0)
+    assert (found["joules"], found["max_w"]) == (800.0, 90.0)
+    assert [(gpu["index"], gpu["name"], gpu["joules"]) for gpu in found["gpus"]] == [
+        (0, "Card A", 500.0),
+        (1, "Card B", 300.0),
+    ]
+
+
+def test_one_card_by_samples_makes_the_sum_one_of_samples():
+    found = span(Script({0: [0.0, 500.0]}, {0: watts(50.0), 1: watts(30.0)}), [A, B], 10.0)
+    assert (found["source"], found["joules"]) == (SAMPLES, 800.0)
+
+
+def test_the_highest_power_is_never_below_the_mean():
+    found = span(Script({0: [0.0, 1000.0]}, {0: watts(10.0)}), [A], 10.0)
+    assert found["max_w"] == found["mean_w"] == 100.0
+
+
+def test_heat_clocks_and_throttling_are_kept_by_card():
+    looks = [
+        Sample(100.0, 0x1, 40.0, 1980),
+        Sample(100.0, 0x4, 61.0, 1260),
+        Sample(100.0, 0x48, 59.0, 1500),
+        Sample(100.0, 0x0, 58.0, 1980),
+    ]
+    found = span(Script({}, {0: looks}), [A], 3.0, looks=2)
+    assert found["throttled"] == ["hardware thermal", "power cap"]
+    assert found["throttled_share"] == {"hardware thermal": 0.25, "power cap": 0.25}
+    assert (found["gpus"][0]["temperature_max_c"], found["gpus"][0]["sm_clock_min_mhz"]) == (61.0, 1260)
+
+
+@pytest.mark.parametrize(
+    ("bits", "names"),
+    [
+        (0x0, []),
+        (0x1 | 0x2 | 0x10 | 0x100, []),
+        (0x4, ["power cap"]),
+        (0x8, ["hardware slowdown"]),
+        (0x8 | 0x80, ["power brake"]),
+        (0x20 | 0x40 | 0x8, ["thermal", "hardware thermal"]),
+    ],
+)
+def test_only_some_reasons_are_throttling(bits, names):
+    """An idle card, or one whose clocks somebody set, is not slowed down by heat or power."""
+    assert throttle_reasons(bits) == names
+
+
+def test_a_card_that_tells_nothing_is_left_out():
+    found = span(Script({0: [0.0, 500.0]}, {0: watts(50.0)}), [A, B], 10.0)
+    assert [gpu["index"] for gpu in found["gpus"]] == [0]
+
+
+def test_without_any_card_that_tells_there_is_no_figure():
+    assert span(Script(), [A, B], 10.0) is None
+
+
+def test_a_card_that_falls_silent_makes_the_sum_unknown():
+    """Half of the energy would be a wrong figure, not a smaller one."""
+    script = Script({0: [0.0, 500.0], 1: [0.0, None]}, {0: watts(50.0), 1: [Sample(50.0), Sample()]})
+    assert span(script, [A, B], 10.0) is None
+
+
+def test_a_span_has_to_begin():
+    meter = PowerMeter(Script(), [A])
+    assert meter.end() is None
+    assert repr(meter) == "<PowerMeter of 1 GPUs, idle>"
+
+
+def test_the_thread_samples_while_a_span_lasts_and_ends_with_it():
+    script = Script({}, {0: watts(50.0)}, wanted=4)
+    meter = PowerMeter(script, [A], sample_every_s=0.001)
+    meter.begin()
+    assert script.enough.wait(10)
+    assert meter.end()["mean_w"] == pytest.approx(50.0)
+    asked = script.asked
+    assert not [thread for thread in threading.enumerate() if thread.name == "power"]
+    assert script.asked == asked
+
+
+def test_a_new_span_knows_nothing_of_the_one_before():
+    now = [0.0]
+    script = Script({0: [0.0, 1000.0, 1000.0, 1200.0]}, {0: [*watts(500.0, 500.0), *watts(20.0)]})
+    meter = PowerMeter(script, [A], clock=lambda: now[0], sample_every_s=3600)
+    found = []
+    for _ in range(2):
+        meter.begin()
+        now[0] += 10
+        found.append(meter.end())
+    assert [(one["joules"], one["max_w"]) for one in found] == [(1000.0, 500.0), (200.0, 20.0)]
+
+
+def test_closing_ends_the_span_and_the_driver():
+    script = Script({}, {0: watts(50.0)})
+    meter = PowerMeter(script, [A])
+    meter.begin()
+    meter.close()
+    assert script.closed
+    assert meter.end() is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        (None, [0, 1]),
+        ("", []),
+        ("-1", []),
+        ("1", [1]),
+        ("1,0", [1, 0]),
+        ("0, 7, 1", [0]),
+        ("0,0", [0]),
+        ("GPU-aabb", [1]),
+        ("GPU-aa", []),  # both cards begin so
+        ("GPU-aabb-2,0", [1, 0]),
+        ("MIG-1234", []),
+    ],
+)
+def test_only_visible_cards_count(visible, indices):
+    assert [card.index for card in visible_cards([A, B], visible)] == indices
+
+
+class Refused(Exception):
+    pass
+
+
+class Unsupported(Refused):
+    pass
+
+
+def binding(**functions):
+    """The functions of pynvml that are asked, one card; a function that is not given is not supported."""
+    calls = []
+
+    def unsupported(*_):
+        raise Unsupported
+
+    def called(name):
+        def call(*arguments):
+            calls.append(name)
+            return functions.get(name, unsupported)(*arguments)
+
+        return call
+
+    names = (
+        "TotalEnergyConsumption", "PowerUsage", "CurrentClocksEventReasons", "CurrentClocksThrottleReasons",
+        "Temperature", "ClockInfo", "MemoryInfo", "FieldValues", "UUID", "Name",
+    )  # fmt: skip
+    module = SimpleNamespace(
+        NVMLError=Refused, NVMLError_NotSupported=Unsupported, NVMLError_FunctionNotFound=Unsupported,
+        NVMLError_NoPermission=Unsupported, NVML_TEMPERATURE_GPU=0, NVML_CLOCK_SM=1, NVML_FI_DEV_POWER_INSTANT=186,
+        NVML_SUCCESS=0, nvmlDeviceGetCount=lambda: 1, nvmlDeviceGetHandleByIndex=lambda index: f"handle {index}",
+        **{f"nvmlDeviceGet{name}": called(name) for name in names},
+    )  # fmt: skip
+    return module, calls
+
+
+def field_value(milliwatts, status=0):
+    return lambda *_: [SimpleNamespace(nvmlReturn=status, value=SimpleNamespace(uiVal=milliwatts))]
+
+
+IDENTITY = {"UUID": lambda _: b"GPU-1", "Name": lambda _: "H200"}
+
+
+def opened(**functions):
+    module, calls = binding(**IDENTITY, **functions)
+    nvml = DriverNvml(module)
+    assert nvml.cards() == [Card(0, "GPU-1", "H200")]
+    return nvml, calls
+
+
+def test_the_driver_is_asked_for_the_power_of_the_moment():
+    nvml, _ = opened(FieldValues=field_value(700_500), PowerUsage=lambda _: 612_000)
+    assert nvml.sample(0).power_w == 700.5
+
+
+@pytest.mark.parametrize("answer", [field_value(0, status=3), field_value(0)])
+def test_older_drivers_tell_their_power_in_the_old_way(answer):
+    nvml, calls = opened(FieldValues=answer, PowerUsage=lambda _: 55_000)
+    assert [nvml.sample(0).power_w for _ in range(3)] == [55.0] * 3
+    assert calls.count("FieldValues") == 1  # what is not supported is not asked again
+
+
+def test_throttle_reasons_are_found_under_their_old_name():
+    nvml, _ = opened(CurrentClocksThrottleReasons=lambda _: 0x4)
+    assert nvml.sample(0).reasons == 0x4
+
+
+def test_units_of_the_driver_become_joules_and_bytes():
+    nvml, _ = opened(TotalEnergyConsumption=lambda _: 2_357_365, MemoryInfo=lambda _: SimpleNamespace(used=GIB))
+    assert (nvml.energy_j(0), nvml.memory_used_bytes(0)) == (2357.365, GIB)
+
+
+def test_what_a_card_does_not_tell_is_unknown():
+    nvml, _ = opened()
+    assert nvml.sample(0) == Sample()
+    assert (nvml.energy_j(0), nvml.memory_used_bytes(0)) == (None, None)
+
+
+def test_a_refusal_of_the_moment_is_asked_again():
+    answers = [Refused(), 55_000]
+
+    def power(_):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    nvml, _ = opened(PowerUsage=power)
+    assert [nvml.sample(0).power_w, nvml.sample(0).power_w] == [None, 55.0]
+
+
+def test_a_card_that_cannot_be_opened_is_not_there():
+    module, _ = binding(UUID=lambda _: "GPU-1")
+    assert DriverNvml(module).cards() == []
+
+
+def test_opening_never_raises():
+    """With a GPU or without: a meter or None."""
+    meter = open_meter("")
+    assert meter is None
+    assert gpu_memory_used("") is None
+
+
+def test_memory_is_listed_for_the_cards_that_tell():
+    assert memory_used(Script(memory={1: 5 * GIB}), [A, B]) == [(1, 5 * GIB)]
+
+
+def test_memory_is_clear_when_it_is_about_what_it_was():
+    baseline = [(0, GIB), (1, GIB)]
+    assert still_held([(0, GIB + 1000), (1, GIB // 2)], baseline) == []
+    assert still_held([(0, 3 * GIB), (1, GIB), (2, 9 * GIB)], baseline) == [(0, 2 * GIB)]
+
+
+def waited(answers, timeout_s=10.0):
+    now, slept = [0.0], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += seconds
+
+    left = wait_until_clear(
+        lambda: answers.pop(0) if len(answers) > 1 else answers[0],
+        [(0, 0)],
+        timeout_s,
+        clock=lambda: now[0],
+        sleep=sleep,
+    )
+    return left, sum(slept)
+
+
+def test_waiting_ends_as_soon_as_memory_is_clear():
+    assert waited([[(0, 8 * GIB)], [(0, 8 * GIB)], [(0, 0)]]) == ([], 1.0)
+
+
+def test_waiting_ends_with_what_is_still_held():
+    assert waited([[(0, 8 * GIB)]], timeout_s=3.0) == ([(0, 8 * GIB)], 3.0)
+
+
+def test_waiting_ends_when_nobody_can_tell():
+    assert waited([None]) == (None, 0)

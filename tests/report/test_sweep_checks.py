@@ -1,0 +1,109 @@
+"""The sentences about drift, cache, clocks and turning points say what is known and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from skep.records import Interval, Turning
+from skep.report.checks import (
+    cache_sentence,
+    check_list,
+    clock_section,
+    delivered_sentence,
+    drift_sentence,
+    turning_sentence,
+)
+
+
+@pytest.mark.parametrize(
+    ("drift", "sentence"),
+    [
+        (Interval(0.96, 0.98, 1.01), "C=1 at the end was 0.98 (0.96..1.01) of the beginning: no drift to be seen."),
+        (
+            Interval(0.88, 0.9, 0.93),
+            ("C=1 at the end was 0.90 (0.88..0.93) of the beginning: the machine grew slower while it was measured."),
+        ),
+        (
+            Interval(1.02, 1.1, 1.2),
+            ("C=1 at the end was 1.10 (1.02..1.20) of the beginning: the machine grew faster while it was measured."),
+        ),
+        (None, None),
+    ],
+)
+def test_drift_is_told_with_its_interval(summary, drift, sentence):
+    """An interval around one is no drift, wherever its middle is."""
+    assert drift_sentence(replace(summary, drift=drift)) == sentence
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(0.03, "held 3 % of the prompts' tokens: the prompts were cold"), (0.3, "not all cold"), (0.8, "read before")],
+)
+def test_cache_is_told_in_words(told, share, words):
+    """Whether a TTFT is of cold prompts decides what it is worth."""
+    assert words in cache_sentence([replace(level, cached_prompt_share=share) for level in told.levels])
+
+
+def test_cache_names_the_level_where_it_held_most(told):
+    """One warm level must not hide behind the mean."""
+    levels = (*told.levels[:3], replace(told.levels[3], cached_prompt_share=0.5))
+    assert "(50 % at C = 16)" in cache_sentence(levels)
+
+
+def test_silent_engine_makes_no_sentence_about_its_cache(told):
+    """None is unknown: neither cold nor warm."""
+    assert cache_sentence([replace(level, cached_prompt_share=None) for level in told.levels]) is None
+
+
+def test_clocks_that_differ_are_listed_with_their_cause(told):
+    """And the levels at which they agree are named."""
+    section = clock_section(told.levels)
+    for words in ("time to first token", "498 ms", "210 ms", "+137 %", "gateway", "At C = 1, 4, 8 client and engine"):
+        assert words in section
+
+
+def test_clocks_that_agree_are_said_to_agree(levels):
+    """Only where the engine told something of itself."""
+    assert "Client and engine agree at every level." in clock_section(levels)
+    assert clock_section([replace(level, engine_tok_s=None) for level in levels]) is None
+
+
+def test_missing_requests_in_flight_are_told(told):
+    """A level that was never full measured another level."""
+    assert "as many requests were in flight" in delivered_sentence(told.levels)
+    short = [replace(told.levels[0], delivered=0.8)]
+    assert delivered_sentence(short) == "Fewer requests were in flight than asked for: 80 % at C = 1 of C."
+
+
+@pytest.mark.parametrize(
+    ("turning", "sentence"),
+    [
+        (
+            Turning(None, None, None, None, None, sure=True),
+            "No knee: effective tok/s still grows at the largest level.",
+        ),
+        (
+            Turning(8, (4, 8), 16, (16, 32), 24.0, sure=True),
+            (
+                "Past C = 8 nothing is gained (the knee, between 4 and 8); "
+                "past C = 16 it falls by 24 % (the cliff, between 16 and 32)."
+            ),
+        ),
+        (
+            Turning(None, None, 16, None, None, sure=False),
+            ("Past C = 16 it falls (the cliff). Estimate only: the intervals of the levels overlap."),
+        ),
+        (None, None),
+    ],
+)
+def test_turning_points_are_told_in_words(turning, sentence):
+    """With brackets where they are known, and how sure they are."""
+    assert turning_sentence(turning) == sentence
+
+
+def test_nothing_known_makes_no_list(levels, summary):
+    """An old run has no empty section."""
+    bare = tuple(replace(level, cached_prompt_share=None) for level in levels)
+    assert check_list(replace(summary, levels=bare)) is None

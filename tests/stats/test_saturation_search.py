@@ -1,0 +1,199 @@
+"""The search for knee and cliff on curves whose truth is known."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skep.stats.search import End, Search
+
+
+def levels_off(c):
+    """Exactly at 30."""
+    return 20 * min(c, 30)
+
+
+def bends(c):
+    """Slowly: within 5 % of all that is to come from 61 on."""
+    return 600 * (1 - math.exp(-c / 20))
+
+
+def dual_3090(c):
+    """225 tok/s at 4, 167 at 8, straight lines between and a slow fall beyond."""
+    known = {1: 75, 2: 135, 4: 225, 8: 167, 16: 160, 32: 150, 64: 145}
+    low = max(k for k in known if k <= c)
+    high = min((k for k in known if k > c), default=low)
+    share = 0 if high == low else (c - low) / (high - low)
+    return known[low] + share * (known[high] - known[low])
+
+
+def falls_off(c):
+    """Full at 30, and a third less past 50."""
+    return levels_off(c) * (1 if c <= 50 else 0.67)
+
+
+def grows(c):
+    return 20 * c
+
+
+def run(curve, top, *, noise=0.0, seed=0, **options):
+    rng = Random(seed)
+    search = Search(max_concurrency=top, **options)
+    asked = []
+    while (level := search.next_level()) is not None:
+        assert 1 <= level <= top
+        expected = search.remaining()
+        assert expected >= 1
+        asked.append(level)
+        search.measured(level, curve(level) * rng.gauss(1, noise))
+    assert search.done
+    assert search.remaining() == 0
+    return search, asked
+
+
+@pytest.mark.parametrize(
+    ("curve", "top", "knee", "cliff", "most_runs"),
+    [
+        (levels_off, 512, 29, None, 15),
+        (bends, 512, 61, None, 15),
+        (dual_3090, 64, 4, 4, 15),
+        (falls_off, 256, 29, 50, 18),
+    ],
+)
+def test_without_noise_the_points_are_bracketed_in_few_runs(curve, top, knee, cliff, most_runs):
+    """Narrow, sure and quick."""
+    search, asked = run(curve, top)
+    found = search.turning
+    low, high = found.knee_bracket
+    assert low < knee <= high
+    assert high - low <= 1 or high <= 1.25 * low
+    assert found.sure
+    assert search.end is End.FOUND
+    assert len(asked) <= most_runs
+    if cliff is None:
+        assert found.cliff is None
+    else:
+        low, high = found.cliff_bracket
+        assert low <= cliff < high
+        assert high - low <= 1 or high <= 1.25 * low
+
+
+@pytest.mark.parametrize(
+    ("curve", "top", "knee", "cliff"),
+    [(levels_off, 512, 29, None), (bends, 512, 61, None), (dual_3090, 64, 4, 4), (falls_off, 256, 29, 50)],
+)
+def test_under_noise_the_brackets_hold_the_points(curve, top, knee, cliff):
+    """3 % of noise, one run at a time, 60 seeds: at least 90 % of them, and the budget is kept."""
+    held = 0
+    for seed in range(60):
+        search, asked = run(curve, top, noise=0.03, seed=seed)
+        assert len(asked) <= 60
+        found = search.turning
+        good = found.knee is not None and found.knee_bracket[0] < knee <= found.knee_bracket[1]
+        if cliff is None:
+            good = good and found.cliff is None
+        else:
+            good = good and found.cliff is not None and found.cliff_bracket[0] <= cliff < found.cliff_bracket[1]
+        held += good
+    assert held >= 0.9 * 60
+
+
+@pytest.mark.parametrize("top", [1, 2, 48, 64])
+def test_growth_to_the_end_is_said_and_not_searched_further(top):
+    """No knee is made up at the largest C allowed."""
+    for seed in range(10):
+        search, asked = run(grows, top, noise=0.03, seed=seed)
+        assert search.turning.knee is None
+        assert search.end is End.STILL_GROWS
+        assert max(asked) == top
+        assert len(asked) <= 14
+
+
+def test_c_doubles_from_one():
+    """Until two successive levels bring nothing."""
+    _, asked = run(levels_off, 512)
+    assert asked[:8] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert max(asked) == 128
+
+
+def test_the_budget_ends_it():
+    """What is known by then is given, and that the rest is not."""
+    search, asked = run(bends, 512, noise=0.03, budget=10)
+    assert len(asked) == 10
+    assert search.end is End.BUDGET
+    assert search.turning.knee is not None
+
+
+def test_a_limited_client_ends_the_climb():
+    """Nothing is asked above, and nothing of that level is used."""
+    search = Search(max_concurrency=256)
+    while (level := search.next_level()) is not None:
+        assert level <= 16
+        search.measured(level, grows(level), limited=level >= 16)
+    assert search.end is End.CLIENT_LIMITED
+    assert search.turning.knee is None
+    assert [point.concurrency for point in search.points] == [1, 2, 4, 8]
+
+
+def test_a_level_without_a_figure_ends_the_climb():
+    """No answer at all is not zero."""
+    search = Search(max_concurrency=64)
+    while (level := search.next_level()) is not None:
+        assert level <= 8
+        search.measured(level, *([grows(level)] if level < 8 else []))
+    assert search.turning.cliff is None
+
+
+def test_a_collapse_to_zero_is_a_cliff():
+    """A server that fails every request from 12 on."""
+    search, _ = run(lambda c: 20 * c if c < 12 else 0.0, 256)
+    low, high = search.turning.cliff_bracket
+    assert low <= 11 < high
+    assert high <= 1.25 * low
+    assert search.turning.drop_pct == 100
+
+
+def test_an_unclear_level_is_run_again_but_not_for_ever():
+    """A step right at the limit of 5 % stays open; the bracket spans it."""
+    search, asked = run(lambda c: 100 * (1 if c < 8 else 1.05), 64, noise=0.03, seed=3, most_repeats=4)
+    assert max(map(asked.count, set(asked))) <= 4
+    assert search.done
+
+
+def test_several_figures_may_be_told_at_once():
+    """A level that was repeated until it was tight counts as so many runs."""
+    search = Search(max_concurrency=64)
+    search.measured(1, 100.0, 101.0, 99.0)
+    assert search.runs == 3
+    assert search.next_level() == 2
+    assert repr(search) == "<Search 3/60 runs, next 2>"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 300),
+    st.integers(1, 40),
+    st.floats(0, 0.3),
+    st.integers(0, 1000),
+    st.lists(st.floats(0.3, 2.5), min_size=9, max_size=9),
+)
+def test_it_ends_on_any_curve(top, budget, noise, seed, steps):
+    """However the server behaves: within the budget and never above the largest C."""
+
+    def curve(c):
+        return 100 * math.prod(steps[: c.bit_length() - 1])
+
+    search, asked = run(curve, top, noise=noise / 3, seed=seed, budget=budget)
+    assert len(asked) <= budget
+    assert search.end is not None
+
+
+@pytest.mark.parametrize("options", [{"max_concurrency": 0}, {"max_concurrency": 8, "most_repeats": 1}])
+def test_a_search_needs_room(options):
+    """Said at once."""
+    with pytest.raises(ValueError, match="search needs"):
+        Search(**options)

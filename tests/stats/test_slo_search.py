@@ -1,0 +1,137 @@
+"""The highest C that keeps a promise, on servers whose truth is known."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skep.stats.slo import SloEnd, SloSearch, share_of_limit
+
+
+def run(share, top, *, noise=0.0, seed=0, **options):
+    rng = Random(seed)
+    search = SloSearch(max_concurrency=top, **options)
+    asked = []
+    while (level := search.next_level()) is not None:
+        assert 1 <= level <= top
+        assert search.remaining() >= 1
+        asked.append(level)
+        search.measured(level, share(level) * rng.gauss(1, noise))
+    assert search.remaining() == 0
+    return search.result(), asked
+
+
+def test_the_highest_level_is_found():
+    """Met up to 20, far off from 21 on."""
+    result, asked = run(lambda c: 0.3 if c <= 20 else 5.0, 256)
+    assert (result.highest_met, result.lowest_failed, result.safe) == (20, 21, 20)
+    assert result.end is SloEnd.FOUND
+    assert result.monotone
+    assert len(asked) <= 10
+
+
+def test_it_comes_near_under_noise():
+    """The limit is met at 37 exactly, figures are off by 5 %: within 12 % in at least 95 % of 100 seeds."""
+    near = 0
+    for seed in range(100):
+        result, asked = run(lambda c: c / 37, 512, noise=0.05, seed=seed)
+        near += abs(result.highest_met - 37) <= 0.12 * 37
+        assert len(asked) <= 25
+    assert near >= 95
+
+
+def test_not_even_one_agent():
+    """The first answer says it."""
+    result, asked = run(lambda c: 2.5 * c, 64)
+    assert (result.highest_met, result.lowest_failed, result.end) == (None, 1, SloEnd.NEVER)
+    assert asked == [1]
+
+
+@pytest.mark.parametrize("top", [1, 48, 64])
+def test_still_met_at_the_largest(top):
+    """Nothing is said about what lies beyond."""
+    result, asked = run(lambda c: c / 200, top)
+    assert (result.highest_met, result.lowest_failed, result.end) == (top, None, SloEnd.STILL_MET)
+    assert asked[-1] == top
+
+
+def test_a_level_near_the_limit_is_decided_by_the_majority():
+    """One slow run of three at a level that keeps the promise."""
+    search = SloSearch(max_concurrency=1)
+    search.measured(1, 1.05)
+    assert search.next_level() == 1
+    search.measured(1, 0.97)
+    assert search.next_level() == 1
+    search.measured(1, 0.98)
+    assert search.done
+    assert search.result().highest_met == 1
+
+
+def test_a_pass_above_a_failure_is_said():
+    """An engine that dislikes eight at a time."""
+    result, _ = run(lambda c: 1.3 if c == 8 else c / 40, 64)
+    assert result.lowest_failed == 8
+    assert result.highest_met > 36
+    assert result.safe < 8
+    assert not result.monotone
+
+
+def test_a_failure_of_the_client_is_not_the_servers():
+    """From 16 on the client was too slow: the answer is what was met below."""
+    search = SloSearch(max_concurrency=256)
+    while (level := search.next_level()) is not None:
+        search.measured(level, 0.5 if level < 16 else 3.0, limited=level >= 16)
+    result = search.result()
+    assert (result.highest_met, result.lowest_failed, result.end) == (15, None, SloEnd.CLIENT_LIMITED)
+
+
+def test_a_client_limited_at_one_says_so():
+    """And does not blame the server."""
+    search = SloSearch(max_concurrency=4)
+    search.measured(1, 9.0, limited=True)
+    assert search.done
+    assert search.result().end is SloEnd.CLIENT_LIMITED
+
+
+def test_the_budget_ends_it():
+    """With what is known."""
+    result, asked = run(lambda c: c / 37, 512, budget=8)
+    assert len(asked) == 8
+    assert result.end is SloEnd.BUDGET
+    assert result.highest_met == 32
+
+
+def test_the_worst_figure_counts():
+    """TTFT at half its limit, TPOT a fifth over; one that was never seen is not kept."""
+    assert share_of_limit([(0.5, 1.0), (60.0, 50.0)]) == pytest.approx(1.2)
+    assert share_of_limit([(0.5, 1.0), (None, 50.0)]) == math.inf
+    assert share_of_limit([]) == math.inf
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(1, 600), st.integers(1, 40), st.integers(0, 999), st.lists(st.floats(0.1, 4), min_size=7, max_size=7)
+)
+def test_it_ends_on_any_server(top, budget, seed, shares):
+    """Passes and failures in any order: within the budget, and what is called met was met."""
+    result, asked = run(lambda c: shares[c % 7], top, noise=0.05, seed=seed, budget=budget)
+    assert len(asked) <= budget
+    assert result.highest_met is None or result.highest_met in asked
+    assert result.safe is None or result.lowest_failed is None or result.safe < result.lowest_failed
+
+
+def test_state_reads_in_one_line():
+    """For the log."""
+    search = SloSearch(max_concurrency=8)
+    search.measured(1, 0.2)
+    assert repr(search) == "<SloSearch 1/40 runs, met at 1, next 2>"
+
+
+def test_a_search_needs_room():
+    """Said at once."""
+    with pytest.raises(ValueError, match="search needs"):
+        SloSearch(max_concurrency=0)

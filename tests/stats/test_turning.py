@@ -1,0 +1,130 @@
+"""Knee and cliff of measured levels: published curves, single repeats, noise, limited clients."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skep.records import Turning
+from skep.stats.turning import LevelPoint, find_turning
+
+DUAL_3090 = {1: 75.0, 2: 135.0, 4: 225.0, 8: 167.0, 16: 160.0}
+SATURATING = {1: 50.0, 2: 100.0, 4: 200.0, 8: 390.0, 16: 400.0, 32: 402.0}
+
+
+def points(curve, repeats=3, spread=0.005):
+    """Repeats spread evenly around each level's figure."""
+    steps = [spread * (place - (repeats - 1) / 2) for place in range(repeats)]
+    return [LevelPoint(c, tuple(figure * (1 + step) for step in steps)) for c, figure in curve.items()]
+
+
+def test_the_published_cliff_is_found():
+    """Two 3090: 225 tok/s at four agents, 167 at eight."""
+    assert find_turning(points(DUAL_3090)) == Turning(
+        knee=4,
+        knee_bracket=(2, 4),
+        cliff=4,
+        cliff_bracket=(4, 8),
+        drop_pct=pytest.approx(100 * (1 - 160 / 225)),
+        sure=True,
+    )
+
+
+def test_a_curve_that_levels_off_has_a_knee_and_no_cliff():
+    """Past eight nothing is gained."""
+    found = find_turning(points(SATURATING))
+    assert (found.knee, found.knee_bracket, found.sure) == (8, (4, 8), True)
+    assert (found.cliff, found.cliff_bracket, found.drop_pct) == (None, None, None)
+
+
+def test_a_curve_that_grows_to_its_end_has_no_knee():
+    """It is not made up at the last level."""
+    found = find_turning(points({1: 10.0, 2: 20.0, 4: 40.0}))
+    assert found == Turning(None, None, None, None, None, sure=True)
+
+
+def test_a_curve_that_never_grows_has_its_knee_at_one():
+    """A server with one slot; the bracket is (0, 1]."""
+    found = find_turning(points({1: 100.0, 2: 100.0, 4: 101.0}))
+    assert (found.knee, found.knee_bracket, found.sure) == (1, (0, 1), True)
+
+
+def test_one_repeat_gives_estimates_only():
+    """The same places, but nothing is sure."""
+    found = find_turning(points(DUAL_3090, repeats=1))
+    assert (found.knee, found.knee_bracket, found.cliff, found.cliff_bracket) == (4, (2, 4), 4, (4, 8))
+    assert not found.sure
+
+
+def test_a_bracket_spans_what_the_noise_leaves_open():
+    """Repeats 20 % apart do not tell 390 from 400: the bracket reaches over all levels that may hold the knee."""
+    noisy = find_turning(points(SATURATING, spread=0.2))
+    quiet = find_turning(points(SATURATING))
+    assert noisy.knee_bracket[0] <= quiet.knee_bracket[0]
+    assert noisy.knee_bracket[1] > quiet.knee_bracket[1]
+
+
+def test_levels_limited_by_the_client_are_not_used():
+    """The fall from eight on is the client's."""
+    levels = [LevelPoint(p.concurrency, p.values, limited=p.concurrency >= 8) for p in points(DUAL_3090)]
+    found = find_turning(levels)
+    assert found.knee is None
+    assert found.cliff is None
+
+
+def test_a_dip_that_recovers_is_no_cliff():
+    """It falls for good or it does not fall."""
+    found = find_turning(points({1: 50.0, 2: 100.0, 4: 70.0, 8: 104.0, 16: 103.0}))
+    assert found.cliff is None
+    assert found.knee == 2
+
+
+def test_a_level_where_nothing_succeeded_lies_beyond_the_cliff():
+    """Zero is a figure."""
+    found = find_turning([*points({1: 50.0, 2: 100.0}), LevelPoint(4, (0.0, 0.0))])
+    assert (found.cliff, found.cliff_bracket, found.drop_pct) == (2, (2, 4), 100)
+
+
+@pytest.mark.parametrize("levels", [[], [LevelPoint(1, (5.0, 5.0))], [LevelPoint(1, ()), LevelPoint(2, ())]])
+def test_too_few_levels_say_nothing(levels):
+    """One point has no slope."""
+    assert find_turning(levels) == Turning(None, None, None, None, None, sure=False)
+
+
+def test_repeats_of_one_level_may_come_apart():
+    """C=1 is measured again at the end of a run."""
+    split = [*points({1: 50.0}, repeats=1), *points(SATURATING), LevelPoint(1, (50.1,))]
+    assert find_turning(split).knee == 8
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.integers(1, 64), st.lists(st.floats(0, 1e4), min_size=1, max_size=4), max_size=8))
+def test_brackets_are_always_in_order_and_measured(levels):
+    """Whatever came in."""
+    found = find_turning([LevelPoint(c, tuple(values)) for c, values in levels.items()])
+    if found.knee is not None:
+        low, high = found.knee_bracket
+        assert low < high
+        assert high in levels
+        assert low in {0, *levels}
+        assert low < found.knee <= high
+    if found.cliff is not None:
+        low, high = found.cliff_bracket
+        assert low < high
+        assert low <= found.cliff < high
+        assert 0 < found.drop_pct <= 100
+
+
+def test_a_flat_end_is_seldom_called_a_cliff():
+    """A plateau under 3 % noise, three repeats a level: surely falling in at most 3 % of 300 runs."""
+    rng = Random(2)
+    curve = {1: 50, 2: 100, 4: 200, 8: 390, 16: 400, 32: 400, 64: 400}
+    falls = 0
+    for _ in range(300):
+        levels = [LevelPoint(c, tuple(rng.gauss(1, 0.03) * v for _ in range(3))) for c, v in curve.items()]
+        found = find_turning(levels)
+        falls += found.cliff is not None and found.sure
+    assert falls <= 0.03 * 300

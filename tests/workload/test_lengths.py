@@ -1,0 +1,183 @@
+"""Lengths in tokens: pieces, calibration and mending, against tokenizers made up for the purpose."""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from itertools import islice
+
+import pytest
+
+from skep.errors import UserError
+from skep.workload.calibration import Calibration, calibrate, sample_prompts, sample_texts
+from skep.workload.fitting import fit_to
+from skep.workload.lengths import CHARS_PER_PIECE, cut, pieces
+from skep.workload.prompts import KINDS, coding_prompts
+
+TARGETS = [30, 40, 79, 80, 150, 170, 300, 1000, 8192]
+targets = pytest.mark.parametrize("tokens", TARGETS)
+
+
+def some(n, *, seed=1, **options):
+    return list(islice(coding_prompts(random.Random(seed), **options), n))
+
+
+def coarse(text: str) -> int:
+    """A tokenizer unlike the pieces: long words fall apart, signs count singly, indentation is free."""
+    words = re.findall(r"[A-Za-z]+", text)
+    return sum(1 + (len(word) - 1) // 6 for word in words) + len(re.findall(r"[^\sA-Za-z]", text)) + text.count("\n")
+
+
+def test_pieces_are_words_digits_signs_and_line_breaks():
+    """One each, whatever the indentation."""
+    assert pieces("def f(x_1):\n    return -42.5") == 3 + 1 + 1 + 2 + 1 + 1 + 3 + 1 + 1
+    assert pieces("") == pieces("  ") == 0
+
+
+def test_a_cut_is_the_beginning_of_a_longer_cut():
+    """And has the pieces asked for, as far as there are any."""
+    text = some(1, tokens=300)[0].text
+    for count in range(0, 320, 7):
+        assert text.startswith(cut(text, count))
+        assert pieces(cut(text, count)) == min(count, pieces(text))
+
+
+@targets
+def test_prompts_have_the_length_asked_for(tokens):
+    """By the measure they are composed with, to two pieces; all kinds alike."""
+    prompts = some(20, tokens=tokens, chars_per_token=CHARS_PER_PIECE)
+    assert all(abs(pieces(prompt.text) - tokens) <= 2 for prompt in prompts)
+    assert {prompt.kind for prompt in prompts} == set(KINDS)
+    assert len({prompt.text for prompt in prompts}) == 20
+
+
+@targets
+def test_overhead_of_the_template_is_part_of_the_length(tokens):
+    """Fewer words are left for the prompt itself."""
+    plain = some(5, tokens=tokens, chars_per_token=CHARS_PER_PIECE)
+    less = some(5, tokens=tokens + 25, chars_per_token=CHARS_PER_PIECE, overhead_tokens=25)
+    assert less == plain
+
+
+def test_long_prompts_are_python_with_distinct_functions():
+    """A large module is context, not the same lines again and again."""
+    for prompt in some(5, tokens=30_000):
+        blocks = re.findall(r"```python\n(.*?)\n```", prompt.user, re.DOTALL)
+        names = [getattr(node, "name", "") for node in ast.parse(blocks[-1]).body]
+        assert len(names) > 250
+        assert len(set(names)) == len(names)
+
+
+def test_prompts_of_200_000_tokens_can_be_had():
+    """Beyond any cliff that is looked for."""
+    (prompt,) = some(1, tokens=200_000, chars_per_token=CHARS_PER_PIECE)
+    assert pieces(prompt.text) == pytest.approx(200_000, abs=2)
+
+
+@pytest.mark.parametrize(("tokens", "overhead", "least"), [(10, 0, "28"), (40, 30, "58"), (-5, 0, "28")])
+def test_too_few_tokens_are_refused_with_the_least_that_works(tokens, overhead, least):
+    """Before the first prompt is taken; and the least does work."""
+    options = {"chars_per_token": CHARS_PER_PIECE, "overhead_tokens": overhead}
+    with pytest.raises(UserError, match=f"`{tokens}` tokens are too few") as caught:
+        some(0, tokens=tokens, **options)
+    assert least in caught.value.hint
+    assert some(1, tokens=int(least), **options)
+
+
+@pytest.mark.parametrize("chars_per_token", [0.0, -1.0, float("nan"), float("inf")])
+def test_impossible_ratios_are_refused(chars_per_token):
+    """They would come from a broken calibration."""
+    with pytest.raises(UserError, match="characters per token"):
+        some(0, tokens=100, chars_per_token=chars_per_token)
+
+
+def test_more_tokens_than_any_model_reads_are_refused():
+    """A typing mistake must not fill the memory."""
+    with pytest.raises(UserError, match="too many"):
+        some(0, tokens=10**9)
+
+
+@pytest.mark.parametrize("overhead", [0, 13, 70])
+@pytest.mark.parametrize("scale", [0.6, 1.0, 1.7])
+def test_calibration_finds_ratio_and_overhead(scale, overhead):
+    """Of a tokenizer that is nothing but pieces, exactly."""
+    found = calibrate((text, round(overhead + scale * pieces(text))) for text in sample_texts(random.Random(3)))
+    assert found.chars_per_token == pytest.approx(CHARS_PER_PIECE / scale, rel=0.005)
+    assert found.overhead_tokens == pytest.approx(overhead, abs=1)
+    assert found.error < 0.01
+    assert found.samples == 12
+
+
+def test_calibration_survives_a_few_wrong_counts():
+    """A cached prompt or a server that counts nothing: two of twelve."""
+    counted = [[text, pieces(text) + 20] for text in sample_texts(random.Random(3))]
+    counted[1][1], counted[6][1] = 1, 5000
+    found = calibrate(map(tuple, counted))
+    assert found.chars_per_token == pytest.approx(CHARS_PER_PIECE, rel=0.02)
+    assert found.overhead_tokens == pytest.approx(20, abs=2)
+    assert found.worst > 1
+
+
+def test_one_length_cannot_tell_the_overhead():
+    """It is in the ratio then, and right for that length."""
+    texts = [prompt.text for prompt in some(5, tokens=300)]
+    found = calibrate((text, pieces(text) + 30) for text in texts)
+    assert found.overhead_tokens == 0
+    assert found.tokens(texts[0]) == pytest.approx(pieces(texts[0]) + 30, rel=0.005)
+
+
+@pytest.mark.parametrize("counted", [[], [("text", 0)], [("", 5)]])
+def test_nothing_counted_is_an_error(counted):
+    """Rather than a made-up ratio."""
+    with pytest.raises(UserError, match="no text was counted"):
+        calibrate(counted)
+
+
+def test_without_a_measurement_no_error_is_claimed():
+    """None means unknown."""
+    assert Calibration().error is None
+
+
+@pytest.mark.parametrize("tokens", [40, 100, 150, 300, 1000, 4000])
+def test_calibrated_prompts_are_right_on_average(tokens):
+    """Within 3 % on a tokenizer that counts otherwise, from samples around the target."""
+    found = calibrate((text, coarse(text)) for text in sample_texts(random.Random(3), tokens=tokens, count=24))
+    options = {"chars_per_token": found.chars_per_token, "overhead_tokens": found.overhead_tokens}
+    counts = [coarse(prompt.text) for prompt in some(40, tokens=tokens, **options)]
+    assert sum(counts) / len(counts) == pytest.approx(tokens, rel=0.03)
+
+
+def test_samples_stay_short():
+    """Counting by `usage` costs a prefill each."""
+    for tokens in (None, 30, 500, 200_000):
+        assert all(pieces(prompt.text) <= 1700 for prompt in sample_prompts(random.Random(1), tokens=tokens))
+
+
+@pytest.mark.parametrize("off", [-0.2, -0.05, 0.0, 0.05, 0.2])
+@pytest.mark.parametrize("tokens", [60, 120, 300, 2000, 20_000])
+def test_a_counted_prompt_is_mended(tokens, off):
+    """Composed too short or too long by a fifth, it fits after two counts; task and tag stay."""
+    for prompt in some(10, tokens=round(tokens * (1 + off)), chars_per_token=CHARS_PER_PIECE):
+        mended = prompt
+        for _ in range(2):
+            mended = fit_to(mended, tokens, coarse(mended.text), chars_per_token=CHARS_PER_PIECE)
+        assert coarse(mended.text) == pytest.approx(tokens, rel=0.03, abs=2)
+        assert (mended.kind, mended.system) == (prompt.kind, prompt.system)
+        assert mended.user.split(".")[0][:20] == prompt.user.split(".")[0][:20]
+        for block in re.findall(r"```python\n(.*?)\n```", mended.user, re.DOTALL):
+            ast.parse(block)
+
+
+def test_a_prompt_that_fits_is_left_alone():
+    """Nothing to mend."""
+    (prompt,) = some(1, tokens=100)
+    assert fit_to(prompt, 100, 100) is prompt
+
+
+def test_mending_stops_at_the_task():
+    """A prompt cannot be shorter than what it asks."""
+    for prompt in [*some(5, tokens=60), *some(5, tokens=100), *some(5, tokens=400)]:
+        mended = fit_to(prompt, 1, 1000)
+        assert mended.user
+        assert mended.user[:15] == prompt.user[:15]

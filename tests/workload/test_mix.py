@@ -1,0 +1,103 @@
+"""Classes of traffic: what a file says, checked field by field."""
+
+from __future__ import annotations
+
+import textwrap
+import tomllib
+
+import pytest
+
+from skep.errors import UserError
+from skep.workload import mix
+from skep.workload.mix import TrafficClass, parse_classes, with_agents
+
+STEADY = {"shape": "steady", "agents": 3}
+
+
+def example():
+    """The table in the module's docstring."""
+    text = mix.__doc__.split("classes:\n", 1)[1].split(">>>")[0]
+    return tomllib.loads(textwrap.dedent(text))["class"]
+
+
+def test_the_documented_example_is_read():
+    """In the order of the file, with what was left out filled in."""
+    chat, hooks, nightly = parse_classes(example())
+    assert chat == TrafficClass(
+        "chat",
+        "conversation",
+        agents=4,
+        priority="interactive",
+        prompt_tokens=400,
+        max_tokens=200,
+        turns=5,
+        think_s=8.0,
+    )
+    assert (hooks.rate, hooks.arrivals, hooks.agents, hooks.priority) == (1.5, "gamma:2.0", None, "normal")
+    assert (nightly.share, nightly.prefix_tokens, nightly.priority) == (1.0, 4000, "batch")
+
+
+@pytest.mark.parametrize(
+    ("values", "problem", "hint"),
+    [
+        ({"shape": "stedy", "agents": 1}, "class `a`: `shape` is `stedy`", "did you mean `steady`"),
+        ({"agents": 1}, "`shape` is missing", "`open`"),
+        (STEADY | {"max_token": 5}, "class `a`: `max_token` is not known", "did you mean `max_tokens`"),
+        (STEADY | {"zzz": 5}, "`zzz` is not known", "known are: shape"),
+        (STEADY | {"name": "b"}, "`name` is not known", ""),
+        (STEADY | {"agents": 0}, "`agents` is `0`", "from 1"),
+        (STEADY | {"agents": True}, "`agents` is `True`", "whole number"),
+        (STEADY | {"agents": 2.5}, "`agents` is `2.5`", "whole number"),
+        (STEADY | {"priority": "urgent"}, "`priority` is `urgent`", "`interactive`, `normal`, `batch`"),
+        (STEADY | {"prompt_tokens": 5}, "`prompt_tokens` is `5`", "30"),
+        (STEADY | {"max_tokens": "64"}, "`max_tokens` is `64`", "whole number"),
+        (STEADY | {"think_s": float("nan")}, "`think_s` is `nan`", "a number"),
+        (STEADY | {"rate": 2}, "`rate` has no meaning for the shape `steady`", "`open`"),
+        (STEADY | {"turns": 3}, "`turns` has no meaning", "`conversation`"),
+        (STEADY | {"share": 0.5}, "`agents` and `share` that stand together", "one of the two"),
+        ({"shape": "steady"}, "both missing", "one of the two"),
+        ({"shape": "open"}, "`rate` is missing", "per second"),
+        ({"shape": "open", "rate": 1, "agents": 2}, "`agents` has no meaning", "`steady` or `conversation`"),
+        ({"shape": "open", "rate": 1, "arrivals": "gama:2"}, "`arrivals` is `gama:2`", "gamma:CV"),
+        ({"shape": "conversation", "agents": 2}, "`turns` is 1", "two turns or more"),
+        (7, "not a table", "shape"),
+    ],
+)
+def test_wrong_fields_are_named(values, problem, hint):
+    """The class, the field, what is wrong and what next."""
+    with pytest.raises(UserError, match=problem) as caught:
+        parse_classes({"a": values})
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 41, "ä", "a/b"])
+def test_names_are_plain(name):
+    """They become file names and columns."""
+    with pytest.raises(UserError, match="not a name"):
+        parse_classes({name: STEADY})
+
+
+def test_no_class_at_all():
+    """Nothing to send."""
+    with pytest.raises(UserError, match="names no class"):
+        parse_classes({})
+
+
+@pytest.mark.parametrize("agents", [7, 8, 50, 1001])
+def test_shares_become_whole_agents(agents):
+    """Together as many as asked for, nobody without one, the larger share never the smaller part."""
+    table = {"own": STEADY} | {f"s{i}": {"shape": "steady", "share": share} for i, share in enumerate((0.6, 0.3, 0.1))}
+    classes = with_agents(parse_classes(table), agents)
+    counts = [one.agents for one in classes]
+    assert sum(counts) == agents
+    assert counts[0] == 3
+    assert counts[1] >= counts[2] >= counts[3] >= 1
+    assert all(one.share is None for one in classes)
+
+
+def test_shares_need_agents_to_share():
+    """And say who goes without."""
+    classes = parse_classes({"own": STEADY, "rest": {"shape": "steady", "share": 1}})
+    with pytest.raises(UserError, match="3 agents leave 0 for the shares of `rest`"):
+        with_agents(classes, 3)
+    assert with_agents(classes[:1], 1) == classes[:1]

@@ -1,0 +1,107 @@
+"""Lengths in tokens on a real engine: its own tokenizer and its own `usage`."""
+
+import http.client
+import json
+import os
+import random
+import select
+import subprocess
+from itertools import islice
+from urllib.parse import urlsplit
+
+import pytest
+
+from skep.engines.base import REPORT_FD, Launch
+from skep.engines.embedded import Embedded
+from skep.settings import user_paths
+from skep.weights.pull import installed, pull
+from skep.workload.calibration import calibrate, sample_prompts, sample_texts
+from skep.workload.fitting import fit_to
+from skep.workload.prompts import coding_prompts, messages
+from skep.workload.shared import prefill_heavy
+from skep.workload.traces import read_trace, trace_messages
+
+pytestmark = pytest.mark.engine
+MODEL = "smollm2-135m"
+
+
+@pytest.fixture(scope="module")
+def ask():
+    cache = user_paths(os.environ).cache
+    weights = installed(MODEL, cache) or pull(MODEL, cache_dir=cache).path
+    launch = Launch("e", "embedded", MODEL, weights, slots=1, context_tokens=2048, threads=2)
+    read_fd, write_fd = os.pipe()
+    argv = [word.replace(REPORT_FD, str(write_fd)) for word in Embedded().argv(launch)]
+    process = subprocess.Popen(argv, pass_fds=[write_fd], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    os.close(write_fd)
+    with os.fdopen(read_fd) as report:
+        assert select.select([report], [], [], 60)[0], "the engine did not start"
+        connection = http.client.HTTPConnection(urlsplit(json.loads(report.readline())["url"]).netloc, timeout=60)
+
+    def post(path, **body):
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        return json.loads(connection.getresponse().read())
+
+    yield post
+    connection.close()
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def count(ask):
+    return lambda text: len(ask("/tokenize", content=text)["tokens"])
+
+
+@pytest.fixture(scope="module")
+def found(count):
+    return calibrate((text, count(text)) for text in sample_texts(random.Random(11), count=24))
+
+
+@pytest.mark.parametrize("tokens", [40, 100, 250, 1000, 8192, 131_072])
+def test_prompts_are_within_three_per_cent_on_average_and_each_once_mended(tokens, found, count):
+    """From one calibration for all lengths."""
+    options = {"chars_per_token": found.chars_per_token, "overhead_tokens": found.overhead_tokens}
+    stream = coding_prompts(random.Random(12), tokens=tokens, **options)
+    counted = [(prompt, count(prompt.text)) for prompt in islice(stream, 20 if tokens < 5000 else 3)]
+    assert sum(n for _, n in counted) / len(counted) == pytest.approx(tokens, rel=0.03)
+    for prompt, n in counted:
+        mended = fit_to(prompt, tokens, n, chars_per_token=found.chars_per_token)
+        assert count(mended.text) == pytest.approx(tokens, rel=0.03)
+
+
+def test_heavy_prompts_and_trace_blocks_keep_their_length(found, count):
+    """Both are code rather than prose."""
+    options = {"chars_per_token": found.chars_per_token, "overhead_tokens": found.overhead_tokens}
+    (heavy,) = islice(prefill_heavy(random.Random(2), tokens=8192, **options), 1)
+    assert count(heavy.text) == pytest.approx(8192, rel=0.03)
+    line = {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": list(range(14))}
+    (item,) = read_trace([json.dumps(line)])
+    assert count(trace_messages(item, **options)[0]["content"]) == pytest.approx(6758, rel=0.03)
+
+
+def test_usage_calibrates_as_well_as_a_tokenizer(ask, count):
+    """The chat template's tokens are found as the overhead, and the engine reads as many as were asked for."""
+
+    def templated(prompt):
+        return count(ask("/apply-template", messages=messages(prompt))["prompt"])
+
+    samples = sample_prompts(random.Random(3), tokens=120, count=16)
+    found = calibrate((prompt.text, templated(prompt)) for prompt in samples)
+    options = {"chars_per_token": found.chars_per_token, "overhead_tokens": found.overhead_tokens}
+    prompts = list(islice(coding_prompts(random.Random(4), tokens=120, **options), 20))
+    assert sum(map(templated, prompts)) / len(prompts) == pytest.approx(120, rel=0.03)
+    mended = fit_to(prompts[0], 120, templated(prompts[0]))
+    answer = ask("/v1/chat/completions", messages=messages(mended), max_tokens=1)
+    assert answer["usage"]["prompt_tokens"] == templated(mended) == pytest.approx(120, rel=0.03)
+
+
+def test_a_shared_prefix_of_a_trace_is_served_from_the_cache(ask):
+    """Two requests whose first block is the same: the second reads only the rest."""
+    lines = [{"timestamp": 0, "input_length": 540, "output_length": 1, "hash_ids": [7, last]} for last in (8, 9)]
+    answers = [
+        ask("/v1/chat/completions", messages=trace_messages(item, seed=5), max_tokens=1)
+        for item in read_trace(map(json.dumps, lines))
+    ]
+    assert answers[0]["timings"]["cache_n"] < 50
+    assert answers[1]["timings"]["cache_n"] > 450
