@@ -54,6 +54,7 @@ class EngineTimings:
     output_tokens: int | None = None
     decode_ms: float | None = None
     decode_tok_s: float | None = None
+    queue_ms: float | None = None  # inside the engine, before it began
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from skep.wire.fetch import fetch
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})? ([0-9.eE+-]+)(?: [0-9]+)?$", re.MULTILINE)
 
 # What a figure is called here, and what engines call its sum and its count.
-_MEANS: Mapping[str, tuple[str, ...]] = {
+MEANS: Mapping[str, tuple[str, ...]] = {
     "ttft_s": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
     "tpot_s": (
         "vllm:request_time_per_output_token_seconds",
@@ -68,7 +68,7 @@ def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
     """What happened between the two. A counter that fell means the engine was started anew: then nothing is known."""
     changes = {name: after[name] - before.get(name, 0.0) for name in after}
     figures: dict[str, float] = {}
-    for figure, names in _MEANS.items():
+    for figure, names in MEANS.items():
         name = next((name for name in names if changes.get(f"{name}_count", 0) > 0), None)
         if name is not None:
             figures[figure] = changes[f"{name}_sum"] / changes[f"{name}_count"] if f"{name}_sum" in changes else 0.0

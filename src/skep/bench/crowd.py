@@ -63,13 +63,15 @@ class Crowd:
                 return
 
 
-def shares(jobs_in: int, processes: int) -> list[slice]:
-    """Every so-manieth, so that each process gets of every kind."""
-    return [slice(start, None, processes) for start in range(min(processes, jobs_in))]
+def shares(at_once: int, processes: int) -> list[slice]:
+    """Each process takes every so-manieth task, so that it gets of every kind. Never more processes than places."""
+    parts = max(1, min(processes, at_once))
+    return [slice(start, None, parts) for start in range(parts)]
 
 
 async def _start() -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
+    """Returns when it is ready for a job: nothing of its start falls into a measurement."""
+    process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "skep.bench.worker",
@@ -80,3 +82,7 @@ async def _start() -> asyncio.subprocess.Process:
         env=dict(os.environ),
         start_new_session=True,  # Ctrl-C is the parent's to answer
     )
+    assert process.stdout is not None
+    if await read_frame(process.stdout) is None:
+        raise SkepError("a load process did not start", hint="try --processes 1")
+    return process

@@ -19,6 +19,7 @@ from skep.records import Request
 from skep.store.rows import ClientSample, LevelFact
 from skep.wire.client import Pool
 
+BUSY = 0.7  # of a core
 BEHIND = 0.95  # of the concurrency asked for; a client that delivers less is the limit
 
 
@@ -135,7 +136,7 @@ class Driver:
             for name, fact in (("counters", counted(before, after)), ("energy", drawn)):
                 if fact:
                     self.recording.found(LevelFact(level, repeat, name, fact))
-        if limited and self._may_grow:
+        if limited and self._may_grow and health.cpu_share > BUSY:  # a machine busy with others is not helped by more
             self._processes = min(2 * self._processes, os.cpu_count() or 1)
         return rows, limited
 

@@ -19,6 +19,7 @@ def levels_of(
     rows: Sequence[Request],
     limited: Collection[Key] = (),
     energy: Mapping[int, Energy] | None = None,
+    counters: Mapping[int, Mapping[str, float]] | None = None,
     *,
     closed: bool = True,
 ) -> tuple[LevelSummary, ...]:
@@ -32,7 +33,15 @@ def levels_of(
             by_level.setdefault(row.level, []).append(row)
     serial_speed = task_tok_s(by_level.get(1, ())) if closed else None
     return tuple(
-        _level(level, by_level[level], serial_speed, limited, (energy or {}).get(level), closed=closed)
+        _level(
+            level,
+            by_level[level],
+            serial_speed,
+            limited,
+            (energy or {}).get(level),
+            (counters or {}).get(level, {}),
+            closed=closed,
+        )
         for level in sorted(by_level)
     )
 
@@ -101,6 +110,7 @@ def _level(
     serial_speed: float | None,
     limited: Collection[Key],
     energy: Energy | None,
+    counters: Mapping[str, float],
     *,
     closed: bool,
 ) -> LevelSummary:
@@ -131,8 +141,8 @@ def _level(
         contention_pct=100 * (1 - speed / serial_speed) if speed and serial_speed else None,
         ttft_ms=percentiles(ttft_values(rows)),
         tpot_ms=percentiles(tpot_values(rows)),
-        engine_tok_s=median(engine) if engine else None,
-        cached_prompt_share=_cached_share(rows),
+        engine_tok_s=median(engine) if engine else _per_second(counters.get("tpot_s")),
+        cached_prompt_share=_cached_share(rows, counters),
         truncated=sum(row.finish_reason == "length" for row in rows),
         client_limited=any(repeat.client_limited for repeat in repeats),
         repeats=repeats,
@@ -150,7 +160,7 @@ def _level(
         finish_reasons=_counted(row.finish_reason or "none" for row in answered),
         errors=_counted(row.error_kind for row in rows if row.error_kind),
         energy=energy,
-        clocks=disagreements(rows),
+        clocks=disagreements(rows, counters),
     )
 
 
@@ -180,7 +190,15 @@ def _only(kinds: Iterable[str]) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def _cached_share(rows: Sequence[Request]) -> float | None:
+def _per_second(seconds: float | None) -> float | None:
+    return 1 / seconds if seconds else None
+
+
+def _cached_share(rows: Sequence[Request], counters: Mapping[str, float]) -> float | None:
+    """From what the engine says of each request; else from its own count of looks into the cache."""
+    asked = counters.get("cache_queries") or counters.get("prompt_tokens")
+    if asked and "cached_tokens" in counters and not any(row.engine.cached_tokens for row in rows):
+        return counters["cached_tokens"] / asked
     known = [row for row in rows if row.engine.cached_tokens is not None and row.prompt_tokens]
     prompt = sum(row.prompt_tokens or 0 for row in known)
     return sum(row.engine.cached_tokens or 0 for row in known) / prompt if prompt else None

@@ -41,7 +41,8 @@ class _Event(msgspec.Struct):
 
     choices: list[_Choice] | None = None
     usage: dict[str, Any] | None = None
-    timings: dict[str, Any] | None = None
+    timings: dict[str, Any] | None = None  # llama.cpp
+    metrics: dict[str, Any] | None = None  # vLLM with --enable-per-request-metrics
     error: Any = None
 
 
@@ -155,8 +156,8 @@ class Reading:
             return
         if event.usage:
             self.usage = event.usage
-        if event.timings:
-            self.timings = event.timings
+        if event.timings or event.metrics:
+            self.timings = event.timings or event.metrics or {}
         for choice in event.choices or ():
             delta = choice.delta
             if delta is not None:
@@ -268,8 +269,9 @@ class Reading:
     def _take_figures(self, document: dict[str, Any]) -> None:
         if isinstance(document.get("usage"), dict):
             self.usage = document["usage"]
-        if isinstance(document.get("timings"), dict):
-            self.timings = document["timings"]
+        for name in ("metrics", "timings"):
+            if isinstance(document.get(name), dict):
+                self.timings = document[name]
 
     def _fail(self, kind: str, message: str) -> None:
         if self.error_kind is None:

@@ -38,7 +38,9 @@ class Recording:
         self.samples: list[ClientSample] = []
         self._store = store
         self._unsaved: list[Request] = []
+        self._in_hand: list[Request] = []  # being written by a thread
         self._saver: asyncio.Task[None] | None = None
+        self._writing: asyncio.Future[None] | None = None
         self.run_id = store.begin_run(
             kind=identity.kind,
             created_at=time.time(),
@@ -60,23 +62,20 @@ class Recording:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._saver is not None:
-            self._saver.cancel()
-            await asyncio.wait([self._saver])
-            if error is None and not self._saver.cancelled():
-                error = self._saver.exception()
-                kind = type(error) if error else None
+        failed = await self._stop_saving()
+        fault = error or failed
         try:
             self.save()
         except Exception as unsaved:
             self._end("failed", str(unsaved))
             raise
-        if kind is None:
+        if fault is None:
             self._store.end_run(self.run_id, time.time(), "done")
             return
-        self._end("failed", "interrupted" if issubclass(kind, asyncio.CancelledError) else _reason(error))
-        if self._saver is not None and error is not None and trace is None:
-            raise error
+        interrupted = isinstance(fault, asyncio.CancelledError)
+        self._end("failed", "interrupted" if interrupted else _reason(fault))
+        if error is None:
+            raise fault
 
     def took(self, row: Request) -> None:
         self.rows.append(row)
@@ -103,8 +102,24 @@ class Recording:
     async def _save_often(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_EVERY_S)
-            rows, self._unsaved = self._unsaved, []
-            await asyncio.shield(asyncio.to_thread(self._store.append_requests, self.run_id, rows))
+            self._in_hand, self._unsaved = self._unsaved, []
+            work = asyncio.to_thread(self._store.append_requests, self.run_id, self._in_hand)
+            self._writing = asyncio.ensure_future(work)
+            await asyncio.shield(self._writing)
+            self._in_hand = []
+
+    async def _stop_saving(self) -> BaseException | None:
+        """What a thread is writing at this moment is waited for: after the run's end its rows would be refused."""
+        tasks = [task for task in (self._saver, self._writing) if task is not None]
+        if self._saver is not None:
+            self._saver.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        faults = [task.exception() for task in tasks if not task.cancelled()]
+        fault = next((fault for fault in faults if fault is not None), None)
+        if fault is not None:  # all of a batch are written or none
+            self._unsaved = self._in_hand + self._unsaved
+        return fault
 
     def _end(self, outcome: Any, why: str) -> None:
         """A store that takes no more rows may still take the end; if not, the run stays without one: incomplete."""

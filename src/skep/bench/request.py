@@ -187,12 +187,14 @@ class Sender:
 
 
 def timings_of(reading: Reading) -> EngineTimings:
-    """llama.cpp's `timings`, Ollama's durations; cached tokens also where only `usage` tells them."""
+    """llama.cpp's `timings`, vLLM's `metrics`, Ollama's durations; cached tokens also where only `usage` tells them."""
     timings = reading.timings
     if "eval_duration" in timings:
         return _ollama_timings(timings)
     details = reading.usage.get("prompt_tokens_details")
     cached = timings.get("cache_n", details.get("cached_tokens") if isinstance(details, dict) else None)
+    if "generation_time_ms" in timings:
+        return _vllm_timings(timings, reading.usage, _count(cached))
     return EngineTimings(
         prompt_tokens=_count(timings.get("prompt_n")),
         cached_tokens=_count(cached),
@@ -200,6 +202,19 @@ def timings_of(reading: Reading) -> EngineTimings:
         output_tokens=_count(timings.get("predicted_n")),
         decode_ms=_float(timings.get("predicted_ms")),
         decode_tok_s=_float(timings.get("predicted_per_second")),
+    )
+
+
+def _vllm_timings(timings: Mapping[str, Any], usage: Mapping[str, Any], cached: int | None) -> EngineTimings:
+    gap = _float(timings.get("mean_itl_ms"))
+    return EngineTimings(
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        cached_tokens=cached,
+        prompt_ms=_float(timings.get("time_to_first_token_ms")),
+        output_tokens=_count(usage.get("completion_tokens")),
+        decode_ms=_float(timings.get("generation_time_ms")),
+        decode_tok_s=1000 / gap if gap else None,
+        queue_ms=_float(timings.get("queue_time_ms")),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from skep.bench.counters import MEANS
 from skep.bench.limits import Limits, promise_of
 from skep.bench.metrics import Key, by_repeat, classes_of, levels_of
 from skep.records import Energy, Interval, LevelSummary, Promise, Request, Speedup, SweepSummary
@@ -26,7 +27,7 @@ def summarise(
     """`closed`: a level is a number of agents, not a rate."""
     limited = {(sample.level, sample.repeat) for sample in samples if sample.client_limited}
     counted = _without_limited(rows, limited)
-    levels = levels_of(counted, limited, _energy(facts, counted), closed=closed)
+    levels = levels_of(counted, limited, _energy(facts, counted), _counters(facts, counted), closed=closed)
     serial = next((level for level in levels if level.concurrency == 1), None) if closed else None
     swarm = levels[-1] if closed and levels and levels[-1].concurrency > 1 else None
     speedups = _speedup(counted, serial, swarm)
@@ -137,6 +138,22 @@ def _drift(rows: Sequence[Request]) -> Interval | None:
 
 def _speeds(rows: Sequence[Request]) -> list[float]:
     return [row.output_tokens / (row.ended_s - row.started_s) for row in rows if row.ok and row.output_tokens]
+
+
+def _counters(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, dict[str, float]]:
+    """Over the runs of a level that are counted: totals summed, means averaged."""
+    kept = {(row.level, row.repeat) for row in rows}
+    found: dict[int, list[Mapping[str, float]]] = {}
+    for fact in facts:
+        if fact.name == "counters" and (fact.level, fact.repeat) in kept:
+            found.setdefault(fact.level, []).append(fact.fact)
+    return {level: _combined(some) for level, some in found.items()}
+
+
+def _combined(counters: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = {name for one in counters for name in one}
+    summed = {name: sum(one.get(name, 0.0) for one in counters) for name in names}
+    return {name: value / len(counters) if name in MEANS else value for name, value in summed.items()}
 
 
 def _energy(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, Energy]:

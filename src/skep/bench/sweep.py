@@ -37,6 +37,7 @@ WARM_UP_TOKENS = 16
 WARM_UP_WIDTH = 4  # where the widest level is not known
 WARM_UP_BATCHES = 12
 WARM_UP_SHARE = 0.15  # of the budget, at most
+OVERRUN = 0.7  # of a run's time must be left for another one of its level
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +175,17 @@ class Sweep:
         self._pace = Pace()
         self._repeats: dict[int, int] = {}
         self._durations: dict[int, float] = {}
+        self._began = time.monotonic()
         self._figures: dict[int, list[float]] = {}
         self._now: tuple[int, int, int] = (0, 0, 0)  # level, repeat, total of the run under way
         self._done = self._failed = self._runs_done = 0
 
     async def run(self) -> None:
-        began = time.monotonic()
+        self._began = time.monotonic()
         ticker = asyncio.create_task(self._tick())
         try:
             await self.warm_up()
-            while (level := self.course.following()) is not None and not self._spent(began):
+            while (level := self.course.following()) is not None and self._has_time(level):
                 await self.run_level(level)
         finally:
             ticker.cancel()
@@ -238,9 +240,18 @@ class Sweep:
                 return
             count = width
 
-    def _spent(self, began: float) -> bool:
-        budget = self.plan.budget_s
-        return self.plan.runs is None and budget is not None and time.monotonic() - began > budget
+    def _has_time(self, level: int) -> bool:
+        """A level never run yet gets its first run while there is any time; another run must be expected to fit."""
+        left = self._budget_left()
+        if left is None:
+            return True
+        known = self._durations.get(level)
+        return left > 0 if known is None else left > OVERRUN * known
+
+    def _budget_left(self) -> float | None:
+        if self.plan.runs is not None or self.plan.budget_s is None:
+            return None
+        return self.plan.budget_s - (time.monotonic() - self._began)
 
     def _begin(self, level: int, repeat: int, total: int) -> None:
         self._now = (level, repeat, total)
@@ -284,7 +295,9 @@ class Sweep:
         if not self._durations:
             return None
         slowest = max(self._durations.values())
-        return sum(runs * self._durations.get(level, slowest) for level, runs in remaining.items())
+        wanted = sum(runs * self._durations.get(level, slowest) for level, runs in remaining.items())
+        allowed = self._budget_left()
+        return wanted if allowed is None else max(0.0, min(wanted, allowed))
 
 
 def _batch_speed(rows: list[Request]) -> float:

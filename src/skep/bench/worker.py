@@ -89,6 +89,10 @@ class _Outbox:
         self._writer = writer
         self._rows: list[Request] = []
 
+    def greet(self) -> None:
+        """Ready for a job."""
+        self._writer.write(framed(News([])))
+
     def took(self, row: Request) -> None:
         self._rows.append(row)
 
@@ -112,6 +116,7 @@ async def serve() -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout)
     outbox = _Outbox(asyncio.StreamWriter(transport, protocol, None, loop))
+    outbox.greet()
     frame = await read_frame(reader)
     while frame is not None:
         work = asyncio.create_task(carry_out(decode_job(frame), outbox))

@@ -81,4 +81,5 @@ def left(progress: Progress) -> str:
     if progress.left_s is None or not progress.level:
         return ""
     runs = round(progress.runs_left)
-    return f" · about {format_seconds(progress.left_s)} left ({runs} more runs)" if runs else ""
+    plural = "s" if runs > 1 else ""
+    return f" · about {format_seconds(progress.left_s)} left, {runs} more run{plural} at most" if runs else ""

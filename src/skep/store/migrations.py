@@ -283,6 +283,7 @@ def _m003_shapes_of_load(connection: Connection) -> None:
         "requests ADD COLUMN scheduled_s REAL",
         "requests ADD COLUMN session INTEGER",
         "requests ADD COLUMN turn INTEGER",
+        "requests ADD COLUMN engine_queue_ms REAL",
         "client_samples ADD COLUMN delivered REAL",
         "client_samples ADD COLUMN processes INTEGER NOT NULL DEFAULT 1",
     )

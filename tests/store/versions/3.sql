@@ -70,10 +70,10 @@ CREATE TABLE requests (
     engine_decode_tok_s REAL,
     arrivals BLOB NOT NULL,
     prompt TEXT,
-    answer TEXT, traffic TEXT NOT NULL DEFAULT '', scheduled_s REAL, session INTEGER, turn INTEGER,
+    answer TEXT, traffic TEXT NOT NULL DEFAULT '', scheduled_s REAL, session INTEGER, turn INTEGER, engine_queue_ms REAL,
     UNIQUE (run_id, level, repeat, idx)
 );
-INSERT INTO "requests" VALUES('20261115-142233-a1b2c3',1,0,0,'fix',0.5,2.5,0.75,1.0,2.0,20,50,200,NULL,NULL,'stop',NULL,NULL,20,0,40.0,50,1000.0,50.0,X'000000000000F03F0000000000000040','p','a','',NULL,NULL,NULL);
+INSERT INTO "requests" VALUES('20261115-142233-a1b2c3',1,0,0,'fix',0.5,2.5,0.75,1.0,2.0,20,50,200,NULL,NULL,'stop',NULL,NULL,20,0,40.0,50,1000.0,50.0,X'000000000000F03F0000000000000040','p','a','',NULL,NULL,NULL,NULL);
 CREATE TABLE run_ends (
     run_id TEXT NOT NULL UNIQUE REFERENCES runs (id),
     ended_at REAL NOT NULL,
