@@ -91,6 +91,7 @@ class Progress:
     left_s: float | None
     figures: Mapping[int, Sequence[float]]  # effective tok/s of the runs of each level so far
     ended: bool = False  # this run of the level
+    label: str = ""  # of the level, where it is no concurrency
 
 
 OnProgress = Callable[[Progress], None]

@@ -53,10 +53,14 @@ class TaskMaker:
 
     def tasks(self, level: int, repeat: int, count: int, *, same: bool = False) -> list[Task]:
         """`same`: those that every other level has too, each behind another first line."""
+        return [*islice(self.endless(level, repeat, same=same), count)]
+
+    def endless(self, level: int, repeat: int, *, same: bool = False) -> Iterator[Task]:
+        """The same tasks, one at a time."""
         place = f"{repeat}" if same else f"{level}/{repeat}"
         first = f"{self._salt}{level}." if same else self._salt
-        found = islice(self._prompts(place), count)
-        return [self._task(level, repeat, index, prompt, first) for index, prompt in enumerate(found)]
+        for index, prompt in enumerate(self._prompts(place)):
+            yield self._task(level, repeat, index, prompt, first)
 
     def warm_up(self, count: int, begin: int, max_tokens: int) -> list[Task]:
         """Level 0: prompts of the same kind, short answers."""

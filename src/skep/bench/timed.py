@@ -24,7 +24,7 @@ from skep.bench.request import Sender, Task
 from skep.bench.summary import summarise
 from skep.bench.sweep import TICK_S, OnProgress, Progress
 from skep.bench.tasks import TaskMaker
-from skep.errors import EndpointError
+from skep.errors import EndpointError, UserError
 from skep.records import HostFacts, Request, SweepSummary
 from skep.store.database import Store
 from skep.workload.arrivals import parse_arrivals
@@ -38,6 +38,7 @@ from skep.workload.traces import TraceItem, trace_messages
 CLASS_STEP = 1_000_000  # indexes of one class of traffic do not meet those of the next
 CONNECTIONS = 512
 WARM_UP = 2
+MOST_REQUESTS = 100_000  # of one level; all their times are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Part:
     load: Callable[[Sender, OnRow], Any]
     width: int
     total: int
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +84,18 @@ async def run_timed(
 
 def open_part(maker: TaskMaker, level: int, repeat: int, *, rate: float, arrivals: str, for_s: float) -> Part:
     """Requests at a rate, for a time."""
+    if rate * for_s > MOST_REQUESTS:
+        raise UserError(
+            f"{rate:g} requests a second for {for_s:g} s are {rate * for_s:,.0f}",
+            hint=f"at most {MOST_REQUESTS:,} at each rate: choose a shorter --for",
+        )
     rng = Random(f"{maker.workload.seed}/arrivals/{level}/{repeat}")
     offsets = list(takewhile(lambda at: at < for_s, parse_arrivals(arrivals)(rate, rng)))
-    tasks = maker.tasks(level, repeat, len(offsets))
 
     async def load(sender: Sender, on_row: OnRow) -> None:
-        await scheduled(sender, on_row, zip(offsets, tasks, strict=True))
+        await scheduled(sender, on_row, zip(offsets, maker.endless(level, repeat), strict=False))
 
-    return Part(level, repeat, load, min(CONNECTIONS, max(1, round(rate))), len(tasks))
+    return Part(level, repeat, load, min(CONNECTIONS, max(1, round(rate))), len(offsets), f"{rate:g}/s")
 
 
 def replay_part(items: Sequence[TraceItem], calibration: Calibration, *, seed: int, default_tokens: int) -> Part:
@@ -103,7 +109,7 @@ def replay_part(items: Sequence[TraceItem], calibration: Calibration, *, seed: i
         else:
             await steady(sender, on_row, tasks, min(len(tasks), AGENTS_WITHOUT_TIMES))
 
-    return Part(1, 0, load, AGENTS_WITHOUT_TIMES, len(tasks))
+    return Part(1, 0, load, AGENTS_WITHOUT_TIMES, len(tasks), "replay")
 
 
 AGENTS_WITHOUT_TIMES = 16
@@ -122,7 +128,7 @@ def classes_part(
         built: list[Load] = [make(sender.now() + for_s) for make in loads]
         await together(sender, on_row, built)
 
-    return Part(1, repeat, load, sum(one.agents or 1 for one in classes), 0)
+    return Part(1, repeat, load, sum(one.agents or 1 for one in classes), 0, "mix")
 
 
 def _class_load(
@@ -259,5 +265,6 @@ class _Timed:
             runs_left=self._left,
             left_s=None,
             figures={},
+            label=part.label if part else "",
         )
         self._on_progress(progress)

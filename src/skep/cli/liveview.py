@@ -38,7 +38,8 @@ def level_lines() -> Callable[[Progress], None]:
         key = (progress.level, progress.repeat)
         if key not in said:
             said.add(key)
-            note(f"{where(progress)}: {progress.total} requests{left(progress)}")
+            how_many = f"{progress.total} requests" if progress.total else "for a time"
+            note(f"{where(progress)}: {how_many}{left(progress)}")
         elif progress.ended and progress.figures.get(progress.level):
             speed = progress.figures[progress.level][-1]
             failed = f", {progress.failed} failed so far" if progress.failed else ""
@@ -65,16 +66,19 @@ def picture(progress: Progress) -> RenderableType:
 
 
 def now_line(progress: Progress) -> str:
-    filled = round(BAR * progress.done / progress.total) if progress.total else 0
+    filled = min(BAR, round(BAR * progress.done / progress.total)) if progress.total else 0
+    total = f"/{progress.total}" if progress.total else ""
     speed = f" · {number(progress.tok_s)} tok/s now" if progress.tok_s else ""
     return (
-        f"{where(progress)}  {'━' * filled}{'─' * (BAR - filled)}  {progress.done}/{progress.total} requests{speed}"
+        f"{where(progress)}  {'━' * filled}{'─' * (BAR - filled)}  {progress.done}{total} requests{speed}"
         f" · {progress.in_flight} in flight · {progress.failed} failed{left(progress)}"
     )
 
 
 def where(progress: Progress) -> str:
-    return "warming up" if progress.level == 0 else f"C={progress.level} run {progress.repeat + 1}"
+    if progress.level == 0:
+        return "warming up"
+    return f"{progress.label or f'C={progress.level}'} run {progress.repeat + 1}"
 
 
 def left(progress: Progress) -> str:

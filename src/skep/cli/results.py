@@ -32,7 +32,7 @@ def print_runs(store_path: Path, limit: int, *, as_json: bool) -> None:
     if not runs:
         note("no runs yet; `skep bench sweep` makes one")
         return
-    columns = ("RUN", "WHEN", "STATE", "MODEL", "C", "REQUESTS", "URL", "NOTE")
+    columns = ("RUN", "WHEN", "KIND", "STATE", "MODEL", "C", "REQUESTS", "URL", "NOTE")
     print_table(columns, [_run_cells(run, failed[run.id]) for run in runs], right=("REQUESTS",))
 
 
@@ -41,13 +41,21 @@ def write_report(store_path: Path, name: str, output: Path) -> None:
     check_output(output)
     with existing(store_path) as store:
         run, summary, rows = load_run(store, name)
-    from skep.report.sweep import sweep_page, sweep_picture
-
     if not summary.levels:
         raise UserError(f"run `{run.id}` has no measured requests", hint="`skep runs` lists the others")
-    text = sweep_picture(run, summary) if output.suffix == ".svg" else sweep_page(run, summary, rows)
-    write_whole(output, text)
+    write_whole(output, _drawn(run, summary, rows, picture=output.suffix == ".svg"))
     note(f"{run.id} ({run.state.value}) written to {output}")
+
+
+def _drawn(run: Run, summary: SweepSummary, rows: list[Request], *, picture: bool) -> str:
+    from skep.report.sweep import sweep_page, sweep_picture
+    from skep.report.timed import timed_page
+
+    if run.kind in TIMED:
+        if picture:
+            raise UserError(f"run `{run.id}` ({run.kind}) has no curve over C to draw", hint="write .html instead")
+        return timed_page(run, summary, rows)
+    return sweep_picture(run, summary) if picture else sweep_page(run, summary, rows)
 
 
 def write_comparison(store_path: Path, names: Sequence[str], output: Path) -> None:
@@ -144,4 +152,6 @@ def _run_cells(run: Run, failed: int) -> list[str]:
     levels = ",".join(str(level) for level in run.config.get("concurrency", ()))
     notes = [run.error or "", f"{failed} failed" if failed else "", "simulated" if run.simulated else ""]
     note_text = ", ".join(filter(None, notes))
-    return [run.id, when, run.state.value, run.model, levels, str(run.requests), run.url, note_text]
+    if run.config.get("to_saturation") or run.config.get("slo"):
+        levels = "search"
+    return [run.id, when, run.kind, run.state.value, run.model, levels, str(run.requests), run.url, note_text]

@@ -12,20 +12,26 @@ from skep.units import format_seconds
 Column = tuple[str, Callable[[LevelSummary], str]]
 
 
-def print_summary(summary: SweepSummary, *, price: float | None = None, names: Sequence[str] = ()) -> None:
-    """`names` of the levels, where they are no concurrencies."""
-    print_levels(summary.levels, price=price, names=names)
+def print_summary(
+    summary: SweepSummary, *, price: float | None = None, title: str = "C", names: Sequence[str] = ()
+) -> None:
+    """`title` and `names` of the levels, where they are no concurrencies."""
+    print_levels(summary.levels, price=price, title=title, names=names)
     if summary.classes:
         print_classes(summary.classes)
     for line in remarks(summary):
         note(line)
 
 
-def print_levels(levels: Sequence[LevelSummary], *, price: float | None = None, names: Sequence[str] = ()) -> None:
-    columns: list[Column] = [("C", lambda level: f"{level.concurrency}{'*' if level.client_limited else ''}")]
-    if names:
-        columns = [("rate /s", lambda level: names[level.concurrency - 1])]
-    columns += [
+def print_levels(
+    levels: Sequence[LevelSummary], *, price: float | None = None, title: str = "C", names: Sequence[str] = ()
+) -> None:
+    def name(level: LevelSummary) -> str:
+        shown = names[level.concurrency - 1] if names else str(level.concurrency)
+        return f"{shown}{'*' if level.client_limited else ''}"
+
+    columns: list[Column] = [
+        (title, name),
         ("eff tok/s", lambda level: number(level.effective_tok_s)),
         ("95 %", _interval),
         ("plateau", lambda level: number(level.plateau_tok_s)),
@@ -84,7 +90,7 @@ def remarks(summary: SweepSummary) -> list[str]:
         found.extend(_speedup(summary.speedups))
     if summary.promise is not None:
         found.append(_promise(summary.promise))
-    if summary.turning is not None:
+    if summary.turning is not None and len(summary.levels) > 2:
         found.append(_turning(summary.turning))
     if summary.drift is not None and not summary.drift.contains(1.0):
         drift = summary.drift

@@ -62,7 +62,7 @@ def run_open_command(
         ]
         return await _measured(_plan("open", config, endpoint, timeout, keep_text), parts, endpoint, maker)
 
-    return _show(run_measuring(run), as_json=as_json, names=[f"{one:g}" for one in rates])
+    return _show(run_measuring(run), as_json=as_json, title="rate /s", names=[f"{one:g}" for one in rates])
 
 
 def run_classes_command(
@@ -169,11 +169,11 @@ async def _measured(plan: TimedPlan, parts: Sequence[Part], endpoint: Endpoint, 
         return await run_timed(plan, parts, endpoint, store, read_host(), maker, show, meter=meter_for(endpoint))
 
 
-def _show(summary: SweepSummary, *, as_json: bool, names: Sequence[str] = ()) -> int:
+def _show(summary: SweepSummary, *, as_json: bool, title: str = "traffic", names: Sequence[str] = ("all",)) -> int:
     if as_json:
         print_json(sweep_json(summary))
     else:
-        print_summary(summary, names=names)
+        print_summary(summary, title=title, names=names)
         note(f"stored as run {summary.run_id}; `skep report {summary.run_id}` writes the pictures")
     fail_for(summary)
     return 0

@@ -47,7 +47,7 @@ def sweep_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
         _optional("energy", "Energy", energy_table(levels)),
         _optional("checks", "How far to trust it", check_list(summary)),
         clock_section(levels),
-        section("where", "What ran where", _provenance(run)),
+        section("where", "What ran where", provenance(run)),
         section("how", "How this was measured", terms()),
     )
     footer = tag("footer", text(f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"))
@@ -151,7 +151,7 @@ def _timeline(levels: Sequence[LevelSummary], rows: Sequence[Request]) -> Markup
     return wide_figure(drawing, f"The requests at {title}", timeline_caption(timeline))
 
 
-def _provenance(run: Run) -> Markup:
+def provenance(run: Run) -> Markup:
     what = [
         ("model", run.model),
         ("url", public_url(run.url)),

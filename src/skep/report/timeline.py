@@ -64,8 +64,9 @@ def timeline_chart(timeline: Timeline) -> Spec:
     return {"width": 980, "height": height, "layer": [layer(bars, {"type": "rect"}, **sides, color=fill)]}
 
 
-def timeline_caption(timeline: Timeline) -> str:
-    of = f"C = {timeline.level}, run {timeline.repeat + 1}: each bar is one request"
+def timeline_caption(timeline: Timeline, name: str | None = None) -> str:
+    """`name` of the level, where it is no concurrency."""
+    of = f"{name or f'C = {timeline.level}'}, run {timeline.repeat + 1}: each bar is one request"
     parts = [f"{of}. Faint: waiting for the first token; strong: streaming"]
     if timeline.failed:
         parts.append(f"; rose: failed ({timeline.failed} of those drawn)")

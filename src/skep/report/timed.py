@@ -1,0 +1,114 @@
+"""The report of a load that follows a clock: arrivals at a rate, a mix of classes, a recorded trace.
+
+Its levels are no concurrencies, so nothing is drawn against C: a table of what was sent, and how each request fared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skep.records import LevelSummary, Percentiles, Request, Run, SweepSummary
+from skep.report.checks import clock_section
+from skep.report.figures import milliseconds, moment, number, percent, public_url
+from skep.report.levels import energy_table, failure_table
+from skep.report.markup import Markup, card, section, table, tag, text, trusted, wide_figure
+from skep.report.style import document, mark
+from skep.report.svg import picture
+from skep.report.sweep import provenance, run_banners
+from skep.report.terms import terms
+from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
+
+TITLES = {"open": "arrivals at a rate", "classes": "a mix of traffic", "replay": "a recorded trace"}
+_COLUMNS = (
+    "requests", "failed", "eff. tok/s", "TTFT p50", "TTFT p95", "TTFT p99", "TPOT p50", "TPOT p95", "total p95",
+    "queued p50", "task tok/s",
+)  # fmt: skip
+
+
+def timed_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
+    header = tag(
+        "header",
+        mark(TITLES[run.kind]),
+        tag("h1", text(run.model)),
+        tag("p", text(f"{public_url(run.url)} · {moment(run.created_at)}"), class_="where"),
+        *run_banners(run, summary),
+    )
+    names = level_names(run, summary.levels)
+    main = tag(
+        "main",
+        _cards(summary.levels, names),
+        section("levels", "What was sent", _table("load", list(zip(names, summary.levels, strict=True)))),
+        _classes(summary),
+        _timeline(summary, names, rows),
+        failure_table(summary.levels, rows),
+        energy_table(summary.levels),
+        clock_section(summary.levels),
+        section("where", "What ran where", provenance(run)),
+        section("how", "How this was measured", terms()),
+    )
+    footer = tag("footer", text(f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"))
+    return document(f"{run.model}: skep {run.kind}", header, main, footer)
+
+
+def level_names(run: Run, levels: Sequence[LevelSummary]) -> list[str]:
+    """What the numbers of the levels stand for."""
+    rates = run.config.get("rates")
+    if run.kind == "open" and isinstance(rates, list):
+        return [f"{rates[level.concurrency - 1]:g} requests/s" for level in levels]
+    return ["all traffic"] * len(levels) if run.kind == "classes" else ["the trace"] * len(levels)
+
+
+def _cards(levels: Sequence[LevelSummary], names: Sequence[str]) -> Markup:
+    last, name = levels[-1], names[-1]
+    ttft = last.ttft_ms
+    return tag(
+        "dl",
+        card(number(last.effective_tok_s), "Effective tok/s", name),
+        card(milliseconds(ttft.p50 if ttft else None), "TTFT p50", f"{name}; from when a request was due"),
+        card(milliseconds(ttft.p95 if ttft else None), "TTFT p95", name),
+        card(percent(100 * last.failed / last.requests if last.requests else None), "Failed", f"of {last.requests}"),
+        class_="cards",
+    )
+
+
+def _classes(summary: SweepSummary) -> Markup | None:
+    if not summary.classes:
+        return None
+    entries = [(level.traffic, level) for level in summary.classes]
+    return section("classes", "By kind of traffic", _table("class", entries))
+
+
+def _table(first: str, entries: Sequence[tuple[str, LevelSummary]]) -> Markup:
+    head = tag("tr", *(tag("th", text(name), scope="col") for name in (first, *_COLUMNS)))
+    body = [
+        tag("tr", tag("th", text(name), scope="row"), *(tag("td", text(cell)) for cell in _cells(level)))
+        for name, level in entries
+    ]
+    return table(f"Figures by {first}", [head], body)
+
+
+def _cells(level: LevelSummary) -> tuple[str, ...]:
+    return (
+        str(level.requests),
+        str(level.failed),
+        number(level.effective_tok_s),
+        *(_of(level.ttft_ms, name) for name in ("p50", "p95", "p99")),
+        *(_of(level.tpot_ms, name) for name in ("p50", "p95")),
+        _of(level.total_ms, "p95"),
+        _of(level.queued_ms, "p50"),
+        number(level.task_tok_s),
+    )
+
+
+def _of(values: Percentiles | None, name: str) -> str:
+    return milliseconds(getattr(values, name) if values else None)
+
+
+def _timeline(summary: SweepSummary, names: Sequence[str], rows: Sequence[Request]) -> Markup | None:
+    chosen = choose_timeline(summary.levels, rows)
+    if chosen is None:
+        return None
+    drawn = trusted(picture(timeline_chart(chosen), "Timeline of requests"))
+    places = [level.concurrency for level in summary.levels]
+    caption = timeline_caption(chosen, names[places.index(chosen.level)])
+    return section("timeline", "Request by request", wide_figure(drawn, "Timeline", caption))
