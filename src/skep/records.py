@@ -214,6 +214,8 @@ class LevelSummary:
     repeats: tuple[RepeatSummary, ...] = ()
     traffic: str = ""  # of which kind of traffic; "": of all together
     effective_interval: Interval | None = None  # 95 %, of the mean over runs; None with fewer than two
+    ttft_interval: Interval | None = None  # 95 %, of the runs' medians, in ms
+    tpot_interval: Interval | None = None
     plateau_tok_s: float | None = None  # while at least 95 % of C were in flight; None: that was never so
     task_tok_s_whole: float | None = None  # median over tasks of tokens / (last token - sending): TTFT included
     first_byte_ms: Percentiles | None = None

@@ -238,9 +238,7 @@ def test_without_a_meter_there_is_no_energy():
     assert summarise("r", [row(2)]).levels[0].energy is None
 
 
-@pytest.mark.xfail(
-    strict=True, reason="summary.py _energy: joules of runs that are left out, tokens only of the others"
-)
+@pytest.mark.xfail(strict=True, reason="summary.py _energy: joules of all runs, tokens of those that count")
 def test_energy_of_runs_that_are_left_out_is_left_out():
     """Two runs of 100 J and 10 tokens each, one of them limited by the client: 10 J a token, not 20."""
     samples = [sample(8, 0, limited=True), sample(8, 1, limited=False)]

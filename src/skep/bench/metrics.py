@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 from skep.bench.clocks import disagreements
 from skep.bench.tokens import delivered, gaps_ms, plateau_tok_s, tpot_ms
-from skep.records import Energy, LevelSummary, Percentiles, RepeatSummary, Request
+from skep.records import Energy, Interval, LevelSummary, Percentiles, RepeatSummary, Request
 from skep.stats.intervals import mean_t_interval
 from skep.stats.percentiles import percentiles
 
@@ -148,6 +148,8 @@ def _level(
         repeats=repeats,
         traffic=_only(row.traffic for row in rows),
         effective_interval=mean_t_interval(speeds) if tokens else None,
+        ttft_interval=_of_medians(rows, ttft_values),
+        tpot_interval=_of_medians(rows, tpot_values),
         plateau_tok_s=median(plateaus) if plateaus else None,
         task_tok_s_whole=task_tok_s_whole(rows),
         first_byte_ms=_from_due(answered, [row.first_byte_s for row in answered]),
@@ -170,6 +172,11 @@ def repeat_of(number: int, rows: Sequence[Request], concurrency: int | None, *, 
     tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
     plateau = plateau_tok_s(rows, concurrency) if concurrency else None
     return RepeatSummary(number, wall_s, tokens, tokens / wall_s if wall_s > 0 else 0.0, plateau, limited)
+
+
+def _of_medians(rows: Sequence[Request], values: Callable[[Sequence[Request]], list[float]]) -> Interval | None:
+    found = [values(some) for some in by_repeat(rows).values()]
+    return mean_t_interval([median(some) for some in found if some])
 
 
 def _from_due(rows: Sequence[Request], times: Sequence[float | None]) -> Percentiles | None:

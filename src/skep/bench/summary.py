@@ -30,12 +30,13 @@ def summarise(
     levels = levels_of(counted, limited, _energy(facts, counted), _counters(facts, counted), closed=closed)
     serial = next((level for level in levels if level.concurrency == 1), None) if closed else None
     swarm = levels[-1] if closed and levels and levels[-1].concurrency > 1 else None
+    same = serial is not None and swarm is not None and serial.requests == swarm.requests
     speedups = _speedup(counted, serial, swarm)
     return SweepSummary(
         run_id=run_id,
         levels=levels,
-        serial_wall_s=serial.wall_s if serial else None,
-        swarm_wall_s=swarm.wall_s if swarm else None,
+        serial_wall_s=serial.wall_s if serial and same else None,
+        swarm_wall_s=swarm.wall_s if swarm and same else None,
         speedup=_plain_speedup(serial, swarm),
         client_limited=any(level.client_limited for level in levels),
         classes=classes_of(counted, limited, closed=closed),

@@ -111,7 +111,7 @@ async def run_sweep(
     config = asdict(plan)
     maker = maker or TaskMaker(plan.workload)
     config["slo"] = str(plan.slo) if plan.slo else None
-    config["chars_per_token"] = maker.chars_per_token
+    config |= maker.lengths
     identity = Identity(plan.kind, run_fingerprint(plan, endpoint, host), config)
     async with Recording(store, endpoint, host, identity) as recording:
         sweep = Sweep(plan, endpoint, recording, maker, on_progress, meter)

@@ -47,9 +47,11 @@ class TaskMaker:
         self._salt = salt
 
     @property
-    def chars_per_token(self) -> float | None:
-        """As measured on this engine; None where nothing was."""
-        return self._calibration.chars_per_token if self._calibration.samples else None
+    def lengths(self) -> dict[str, float | None]:
+        """As measured on this engine, for the record; None where nothing was."""
+        known = self._calibration
+        measured = {"chars_per_token": known.chars_per_token, "overhead_tokens": known.overhead_tokens}
+        return {name: value if known.samples else None for name, value in measured.items()}
 
     def tasks(self, level: int, repeat: int, count: int, *, same: bool = False) -> list[Task]:
         """`same`: those that every other level has too, each behind another first line."""

@@ -45,11 +45,22 @@ def cards(summary: SweepSummary) -> Markup:
     return tag(
         "dl",
         card(number(best.effective_tok_s if best else None), "Effective tok/s", _at(best, remark)),
-        card(times(by_wall(summary)), "Swarm speedup", _walls(summary)),
+        _gain_card(summary, best),
         card(percent(widest.contention_pct if widest else None), "Contention", _at(widest, "the largest level")),
         card(milliseconds(ttft.p50 if ttft else None), "TTFT p50", _at(widest) + _solo_ttft(summary.levels)),
         class_="cards",
     )
+
+
+def _gain_card(summary: SweepSummary, best: LevelSummary | None) -> Markup:
+    """The speedup where serial and swarm did the same tasks; else what concurrency gained in tokens a second."""
+    serial, swarm = walls(summary)
+    if known(serial) and known(swarm):
+        return card(times(by_wall(summary)), "Swarm speedup", _walls(summary))
+    alone = _alone(summary.levels)
+    of_best, of_one = best.effective_tok_s if best else None, alone.effective_tok_s if alone else None
+    gain = of_best / of_one if of_best and of_one else None
+    return card(times(gain), "Gain in tok/s", f"{_at(best)} over one agent alone")
 
 
 def comparable(summary: SweepSummary) -> bool:

@@ -21,8 +21,8 @@ def _energy(of: Callable[[Energy], Cell]) -> Figure:
     return lambda level: None if level.energy is None else of(level.energy)
 
 
-def _interval(which: str) -> Figure:
-    return lambda level: None if level.effective_interval is None else float(getattr(level.effective_interval, which))
+def _interval(name: str, which: str) -> Figure:
+    return lambda level: None if (some := getattr(level, name)) is None else float(getattr(some, which))
 
 
 def _counts(counts: tuple[tuple[str, int], ...]) -> str:
@@ -41,15 +41,19 @@ LEVEL_FIGURES: dict[str, Figure] = {
     "effective_tok_s": lambda level: level.effective_tok_s,
     "effective_low_tok_s": lambda level: level.effective_low,
     "effective_high_tok_s": lambda level: level.effective_high,
-    "effective_ci95_low_tok_s": _interval("low"),
-    "effective_ci95_high_tok_s": _interval("high"),
+    "effective_ci95_low_tok_s": _interval("effective_interval", "low"),
+    "effective_ci95_high_tok_s": _interval("effective_interval", "high"),
     "plateau_tok_s": lambda level: level.plateau_tok_s,
     "task_tok_s": lambda level: level.task_tok_s,
     "task_with_ttft_tok_s": lambda level: level.task_tok_s_whole,
     "contention_pct": lambda level: level.contention_pct,
     "engine_tok_s": lambda level: level.engine_tok_s,
     **_percentiles("ttft", lambda level: level.ttft_ms),
+    "ttft_median_ci95_low_ms": _interval("ttft_interval", "low"),
+    "ttft_median_ci95_high_ms": _interval("ttft_interval", "high"),
     **_percentiles("tpot", lambda level: level.tpot_ms),
+    "tpot_median_ci95_low_ms": _interval("tpot_interval", "low"),
+    "tpot_median_ci95_high_ms": _interval("tpot_interval", "high"),
     **_percentiles("first_byte", lambda level: level.first_byte_ms),
     **_percentiles("gap", lambda level: level.gap_ms),
     **_percentiles("total", lambda level: level.total_ms),
