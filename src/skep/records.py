@@ -213,6 +213,7 @@ class LevelSummary:
     client_limited: bool
     repeats: tuple[RepeatSummary, ...] = ()
     traffic: str = ""  # of which kind of traffic; "": of all together
+    thinking: bool = False  # agents in conversation, who pause between turns: fewer than C are in flight
     effective_interval: Interval | None = None  # 95 %, of the mean over runs; None with fewer than two
     ttft_interval: Interval | None = None  # 95 %, of the runs' medians, in ms
     tpot_interval: Interval | None = None

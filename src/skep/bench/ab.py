@@ -67,7 +67,7 @@ async def _take_turns(plan: SweepPlan, a: Sweep, b: Sweep) -> None:
                 return
             first, second = (a, b) if (number + place) % 2 == 0 else (b, a)
             rows = {first: await first.run_level(level), second: await second.run_level(level)}
-            ratios[level].append((_speed(rows[a], level), _speed(rows[b], level)))
+            ratios[level].append((_speed(rows[a]), _speed(rows[b])))
 
 
 def _is_known(pairs: list[tuple[float, float]], plan: SweepPlan) -> bool:
@@ -81,8 +81,8 @@ def _is_late(began: float, budget_s: float | None) -> bool:
     return budget_s is not None and time.monotonic() - began > budget_s
 
 
-def _speed(rows: list[Request], level: int) -> float:
-    return repeat_of(0, rows, level).effective_tok_s
+def _speed(rows: list[Request]) -> float:
+    return repeat_of(0, rows, None).effective_tok_s
 
 
 def _side(sweep: Sweep) -> Side:

@@ -19,14 +19,21 @@ CPU_LIMIT = 0.85  # of one core
 class ClientHealth:
     lags_ms: list[float] = field(default_factory=list)
     cpu_share: float = 0.0
+    _others: list[tuple[float, float]] = field(default_factory=list)  # p99 and largest lag of other processes
 
     @property
     def lag_p99_ms(self) -> float:
-        return percentile(self.lags_ms, 99) if self.lags_ms else 0.0
+        own = percentile(self.lags_ms, 99) if self.lags_ms else 0.0
+        return max([own, *(p99 for p99, _ in self._others)])
 
     @property
     def lag_max_ms(self) -> float:
-        return max(self.lags_ms, default=0.0)
+        return max([0.0, *self.lags_ms, *(largest for _, largest in self._others)])
+
+    def add_worst(self, lag_p99_ms: float, lag_max_ms: float, cpu_share: float) -> None:
+        """Of another process that shares the load: the worst of all counts."""
+        self._others.append((lag_p99_ms, lag_max_ms))
+        self.cpu_share = max(self.cpu_share, cpu_share)
 
     @property
     def limited(self) -> bool:

@@ -93,7 +93,7 @@ def is_higher_better(metric: str) -> bool:
 def _loss(one: Comparison) -> float:
     """How much worse B is, as a share of A."""
     if one.ratio is None:
-        return 0.0
+        return 1.0  # not one answer
     return 1 - one.ratio.estimate if is_higher_better(one.metric) else one.ratio.estimate - 1
 
 
@@ -107,12 +107,32 @@ def _compared(metric: Metric, level: int, a: Side, b: Side, *, paired: bool) -> 
     if limited:
         why = f"the client was the limit in {' and '.join(limited)}"
         return Comparison(level, metric.name, shown_a, shown_b, None, Judgement.UNKNOWN, why)
+    empty = _brought_nothing(metric, level, a, b, shown=(shown_a, shown_b))
+    if empty is not None:
+        return empty
     ratio: Interval | None
     ratio, judgement = judge(
         tuple(of_a.values()), tuple(of_b.values()), higher_is_better=metric.higher_is_better, paired=paired
     )
     why = "" if judgement is not Judgement.UNKNOWN else "one run of a level shows no spread; measure two or more"
     return Comparison(level, metric.name, shown_a, shown_b, ratio, judgement, why)
+
+
+def _brought_nothing(
+    metric: Metric, level: int, a: Side, b: Side, *, shown: tuple[float | None, float | None]
+) -> Comparison | None:
+    """A run in which not one request was answered has no speed to compare, and must not be forgotten for it."""
+    runs = [[any(row.ok for row in rows) for rows in side.repeats(level).values()] for side in (a, b)]
+    failed = [some.count(False) for some in runs]
+    if not any(failed):
+        return None
+    told = " and ".join(
+        f"{count} of {len(some)} runs of {name}" for name, count, some in zip("AB", failed, runs, strict=True) if count
+    )
+    judgement = Judgement.UNKNOWN
+    if metric.name == METRICS[0].name and all(runs) and (failed[0] == 0 or failed[1] == 0):
+        judgement = Judgement.WORSE if failed[1] else Judgement.BETTER
+    return Comparison(level, metric.name, *shown, None, judgement, f"{told} brought not one answer")
 
 
 def _values(metric: Metric, level: int, side: Side) -> Mapping[int, float]:

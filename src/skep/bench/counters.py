@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
 
-_LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})? ([0-9.eE+-]+)(?: [0-9]+)?$", re.MULTILINE)
+_LABELS = r'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}'
+_LINE = re.compile(rf"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:{_LABELS})? ([0-9.eE+-]+)(?: [0-9]+)?$", re.MULTILINE)
 
 # What a figure is called here, and what engines call its sum and its count.
 MEANS: Mapping[str, tuple[str, ...]] = {
@@ -70,8 +71,8 @@ def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
     figures: dict[str, float] = {}
     for figure, names in MEANS.items():
         name = next((name for name in names if changes.get(f"{name}_count", 0) > 0), None)
-        if name is not None:
-            figures[figure] = changes[f"{name}_sum"] / changes[f"{name}_count"] if f"{name}_sum" in changes else 0.0
+        if name is not None and f"{name}_sum" in changes:
+            figures[figure] = changes[f"{name}_sum"] / changes[f"{name}_count"]
     for figure, names in _TOTALS.items():
         name = next((name for name in names if name in changes), None)
         if name is not None:

@@ -36,6 +36,7 @@ class Rounds:
         """`runs`: exactly so many of each instead of a goal, and none more at the end."""
         self._levels = tuple(levels)
         self._runs = runs
+        self._goal = goal
         self._done: dict[int, int] = dict.fromkeys(levels, 0)
         self._precision = {level: Precision(goal) for level in levels}
         self._closing = runs is None and 1 in levels and len(levels) > 1
@@ -49,9 +50,11 @@ class Rounds:
             return 1
         return None
 
-    def took(self, level: int, rows: Sequence[Request], *, limited: bool) -> None:  # noqa: ARG002
+    def took(self, level: int, rows: Sequence[Request], *, limited: bool) -> None:
+        """A run whose client was the limit makes nothing known; it counts only towards the most there may be."""
         self._done[level] += 1
-        self._precision[level].feed(figure_of(rows, level))
+        if not limited:
+            self._precision[level].feed(figure_of(rows, level))
 
     def remaining(self) -> dict[int, float]:
         left = {level: self._left(level) for level in self._levels if not self._enough(level)}
@@ -60,7 +63,9 @@ class Rounds:
         return left
 
     def _enough(self, level: int) -> bool:
-        return self._done[level] >= self._runs if self._runs is not None else self._precision[level].done
+        if self._runs is not None:
+            return self._done[level] >= self._runs
+        return self._precision[level].done or self._done[level] >= self._goal.most
 
     def _left(self, level: int) -> float:
         if self._runs is not None:
@@ -107,7 +112,8 @@ class WithinLimits:
 
 def figure_of(rows: Sequence[Request], level: int) -> float:
     """Tokens a second of one run: over its plateau where it had one, else over the whole batch."""
-    summary = repeat_of(0, rows, level)
+    thinking = any(row.session is not None for row in rows)
+    summary = repeat_of(0, rows, None if thinking else level)
     return summary.effective_tok_s if summary.plateau_tok_s is None else summary.plateau_tok_s
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from typing import TypeVar
 
 from skep.bench.client_health import ClientHealth
 from skep.bench.loads import OnRow
@@ -13,6 +14,7 @@ from skep.bench.worker import Job, decode_news, framed, read_frame
 from skep.errors import SkepError
 
 STREAM_LIMIT = 1 << 26
+T = TypeVar("T")
 
 
 class Crowd:
@@ -58,15 +60,18 @@ class Crowd:
             for row in news.rows:
                 on_row(row)
             if news.last:
-                health.lags_ms.extend((news.lag_p99_ms, news.lag_max_ms))
-                health.cpu_share = max(health.cpu_share, news.cpu_share)
+                health.add_worst(news.lag_p99_ms, news.lag_max_ms, news.cpu_share)
                 return
 
 
-def shares(at_once: int, processes: int) -> list[slice]:
-    """Each process takes every so-manieth task, so that it gets of every kind. Never more processes than places."""
-    parts = max(1, min(processes, at_once))
-    return [slice(start, None, parts) for start in range(parts)]
+def shared(width: int, tasks: Sequence[T], processes: int) -> list[tuple[int, list[T]]]:
+    """For each process its places and its tasks: as many more tasks as it has places, and some of every kind."""
+    parts = max(1, min(processes, width, len(tasks)))
+    places = [len(range(part, width, parts)) for part in range(parts)]
+    return [
+        (places[part], [task for number, task in enumerate(tasks) if number % width % parts == part])
+        for part in range(parts)
+    ]
 
 
 async def _start() -> asyncio.subprocess.Process:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from skep.bench.client_health import ClientHealth, watch_client
 from skep.bench.counters import counted, read_counters
-from skep.bench.crowd import Crowd, shares
+from skep.bench.crowd import Crowd, shared
 from skep.bench.endpoint import Endpoint
 from skep.bench.loads import Load, OnRow, scheduled, steady
 from skep.bench.recording import Recording
@@ -69,7 +69,8 @@ class Driver:
     ) -> tuple[list[Request], bool]:
         """`width` at once, or each at its offset. The rows, and whether the client was the limit."""
         if self._processes > 1:
-            return await self._measured(level, repeat, self._spread(tasks, width, offsets), width, on_row)
+            spread = self._spread(tasks, width, offsets)
+            return await self._measured(level, repeat, spread, width, on_row, is_closed=offsets is None)
 
         async def load(sender: Sender, took: OnRow) -> None:
             if offsets is None:
@@ -94,20 +95,21 @@ class Driver:
         return await self._measured(level, repeat, here, width, on_row, is_closed=is_closed)
 
     def _spread(self, tasks: Sequence[Task], width: int, offsets: Sequence[float] | None) -> _Run:
-        parts = shares(min(width, len(tasks)), self._processes)
+        due = offsets or [0.0] * len(tasks)
+        parts = shared(width, [*zip(tasks, due, strict=True)], self._processes)
 
         async def spread(took: OnRow) -> ClientHealth:
             jobs = [
                 Job(
                     endpoint=self.endpoint,
-                    tasks=list(tasks[part]),
-                    width=len(range(width)[part]),
+                    tasks=[task for task, _ in some],
+                    width=places,
                     origin_s=self.recording.origin_s,
                     timeout_s=self._timeout_s,
                     keep_text=self._keep_text,
-                    offsets=list(offsets[part]) if offsets is not None else [],
+                    offsets=[offset for _, offset in some] if offsets is not None else [],
                 )
-                for part in parts
+                for places, some in parts
             ]
             return await self._crowd.run(jobs, took)
 

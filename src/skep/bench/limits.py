@@ -23,7 +23,7 @@ class Limit:
     percent: float = 95.0
 
     def __str__(self) -> str:
-        return f"{self.name}_p{self.percent:g}={self.ms:g}ms"
+        return f"{self.name}_p{self.percent:g}={format(self.ms, 'f').rstrip('0').rstrip('.')}ms"
 
 
 @dataclass(frozen=True, slots=True)

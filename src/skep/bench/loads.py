@@ -7,7 +7,8 @@ server does; *talks* are agents in conversation, whose context grows by the answ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,17 @@ class Talk:
     first: Task
     messages: Callable[[Sequence[str]], list[dict[str, str]] | None]
     think_s: Sequence[float] = ()  # before each further turn
+
+
+@asynccontextmanager
+async def _kept(sender: Sender) -> AsyncIterator[None]:
+    """Every answer that ended becomes a row, also when the load is broken off."""
+    try:
+        yield
+        await sender.settle()
+    except BaseException:
+        sender.clear_desk()
+        raise
 
 
 async def burst(sender: Sender, on_row: OnRow, tasks: Sequence[Task]) -> None:
@@ -57,24 +69,22 @@ async def steady(
             if pause is not None:
                 await pause()
 
-    async with asyncio.TaskGroup() as workers:
+    async with _kept(sender), asyncio.TaskGroup() as workers:
         for _ in range(width):
             workers.create_task(work())
-    await sender.settle()
 
 
 async def scheduled(sender: Sender, on_row: OnRow, tasks: Iterable[tuple[float, Task]]) -> None:
     """Each task at its offset from now. A late client sends at once, and the row knows when it was due."""
     began = sender.now()
 
-    async with asyncio.TaskGroup() as group:
+    async with _kept(sender), asyncio.TaskGroup() as group:
         for offset, task in tasks:
             due = began + offset
             ahead = due - sender.now()
             if ahead > 0:
                 await asyncio.sleep(ahead)
             group.create_task(sender.send(sender.letter(replace(task, scheduled_s=due)), on_row))
-    await sender.settle()
 
 
 async def talks(sender: Sender, on_row: OnRow, them: Iterator[Talk], width: int, *, until_s: float | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shlex
 import signal
 import time
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from skep.engines.keeper import MARK, kill_marked
 from skep.errors import EngineError, SkepError, UserError
 from skep.host.power import gpu_memory_used, wait_until_clear
 from skep.records import SweepSummary
@@ -115,25 +117,46 @@ async def _cell(config: Config, measure: Measure, load: Callable[[str], SweepSum
 @asynccontextmanager
 async def started(config: Config, folder: Path) -> AsyncIterator[float]:
     """The command runs while the block does; gives the seconds it took to answer. Its output goes to a file."""
+    words = _words(config)
+    await _nobody_there(config)
     log = folder / f"{''.join(c if c.isalnum() else '-' for c in config.name)}.log"
-    began = time.monotonic()
+    began, mark = time.monotonic(), f"matrix-{secrets.token_hex(8)}"
     with log.open("wb") as out:
         try:
             process = await asyncio.create_subprocess_exec(
-                *shlex.split(config.start or ""),
+                *words,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={**os.environ, **config.env},
+                env={**os.environ, **config.env, MARK: mark},
                 start_new_session=True,
             )
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise EngineError(f"`{config.start}` cannot be started: {error}", hint="check the command") from None
     try:
         await _until_ready(config, process, log, began)
         yield time.monotonic() - began
     finally:
         await _stop(process)
+        await asyncio.to_thread(kill_marked, mark)  # workers that left the group hold the GPU's memory
+
+
+def _words(config: Config) -> list[str]:
+    try:
+        words = shlex.split(config.start or "")
+    except ValueError as error:
+        raise EngineError(f"`{config.start}` is not a command: {error}", hint="check its quotes") from None
+    if not words:
+        raise EngineError(f"configuration `{config.name}` starts nothing", hint="give `start` a command")
+    return words
+
+
+async def _nobody_there(config: Config) -> None:
+    """Who answers already would be measured in the place of the one that cannot have the port."""
+    origin, _ = parse_url(config.url or "", name="url")
+    with contextlib.suppress(WireFailure):
+        await fetch_once(origin, "GET", "/", timeout_s=2.0)
+        raise EngineError(f"something answers at {config.url} before it was started", hint="stop it first")
 
 
 async def _until_ready(config: Config, process: asyncio.subprocess.Process, log: Path, began: float) -> None:
@@ -183,6 +206,11 @@ def _config(place: int, entry: Any) -> Config:
     wrong = next((key for key in _FIELDS if key != "env" and not isinstance(entry.get(key, ""), str)), None)
     if wrong is not None:
         raise UserError(f"configuration `{name}`: `{wrong}` is not a text", hint="put it in quotes")
+    env = entry.get("env", {})
+    if not isinstance(env, Mapping):
+        raise UserError(
+            f"configuration `{name}`: `env` is not a table", hint='write env = { CUDA_VISIBLE_DEVICES = "0" }'
+        )
     if ("run" in entry) == ("url" in entry):
         raise UserError(f"configuration `{name}` needs a url or a run, not both", hint="start goes with a url")
     return Config(
@@ -193,5 +221,5 @@ def _config(place: int, entry: Any) -> Config:
         run=entry.get("run"),
         ready_within_s=parse_seconds(entry.get("ready_within", "10m")),
         key_env=entry.get("key_env"),
-        env={str(key): str(value) for key, value in dict(entry.get("env", {})).items()},
+        env={str(key): str(value) for key, value in env.items()},
     )

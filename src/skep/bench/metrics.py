@@ -147,6 +147,7 @@ def _level(
         client_limited=any(repeat.client_limited for repeat in repeats),
         repeats=repeats,
         traffic=_only(row.traffic for row in rows),
+        thinking=thinking,
         effective_interval=mean_t_interval(speeds) if tokens else None,
         ttft_interval=_of_medians(rows, ttft_values),
         tpot_interval=_of_medians(rows, tpot_values),

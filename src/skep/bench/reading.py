@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -47,6 +48,29 @@ class _Event(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
+_PLAIN = re.compile(rb"[^\"\\\x00-\x1f\x7f-\xff]+")  # text that stands in JSON as it is
+_CONTENT = b'"delta":{"content":"'
+
+
+def _body(raw: bytes, carried: int) -> bytes:
+    """What whole chunks carry; mostly it is one."""
+    line = len(raw) - carried - 4
+    return raw[line + 2 : -2] if raw.find(b"\r\n", 0, 10) == line else unchunked(raw)
+
+
+def _ends(body: bytes, text: str) -> tuple[bytes, bytes]:
+    """What stands before and after the text of one whole event with nothing but text in it; empty for any other.
+
+    Only events that say so in so many words: a finish, `usage`, `timings`, a second choice or an event of another
+    form never end the same way.
+    """
+    middle = _CONTENT + text.encode("utf-8", "replace") + b'"}'
+    if body.count(b"\n") != 2 or not body.endswith(b"\n\n") or body.count(middle) != 1 or body.count(b"delta") != 1:
+        return b"", b""
+    if b'"usage":{' in body or b'"timings":{' in body or b'"metrics":{' in body:
+        return b"", b""
+    before, _, after = body.partition(middle)
+    return before + _CONTENT, b'"}' + after
 
 
 class Reading:
@@ -72,7 +96,7 @@ class Reading:
         self.timings: dict[str, Any] = {}
         self.text: list[str] = []
         self.reasoning: list[str] = []
-        self._pieces: list[tuple[float, bytes, bool]] = []  # arrival, bytes, whether whole chunks with their framing
+        self._pieces: list[tuple[float, bytes, int]] = []  # arrival, bytes; of whole chunks, how many these carry
         self._parser = SseParser()
         self._rest = b""
 
@@ -87,7 +111,7 @@ class Reading:
         self.first_byte = at
         self.head = head
         self.status = head.status
-        kind = head.get(b"content-type") or b""
+        kind = (head.get(b"content-type") or b"").lower()
         if head.status == 200 and kind.startswith(b"text/event-stream"):
             self._stream = "sse"
         elif head.status == 200 and kind.startswith(b"application/x-ndjson"):
@@ -95,7 +119,7 @@ class Reading:
         self.takes_chunks = bool(self._stream)
 
     def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
-        self._pieces.append((at, raw, True))
+        self._pieces.append((at, raw, carried))
         self._bytes += carried
         if self._bytes > READ_BEFORE_THE_END_BYTES:
             self._digest()
@@ -103,7 +127,7 @@ class Reading:
     def on_body(self, data: bytes, at: float) -> None:
         self._bytes += len(data)
         if self._stream or self._bytes < MAX_WHOLE_BYTES:
-            self._pieces.append((at, data, False))
+            self._pieces.append((at, data, 0))
         if self._stream and self._bytes > READ_BEFORE_THE_END_BYTES:
             self._digest()
 
@@ -116,13 +140,16 @@ class Reading:
 
     def give_up(self, kind: str, message: str, at: float) -> None:
         """No more will come, or be waited for. What came until now is read all the same."""
-        self._broken = (kind, message)
-        self._end(at)
+        if not self.done.done():
+            self._broken = (kind, message)
+            self._end(at)
 
     def digest(self) -> None:
         """Read what was kept. Called once, after the end."""
         if self._stream:
             self._digest()
+            if self._rest.strip():
+                self._line(self._rest, self._ended_at)
             if not self.finished and self._broken is None:
                 self._fail("cut", "the stream ended without a finish_reason and without [DONE]")
         elif self._broken is None:
@@ -137,21 +164,31 @@ class Reading:
         if self._stream == "ndjson":
             self._digest_lines(pieces)
             return
-        feed = self._parser.feed
-        for at, raw, framed in pieces:
-            for payload in feed(unchunked(raw) if framed else raw):
+        parser, before, after = self._parser, b"", b""
+        for at, raw, carried in pieces:
+            body = _body(raw, carried) if carried else raw
+            if before and body.startswith(before) and body.endswith(after) and parser.is_empty:
+                text = _PLAIN.fullmatch(body, len(before), len(body) - len(after))
+                if text:  # an event like the one before it, but for its text: told by its ends, without parsing
+                    self.arrivals.append(at)
+                    self.text.append(text[0].decode())
+                    continue
+            known = len(self.text)
+            for payload in parser.feed(body):
                 if payload == b"[DONE]":
                     self.finished = True
                 else:
                     self._event(payload, at)
+            if len(self.text) == known + 1:
+                before, after = _ends(body, self.text[-1])
 
     def _event(self, payload: bytes, at: float) -> None:
         try:
             event = _decode(payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             self._odd_event(payload, at)
             return
-        if event.error is not None:
+        if event.error:
             self._fail("engine_error", message_of({"error": event.error}))
             return
         if event.usage:
@@ -208,10 +245,10 @@ class Reading:
             self.finish_reason = choice["finish_reason"]
             self.finished = True
 
-    def _digest_lines(self, pieces: list[tuple[float, bytes, bool]]) -> None:
+    def _digest_lines(self, pieces: list[tuple[float, bytes, int]]) -> None:
         """Ollama's own API: a JSON object a line, its durations in the last one."""
-        for at, raw, framed in pieces:
-            *lines, self._rest = (self._rest + (unchunked(raw) if framed else raw)).split(b"\n")
+        for at, raw, carried in pieces:
+            *lines, self._rest = (self._rest + (_body(raw, carried) if carried else raw)).split(b"\n")
             for line in filter(None, lines):
                 self._line(line, at)
 
@@ -232,11 +269,12 @@ class Reading:
         thought = fields.get("thinking")
         if content or thought or fields.get("tool_calls"):
             self.arrivals.append(at)
-            self.text.append(content or "")
-            self.reasoning.append(thought or "")
+            self.text.append(content if isinstance(content, str) else "")
+            self.reasoning.append(thought if isinstance(thought, str) else "")
         if document.get("done"):
             self.finished = True
-            self.finish_reason = document.get("done_reason") or "stop"
+            reason = document.get("done_reason") or "stop"
+            self.finish_reason = reason if isinstance(reason, str) else None
             counts = {"prompt_tokens": "prompt_eval_count", "completion_tokens": "eval_count"}
             self.usage = {name: document[key] for name, key in counts.items() if key in document}
             self.timings = {key: document[key] for key in OLLAMA_DURATIONS if key in document}
@@ -252,6 +290,9 @@ class Reading:
         if self.status != 200:
             told = message_of(document) if isinstance(document, dict) else raw[:MAX_ERROR_TEXT].decode(errors="replace")
             self._fail(f"http_{self.status}", told or f"HTTP {self.status}")
+            return
+        if isinstance(document, dict) and document.get("error"):
+            self._fail("engine_error", message_of(document))
             return
         choices = document.get("choices") if isinstance(document, dict) else None
         choice = choices[0] if isinstance(choices, list) and choices else None

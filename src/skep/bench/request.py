@@ -17,6 +17,7 @@ from skep.wire.client import Call, Pool
 
 OPENAI_CHAT = "/chat/completions"
 OLLAMA_CHAT = "/api/chat"
+LARGEST = 2**53  # of a count or a time; what is beyond is nonsense
 _NANOSECONDS_IN_MS = 1e6
 
 
@@ -107,18 +108,29 @@ class Sender:
         reading, started, ended = await self._exchange(letter)
         self._desk.append((letter.task, reading, started, ended, on_row))
         if self._clerk is None or self._clerk.done():
+            if self._clerk is not None:
+                self._clerk.result()  # what went wrong with a row ends the load
             self._clerk = self._loop.create_task(self._clear_desk())
 
     async def ask(self, letter: Letter) -> tuple[Request, str]:
         """The row and the answer's text."""
         reading, started, ended = await self._exchange(letter)
         row = self._row(letter.task, reading, started, ended)
-        return row, "".join(reading.text)
+        return row, sound("".join(reading.text))
 
     async def settle(self) -> None:
         """Until every row has been handed on."""
-        if self._clerk is not None:
-            await self._clerk
+        clerk, self._clerk = self._clerk, None
+        if clerk is not None:
+            await clerk
+
+    def clear_desk(self) -> None:
+        """At once, however long it takes: the load is broken off, and what was measured is to be kept."""
+        clerk, self._clerk = self._clerk, None
+        if clerk is not None:
+            clerk.cancel()
+        while self._desk:
+            self._hand_on()
 
     async def _exchange(self, letter: Letter) -> tuple[Reading, float, float]:
         reading = Reading(self._loop.create_future())
@@ -138,9 +150,12 @@ class Sender:
 
     async def _clear_desk(self) -> None:
         while self._desk:
-            task, reading, started, ended, on_row = self._desk.popleft()
-            on_row(self._row(task, reading, started, ended))
+            self._hand_on()
             await asyncio.sleep(0)  # whatever has arrived comes first
+
+    def _hand_on(self) -> None:
+        task, reading, started, ended, on_row = self._desk.popleft()
+        on_row(self._row(task, reading, started, ended))
 
     def _time_out(self, reading: Reading, call: Call) -> None:
         call.abort()
@@ -177,8 +192,8 @@ class Sender:
             queued_ms=_milliseconds(queued),
             engine=timings_of(reading),
             arrivals_s=arrivals,
-            prompt="\n".join(str(message.get("content")) for message in task.messages) if self._keep_text else None,
-            answer="".join(reading.text) if self._keep_text else None,
+            prompt=sound("\n".join(str(one.get("content")) for one in task.messages)) if self._keep_text else None,
+            answer=sound("".join(reading.text)) if self._keep_text else None,
             traffic=task.traffic,
             scheduled_s=task.scheduled_s,
             session=task.session,
@@ -237,16 +252,26 @@ def _header_lines(endpoint: Endpoint, pool: Pool) -> bytes:
     return b"POST %b HTTP/1.1\r\n%b%b" % (path.encode(), pool.host_line, f"{fixed}{own}".encode())
 
 
+def sound(text: str) -> str:
+    """Halves of a surrogate pair, which engines send in two events, are joined; a lone half becomes U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST else None
 
 
 def _float(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """What is no time is unknown: a text, NaN, or more than a store can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) >= LARGEST:
+        return None
+    return float(value) if value == value else None  # noqa: PLR0124 - NaN is not itself
 
 
 def _milliseconds(text: bytes | None) -> float | None:
     try:
-        return float(text) if text else None
+        return _float(float(text)) if text else None
     except ValueError:
         return None

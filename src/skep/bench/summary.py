@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
+from statistics import fmean
 from typing import Any
 
 from skep.bench.counters import MEANS
@@ -57,6 +58,8 @@ def _promise(limits: Limits, rows: Sequence[Request]) -> Promise:
 def repeat_figure(level: LevelSummary) -> tuple[float, ...]:
     """What one run of a level gave: over its plateau where it had one, else over the whole batch."""
     plateaus = [repeat.plateau_tok_s for repeat in level.repeats]
+    if level.thinking:  # one agent alone is "full" whenever it does not think, many hardly ever
+        return tuple(repeat.effective_tok_s for repeat in level.repeats)
     if all(value is not None for value in plateaus):
         return tuple(value for value in plateaus if value is not None)
     return tuple(repeat.effective_tok_s for repeat in level.repeats)
@@ -153,15 +156,16 @@ def _counters(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, 
 
 def _combined(counters: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = {name for one in counters for name in one}
-    summed = {name: sum(one.get(name, 0.0) for one in counters) for name in names}
-    return {name: value / len(counters) if name in MEANS else value for name, value in summed.items()}
+    told = {name: [one[name] for one in counters if name in one] for name in names}
+    return {name: fmean(values) if name in MEANS else sum(values) for name, values in told.items()}
 
 
 def _energy(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, Energy]:
     """Over the runs of a level; tokens are those of the same runs."""
     drawn: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}
+    kept = {(row.level, row.repeat) for row in rows}
     for fact in facts:
-        if fact.name == "energy":
+        if fact.name == "energy" and (fact.level, fact.repeat) in kept:
             drawn.setdefault(fact.level, []).append((fact.repeat, fact.fact))
     found: dict[int, Energy] = {}
     for level, some in drawn.items():

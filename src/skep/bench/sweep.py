@@ -72,7 +72,7 @@ class SweepPlan:
     def tasks_at(self, level: int) -> int:
         if self.shape == "burst":
             return level
-        return self.tasks or max(6, 3 * level)
+        return max(level, self.tasks or max(6, 3 * level))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Sweep:
             rows, limited = await self._driver.run_tasks(level, repeat, tasks, level, self._took)
         self._durations[level] = time.monotonic() - began
         self._runs_done += 1
-        self._figures.setdefault(level, []).append(repeat_of(0, rows, level).effective_tok_s if rows else 0.0)
+        self._figures.setdefault(level, []).append(repeat_of(0, rows, None).effective_tok_s if rows else 0.0)
         self.course.took(level, rows, limited=limited)
         self._tell(ended=True)
         if self.recording.broken is not None:
@@ -244,13 +244,13 @@ class Sweep:
     def _has_time(self, level: int) -> bool:
         """A level never run yet gets its first run while there is any time; another run must be expected to fit."""
         left = self._budget_left()
-        if left is None:
+        if left is None or not self._runs_done:
             return True
         known = self._durations.get(level)
         return left > 0 if known is None else left > OVERRUN * known
 
     def _budget_left(self) -> float | None:
-        if self.plan.runs is not None or self.plan.budget_s is None:
+        if self.plan.budget_s is None or (self.plan.runs is not None and not self.plan.searches):
             return None
         return self.plan.budget_s - (time.monotonic() - self._began)
 

@@ -72,13 +72,16 @@ class TaskMaker:
 
     def scripts(self, level: int, repeat: int) -> Iterator[Script]:
         load = self.workload
-        return conversations(
+        found = conversations(
             self._rng(f"talk/{level}/{repeat}"),
             turns=load.turns,
             tokens_first=load.prompt_tokens or FIRST_TURN_TOKENS,
             think_s=load.think_s,
             **self._measure(),
         )
+        if not self._salt:
+            return found
+        return (replace(script, system=f"{self._salt} {script.system}") for script in found)
 
     def _prompts(self, place: str) -> Iterator[Prompt]:
         load, rng = self.workload, self._rng(place)

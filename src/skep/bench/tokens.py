@@ -75,9 +75,23 @@ def plateau_tok_s(rows: Sequence[Request], concurrency: int) -> float | None:
     tokens = 0.0
     for row in rows:
         if row.ok and row.output_tokens and row.arrivals_s:
-            inside = sum(bisect_right(edges, at) % 2 or at == edges[-1] for at in row.arrivals_s)
+            inside = _inside(row.arrivals_s, edges)
             tokens += row.output_tokens * inside / len(row.arrivals_s)
     return tokens / whole
+
+
+def _inside(arrivals: Sequence[float], edges: Sequence[float]) -> int:
+    """How many lie in the spans whose edges these are."""
+    first, last = bisect_right(edges, arrivals[0]), bisect_right(edges, arrivals[-1])
+    if first == last and first % 2:
+        return len(arrivals)
+    return sum(_is_inside(at, edges) for at in arrivals)
+
+
+def _is_inside(at: float, edges: Sequence[float]) -> bool:
+    """The end of a span belongs to it: the last token comes with the end of its request."""
+    place = bisect_right(edges, at)
+    return place % 2 == 1 or (place > 0 and edges[place - 1] == at)
 
 
 def delivered(rows: Sequence[Request], concurrency: int) -> float | None:

@@ -122,7 +122,9 @@ async def serve() -> None:
         work = asyncio.create_task(carry_out(decode_job(frame), outbox))
         following = asyncio.create_task(read_frame(reader))
         flusher = asyncio.create_task(outbox.flush_often())
-        await asyncio.wait((work, following), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((work, following, flusher), return_when=asyncio.FIRST_COMPLETED)
+        if flusher.done():
+            flusher.result()  # rows that cannot be told end the process, and the one that gave the job says so
         flusher.cancel()
         if not work.done():  # whoever gave the job is gone, or wants it no longer
             work.cancel()

@@ -49,6 +49,9 @@ def sweep(
     ] = None,
     precision: of.Precision = "3%",
     budget: of.Budget = "10m",
+    warm_up: Annotated[
+        str, typer.Option(help="steady: until figures are; quick: one batch, however it went.")
+    ] = "steady",
     max_tokens: of.MaxTokens = 128,
     fixed_output: of.FixedOutput = False,
     size: of.Size = "short",
@@ -88,6 +91,7 @@ def sweep(
         runs=runs,
         precision=precision,
         budget=budget,
+        warm_up=warm_up,
         timeout=timeout,
         processes=processes,
         store_prompts=store_prompts,

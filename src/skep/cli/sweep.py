@@ -34,6 +34,7 @@ class SweepWishes:
     runs: int | None
     precision: str
     budget: str
+    warm_up: str
     timeout: str
     processes: int | None
     store_prompts: bool
@@ -41,6 +42,8 @@ class SweepWishes:
 
 def plan_of(wishes: SweepWishes) -> SweepPlan:
     levels = levels_of(wishes.concurrency, "--concurrency")
+    if wishes.warm_up not in ("steady", "quick"):
+        raise UserError(f"--warm-up `{wishes.warm_up}` is unknown", hint="choose steady or quick")
     if wishes.to_saturation and wishes.slo:
         raise UserError("--to-saturation and --slo are two different searches", hint="choose one of them")
     if wishes.tasks is not None and wishes.tasks < levels[-1] and not (wishes.to_saturation or wishes.slo):
@@ -53,6 +56,7 @@ def plan_of(wishes: SweepWishes) -> SweepPlan:
         precision=share_of(wishes.precision, "--precision"),
         budget_s=positive_seconds(wishes.budget, "--budget", "10m"),
         workload=wishes.workload,
+        quick_warm_up=wishes.warm_up == "quick",
         to_saturation=wishes.to_saturation,
         slo=Limits.parse(wishes.slo) if wishes.slo else None,
         max_concurrency=min(wishes.max_concurrency, MAX_CONCURRENCY),

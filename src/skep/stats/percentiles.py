@@ -59,4 +59,6 @@ def _at(ordered: list[float], q: float) -> float:
     position = q * (len(ordered) - 1) / 100
     below = int(position)
     low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    if position == below:  # infinity times zero is no number
+        return low
     return min(high, low + (high - low) * (position - below))

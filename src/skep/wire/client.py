@@ -125,10 +125,12 @@ class Pool:
         task.add_done_callback(self._tasks.discard)
 
     def _take_idle(self) -> _Connection | None:
-        oldest_ok = time.monotonic() - self._idle_s
+        now = time.monotonic()
         while self._idle:
             connection = self._idle.pop()
-            if connection.idle_since >= oldest_ok and not connection.closing:
+            if connection.idle_since >= now - self._idle_s and not connection.closing:
+                if now - connection.idle_since > STALE_S:
+                    connection.used = True  # it may have been lost while it stood idle, like any other
                 return connection
             connection.close()
         return None
@@ -139,7 +141,6 @@ class Pool:
         except OSError:  # TimeoutError is one
             return
         connection.idle_since = time.monotonic()
-        connection.used = True  # it may be lost while it stands idle, like any other
         self.idle(connection)
 
     async def _connection(self) -> _Connection:

@@ -15,6 +15,11 @@ class SseParser:
         self._buffer = b""
         self._data: list[bytes] = []
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing of an event has come that is not whole."""
+        return not self._buffer and not self._data
+
     def feed(self, chunk: bytes) -> list[bytes]:
         lines = (self._buffer + chunk).split(b"\n")
         self._buffer = lines.pop()
