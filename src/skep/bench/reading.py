@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -48,14 +48,16 @@ class _Event(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
-_PLAIN = re.compile(rb"[^\"\\\x00-\x1f\x7f-\xff]+")  # text that stands in JSON as it is
 _CONTENT = b'"delta":{"content":"'
 
 
-def _body(raw: bytes, carried: int) -> bytes:
-    """What whole chunks carry; mostly it is one."""
-    line = len(raw) - carried - 4
-    return raw[line + 2 : -2] if raw.find(b"\r\n", 0, 10) == line else unchunked(raw)
+def _body(read: bytes | tuple[bytes]) -> bytes:
+    """What it carries of the body; of whole chunks, mostly it is one."""
+    if isinstance(read, tuple):
+        return read[0]
+    if read.count(b"\r\n") == 2:  # a chunk has one behind its size and one at its end
+        return read[read.find(b"\r\n") + 2 : -2]
+    return unchunked(read)
 
 
 def _ends(body: bytes, text: str) -> tuple[bytes, bytes]:
@@ -96,14 +98,16 @@ class Reading:
         self.timings: dict[str, Any] = {}
         self.text: list[str] = []
         self.reasoning: list[str] = []
-        self._pieces: list[tuple[float, bytes, int]] = []  # arrival, bytes; of whole chunks, how many these carry
+        # Arrivals and bytes, side by side: whole chunks as they came, or a part of the body in a tuple.
+        self._times: list[float] = []
+        self._reads: list[bytes | tuple[bytes]] = []
         self._parser = SseParser()
         self._rest = b""
 
     @property
     def reads(self) -> int:
         """Network reads not parsed yet: about as many as tokens, while it streams."""
-        return len(self._pieces)
+        return len(self._times)
 
     # The wire's side
 
@@ -119,7 +123,8 @@ class Reading:
         self.takes_chunks = bool(self._stream)
 
     def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
-        self._pieces.append((at, raw, carried))
+        self._times.append(at)
+        self._reads.append(raw)
         self._bytes += carried
         if self._bytes > READ_BEFORE_THE_END_BYTES:
             self._digest()
@@ -127,7 +132,8 @@ class Reading:
     def on_body(self, data: bytes, at: float) -> None:
         self._bytes += len(data)
         if self._stream or self._bytes < MAX_WHOLE_BYTES:
-            self._pieces.append((at, data, 0))
+            self._times.append(at)
+            self._reads.append((data,))
         if self._stream and self._bytes > READ_BEFORE_THE_END_BYTES:
             self._digest()
 
@@ -160,18 +166,19 @@ class Reading:
     # Inside
 
     def _digest(self) -> None:
-        pieces, self._pieces, self._bytes = self._pieces, [], 0
+        times, reads = self._times, self._reads
+        self._times, self._reads, self._bytes = [], [], 0
+        bodies = zip(times, map(_body, reads), strict=True)
         if self._stream == "ndjson":
-            self._digest_lines(pieces)
+            self._digest_lines(bodies)
             return
         parser, before, after = self._parser, b"", b""
-        for at, raw, carried in pieces:
-            body = _body(raw, carried) if carried else raw
+        for at, body in bodies:
             if before and body.startswith(before) and body.endswith(after) and parser.is_empty:
-                text = _PLAIN.fullmatch(body, len(before), len(body) - len(after))
-                if text:  # an event like the one before it, but for its text: told by its ends, without parsing
-                    self.arrivals.append(at)
-                    self.text.append(text[0].decode())
+                text = body[len(before) : -len(after)]
+                if text and text.isascii() and b'"' not in text and b"\\" not in text:
+                    self.arrivals.append(at)  # like the one before it, but for its text: told without parsing
+                    self.text.append(text.decode())
                     continue
             known = len(self.text)
             for payload in parser.feed(body):
@@ -245,10 +252,10 @@ class Reading:
             self.finish_reason = choice["finish_reason"]
             self.finished = True
 
-    def _digest_lines(self, pieces: list[tuple[float, bytes, int]]) -> None:
+    def _digest_lines(self, bodies: Iterable[tuple[float, bytes]]) -> None:
         """Ollama's own API: a JSON object a line, its durations in the last one."""
-        for at, raw, carried in pieces:
-            *lines, self._rest = (self._rest + (_body(raw, carried) if carried else raw)).split(b"\n")
+        for at, body in bodies:
+            *lines, self._rest = (self._rest + body).split(b"\n")
             for line in filter(None, lines):
                 self._line(line, at)
 
@@ -281,8 +288,8 @@ class Reading:
 
     def _whole(self, at: float) -> None:
         """An error, or a server that does not stream: everything arrives at the end."""
-        raw = b"".join(piece for _, piece, _ in self._pieces)
-        self._pieces = []
+        raw = b"".join(map(_body, self._reads))
+        self._times, self._reads = [], []
         try:
             document = json.loads(raw)
         except (ValueError, RecursionError):

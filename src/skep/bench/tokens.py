@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from skep.records import Request
 
@@ -38,6 +38,10 @@ def gaps_ms(row: Request) -> Iterator[float]:
     if not row.ok or not row.output_tokens or not row.arrivals_s:
         return
     each = row.output_tokens / len(row.arrivals_s)
+    if len(set(row.arrivals_s)) == len(row.arrivals_s):  # one event to a read, as mostly
+        scale = 1000 / each
+        yield from [(at - before) * scale for before, at in pairwise(row.arrivals_s)]
+        return
     before = row.arrivals_s[0]
     for at, together in groupby(row.arrivals_s):
         events = sum(1 for _ in together)
