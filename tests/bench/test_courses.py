@@ -83,7 +83,6 @@ def test_what_is_left_shrinks_to_nothing():
     assert course.remaining() == {}
 
 
-@pytest.mark.xfail(strict=True, reason="course.py Rounds.took: runs whose client was the limit count for the precision")
 def test_runs_that_will_not_be_counted_do_not_make_a_level_known():
     """The first three were limited by the client; a summary drops them and is left with one run and no interval."""
     course, unlimited = Rounds((4,), GOAL), 0

@@ -1,8 +1,10 @@
 """Several load processes that share a level: nothing twice, nothing lost, nobody left behind."""
 
 import asyncio
+import contextlib
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -11,18 +13,19 @@ from types import SimpleNamespace
 import pytest
 
 from skep.bench.client_health import ClientHealth
-from skep.bench.crowd import Crowd, shares
+from skep.bench.crowd import Crowd, shared
 from skep.bench.driver import Driver
-from skep.bench.endpoint import find_endpoint
+from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Task
-from skep.bench.worker import Job, News, decode_news, framed
+from skep.bench.worker import SEND_EVERY_S, Job, News, decode_news, framed
 from skep.errors import SkepError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.records import Request
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine
+from skep.wire.heads import parse_url
 
 HOST = read_host(NvidiaReport())
 
@@ -41,14 +44,6 @@ async def job(engine, some, width, **fields):
     endpoint = await find_endpoint(engine.url, None)
     how = {"origin_s": time.monotonic(), "timeout_s": 60.0, "keep_text": True, **fields}
     return Job(endpoint=endpoint, tasks=some, width=width, **how)
-
-
-def children():
-    """Processes that this one has started and that still run."""
-    found = set()
-    for thread in Path("/proc/self/task").iterdir():
-        found |= set(map(int, (thread / "children").read_text().split()))
-    return found
 
 
 def is_running(pid):
@@ -74,10 +69,36 @@ def test_rows_and_jobs_come_through_as_they_were():
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
 
 
-@pytest.mark.xfail(strict=True, raises=UnicodeEncodeError, reason="worker.py: no surrogates in MessagePack")
-def test_an_emoji_that_an_engine_sent_in_halves_comes_through():
-    """`Reading` joins texts as they came; `_Outbox.flush` has dropped its rows when the encoder raises."""
-    framed(News([Request(4, 0, 0, "fix", 0.0, 1.0, answer="\ud83d\ude00")]))
+async def answer_in_halves(reader, writer):
+    """An emoji in two halves; the last answer comes when rows before it were handed on once."""
+    half = 'data: {"choices":[{"delta":{"content":"\\u%s"},"finish_reason":%s}],"usage":{"completion_tokens":2}}\n\n'
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            body = await reader.readexactly(int(re.search(rb"content-length: (\d+)", head)[1]))
+            if b"3 hello" in body:
+                await asyncio.sleep(2 * SEND_EVERY_S)
+            data = (half % ("d83d", "null") + half % ("de00", '"stop"')).encode()
+            writer.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(data)
+            )
+            writer.write(data)
+    writer.close()
+
+
+def test_rows_with_an_emoji_in_halves_are_not_lost():
+    """Three of four were, and the level ended well."""
+
+    async def run():
+        async with await asyncio.start_server(answer_in_halves, "127.0.0.1", 0) as server:
+            origin, _ = parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            crowd, rows = Crowd(), []
+            work = Job(Endpoint(origin, "/v1", "m"), tasks(4), 1, time.monotonic(), 20.0, keep_text=True)
+            with contextlib.suppress(SkepError):
+                await crowd.run([work], rows.append)
+            await close_all(crowd)
+            return sorted(row.index for row in rows)
+
+    assert asyncio.run(run()) == [0, 1, 2, 3]
 
 
 # Sharing
@@ -86,8 +107,7 @@ def test_an_emoji_that_an_engine_sent_in_halves_comes_through():
 def test_every_task_is_made_once_by_one_of_the_processes(engine):
     async def run():
         crowd, rows = Crowd(), []
-        some = tasks(11)
-        jobs = [await job(engine, some[part], 2) for part in shares(4, 2)]
+        jobs = [await job(engine, some, places) for places, some in shared(4, tasks(11), 2)]
         health = await crowd.run(jobs, rows.append)
         again = await crowd.run(jobs[:1], rows.append)
         await close_all(crowd)
@@ -97,7 +117,7 @@ def test_every_task_is_made_once_by_one_of_the_processes(engine):
     assert sorted(row.index for row in rows) == sorted([*range(11), *range(0, 11, 2)])
     assert all(row.ok and row.answer and row.prompt for row in rows)
     assert health.cpu_share > 0
-    assert again.lags_ms
+    assert again.lag_max_ms >= again.lag_p99_ms >= 0
 
 
 def test_a_schedule_is_kept_in_another_process(engine):
@@ -115,25 +135,22 @@ def test_a_schedule_is_kept_in_another_process(engine):
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
-def test_shares_hold_every_place_once_and_no_process_goes_without(width, processes):
-    parts = shares(width, processes)
-    assert sorted(place for part in parts for place in range(width)[part]) == list(range(width))
-    assert all(len(range(width)[part]) for part in parts)
+@pytest.mark.parametrize("number", [1, 4, 13])
+def test_every_place_and_every_task_has_one_process_and_none_goes_without(width, processes, number):
+    parts = shared(width, range(number), processes)
+    assert sorted(task for _, some in parts for task in some) == list(range(number))
+    assert all(places > 0 and some for places, some in parts)
+    assert sum(places for places, _ in parts) == width
 
 
-@pytest.mark.xfail(
-    strict=True, reason="driver.py _spread: half of the tasks to a process with one place, half to one with two"
-)
 @pytest.mark.parametrize(("width", "processes"), [(3, 2), (5, 2), (5, 4), (11, 2)])
 def test_a_process_with_more_places_gets_more_tasks(width, processes):
-    """Else the last one works on alone: at C=3 with two processes a third of the level has one in flight."""
-    number = 12 * width
-    rounds = [len(range(number)[part]) / len(range(width)[part]) for part in shares(width, processes)]
+    """Else the last one works on alone: at C=3 with two processes a third of the level had one in flight."""
+    rounds = [len(some) / places for places, some in shared(width, range(12 * width), processes)]
     assert max(rounds) / min(rounds) < 1.1
 
 
-@pytest.mark.xfail(strict=True, reason="crowd.py _follow: each process's largest lag joins those that p99 is taken of")
-def test_one_late_moment_of_one_process_is_not_the_p99_of_all():
+def test_one_late_moment_of_one_process_is_not_the_p99_of_all(engine):
     """Two processes with a p99 of 1 ms, one of which was 80 ms late once."""
 
     async def run():
@@ -142,7 +159,7 @@ def test_one_late_moment_of_one_process_is_not_the_p99_of_all():
             told = asyncio.StreamReader()
             told.feed_data(framed(News([], 1.0, latest, 0.1, last=True)))
             process = SimpleNamespace(stdin=SimpleNamespace(write=lambda _: None), stdout=told)
-            await Crowd()._follow(process, News([]), lambda _: None, health)
+            await Crowd()._follow(process, await job(engine, [], 1), lambda _: None, health)
         return health
 
     health = asyncio.run(run())
@@ -168,10 +185,8 @@ def test_a_killed_process_is_one_clear_error_and_takes_the_others_along(engine):
         assert caught.value.hint
         return pids
 
-    before = children()
     pids = asyncio.run(run())
     assert not any(map(is_running, pids))
-    assert children() <= before
     engine.wait_for(running=0)
 
 
@@ -239,7 +254,6 @@ def test_what_several_processes_made_is_stored_once(engine, tmp_path):
     assert json.dumps(sample.delivered)
 
 
-@pytest.mark.xfail(strict=True, reason="driver.py run_tasks: `is_closed` is not handed on to a shared schedule")
 def test_a_schedule_shared_by_processes_is_not_taken_for_a_concurrency(engine, tmp_path):
     """Sparse arrivals are no lack of the client's."""
     offsets = [n / 20 for n in range(6)]

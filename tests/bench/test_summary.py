@@ -199,10 +199,6 @@ def talking(agents):
     return [row(agents, 0, 5 * a + t, at, at + 1.0, session=a, turn=t) for a, t, at in starts]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="course.figure_of, summary.repeat_figure: at C=1 the plateau leaves thinking out, at C=8 there is none",
-)
 def test_agents_that_think_are_compared_by_one_figure_at_every_level():
     """Eight agents bring eight times what one does; that one of them has a plateau must not halve it."""
     one, eight = figure_of(talking(1), 1), figure_of(talking(8), 8)
@@ -238,7 +234,6 @@ def test_without_a_meter_there_is_no_energy():
     assert summarise("r", [row(2)]).levels[0].energy is None
 
 
-@pytest.mark.xfail(strict=True, reason="summary.py _energy: joules of all runs, tokens of those that count")
 def test_energy_of_runs_that_are_left_out_is_left_out():
     """Two runs of 100 J and 10 tokens each, one of them limited by the client: 10 J a token, not 20."""
     samples = [sample(8, 0, limited=True), sample(8, 1, limited=False)]
@@ -250,3 +245,16 @@ def test_energy_of_runs_that_are_left_out_is_left_out():
 def test_nothing_measured_is_a_summary_without_levels():
     summary = summarise("r", [row(0)])
     assert (summary.levels, summary.turning, summary.client_limited) == ((), None, False)
+
+
+def test_a_mean_that_one_run_does_not_tell_is_that_of_the_others():
+    """A tenth of a second a token in one run, nothing said in the other: 10 tok/s, not 20."""
+    facts = [LevelFact(2, 0, "counters", {"tpot_s": 0.1}), LevelFact(2, 1, "counters", {"output_tokens": 10.0})]
+    (level,) = summarise("r", [row(2, 0), row(2, 1, start=9.0, end=10.0)], facts=facts).levels
+    assert level.engine_tok_s == pytest.approx(10.0)
+
+
+def test_the_engines_own_mean_stands_in_where_it_says_nothing_of_a_request():
+    facts = [LevelFact(2, repeat, "counters", {"tpot_s": 0.1 + repeat / 5}) for repeat in (0, 1)]
+    (level,) = summarise("r", [row(2, 0), row(2, 1, start=9.0, end=10.0)], facts=facts).levels
+    assert level.engine_tok_s == pytest.approx(5.0)

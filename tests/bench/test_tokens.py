@@ -2,7 +2,7 @@
 
 import pytest
 
-from skep.bench.tokens import delivered, full_spans, gaps_ms, plateau_tok_s, tokens_after_the_first_read, tpot_ms
+from skep.bench.tokens import delivered, full_spans, gaps_ms, plateau_tok_s, tpot_ms
 from skep.records import Request
 
 
@@ -35,20 +35,10 @@ def test_a_token_a_read_gives_the_time_over_all_but_the_first():
     assert tpot_ms(row(1.0, 1.1, 1.2, 1.3, tokens=4)) == pytest.approx(100.0)
 
 
-def test_tokens_of_the_first_read_took_no_time_after_it():
-    """Two events in the first read, then one a read: three of five tokens came in 0.3 s."""
-    assert tpot_ms(row(1.0, 1.0, 1.1, 1.2, 1.3, tokens=5)) == pytest.approx(100.0)
-
-
-def test_several_tokens_in_every_event_are_spread_over_the_events():
-    """Three a event, 0.3 s apart: a token every 0.1 s, though events are 0.3 s apart."""
-    one = row(1.0, 1.3, 1.6, 1.9, tokens=12)
-    assert tokens_after_the_first_read(one) == 9
-    assert tpot_ms(one) == pytest.approx(100.0)
-
-
-def test_several_events_in_every_read_give_the_same():
-    assert tpot_ms(row(1.0, 1.0, 1.0, 1.0, 1.4, 1.4, 1.4, 1.4, tokens=8)) == pytest.approx(100.0)
+def test_several_tokens_in_an_event_or_a_read_count_as_tokens():
+    """(last - first) / (n - 1), as everybody defines it: by tokens, not by events."""
+    assert tpot_ms(row(1.0, 1.3, 1.6, 2.1, tokens=12)) == pytest.approx(100.0)
+    assert tpot_ms(row(1.0, 1.0, 1.0, 1.0, 1.7, 1.7, 1.7, 1.7, tokens=8)) == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize(
@@ -129,13 +119,14 @@ def test_requests_at_the_very_same_moment_are_full():
     assert plateau_tok_s(rows, 4) == pytest.approx(40.0)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="tokens.py plateau_tok_s: `bisect_right` leaves out what came at the end of a span"
-)
 def test_an_answer_that_comes_whole_at_its_end_counts():
     """The last read is the end: the same moment. With 10 ms between two requests each is a span of its own."""
     rows = [row(n * 1.01 + 1.0, tokens=10, start=n * 1.01, index=n) for n in range(10)]
     assert plateau_tok_s(rows, 1) == pytest.approx(10.0)
+
+
+def test_one_whole_answer_counts_at_the_end_of_its_span():
+    assert plateau_tok_s([row(1.0, tokens=10)], 1) == pytest.approx(10.0)
 
 
 # Delivered

@@ -14,6 +14,7 @@ from skep.stats.percentiles import percentile
 SAMPLE_EVERY_S = 0.02
 LAG_LIMIT_MS = 50.0  # p99 of the event loop's lag
 CPU_LIMIT = 0.85  # of one core
+RARELY = (200_000, 50, 1000)
 
 
 @dataclass(slots=True)
@@ -43,17 +44,20 @@ class ClientHealth:
 
 @asynccontextmanager
 async def watch_client() -> AsyncIterator[ClientHealth]:
-    """Samples while the block runs, without garbage collection; `cpu_share` is there after it."""
+    """Samples while the block runs, hardly ever collecting garbage; `cpu_share` is there after it."""
     health = ClientHealth()
+    before = gc.get_threshold()
     gc.collect()
-    gc.disable()  # a collection over a million times and texts stops the clock's reader for tens of milliseconds
+    gc.freeze()
+    gc.set_threshold(*RARELY)  # a collection over a million times and texts takes tens of milliseconds
     cpu, wall = time.process_time(), time.monotonic()
     sampler = asyncio.create_task(_sample(health))
     try:
         yield health
     finally:
         sampler.cancel()
-        gc.enable()
+        gc.set_threshold(*before)
+        gc.unfreeze()
         health.cpu_share = (time.process_time() - cpu) / max(1e-9, time.monotonic() - wall)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
-from skep.bench.tokens import tokens_after_the_first_read, tpot_ms
+from skep.bench.tokens import tpot_ms
 from skep.records import Clock, Disagreement, Request
 
 TOLERATED = 0.05  # of the engine's figure
@@ -107,6 +107,5 @@ def _tokens(rows: Sequence[Request]) -> Disagreement | None:
 
 def _coalesced(rows: Sequence[Request]) -> bool:
     """Whether reads commonly brought more than one event."""
-    counted = [row for row in rows if tokens_after_the_first_read(row) is not None]
-    events = sum(len(row.arrivals_s) for row in counted)
-    return bool(counted) and sum(len(set(row.arrivals_s)) for row in counted) < 0.9 * events
+    events = sum(len(row.arrivals_s) for row in rows)
+    return events > 0 and sum(len(set(row.arrivals_s)) for row in rows) < 0.9 * events

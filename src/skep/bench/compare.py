@@ -53,6 +53,12 @@ METRICS: tuple[Metric, ...] = (
         lambda rows, level: repeat_of(0, rows, level).effective_tok_s or None,
         lambda level: level.effective_tok_s,
     ),
+    Metric(
+        "answered",
+        True,
+        lambda rows, _: sum(row.ok for row in rows) / len(rows) if rows else None,
+        lambda level: 1 - level.failed / level.requests if level.requests else None,
+    ),
     Metric("task tok/s", True, lambda rows, _: task_tok_s(rows), lambda level: level.task_tok_s),
     Metric(
         "TTFT p50",

@@ -80,12 +80,19 @@ class ToSaturation:
 
     def __init__(self, most: int) -> None:
         self._search = Search(max_concurrency=most)
+        self._closing = True
 
     def following(self) -> int | None:
-        return self._search.next_level()
+        """C=1 once more at the end, so that drift is seen."""
+        level = self._search.next_level()
+        if level is None and self._closing:
+            self._closing = False
+            return 1
+        return level
 
     def took(self, level: int, rows: Sequence[Request], *, limited: bool) -> None:
-        self._search.measured(level, figure_of(rows, level), limited=limited)
+        if self._closing:
+            self._search.measured(level, figure_of(rows, level), limited=limited)
 
     def remaining(self) -> dict[int, float]:
         level = self._search.next_level()

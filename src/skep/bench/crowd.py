@@ -24,10 +24,9 @@ class Crowd:
         self._processes: list[asyncio.subprocess.Process] = []
 
     async def run(self, jobs: Sequence[Job], on_row: OnRow) -> ClientHealth:
-        while len(self._processes) < len(jobs):
-            self._processes.append(await _start())
         health = ClientHealth()
         try:
+            await self._grow(len(jobs))
             async with asyncio.TaskGroup() as group:
                 for process, job in zip(self._processes, jobs, strict=False):
                     group.create_task(self._follow(process, job, on_row, health))
@@ -38,6 +37,15 @@ class Crowd:
             await self.close()  # they work on for nobody
             raise
         return health
+
+    async def _grow(self, number: int) -> None:
+        """Ready for a job when it returns: nothing of their start falls into a measurement."""
+        fresh = [await _start() for _ in range(number - len(self._processes))]
+        self._processes += fresh
+        for process in fresh:
+            assert process.stdout is not None
+            if await read_frame(process.stdout) is None:
+                raise SkepError("a load process did not start", hint="try --processes 1")
 
     async def close(self) -> None:
         processes, self._processes = self._processes, []
@@ -51,6 +59,7 @@ class Crowd:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(framed(job))
+        got = 0
         while True:
             frame = await read_frame(process.stdout)
             if frame is None:
@@ -59,7 +68,12 @@ class Crowd:
             news = decode_news(frame)
             for row in news.rows:
                 on_row(row)
+            got += len(news.rows)
             if news.last:
+                if got != len(job.tasks):
+                    raise SkepError(
+                        f"a load process told of {got} of {len(job.tasks)} requests", hint="please report it"
+                    )
                 health.add_worst(news.lag_p99_ms, news.lag_max_ms, news.cpu_share)
                 return
 
@@ -75,8 +89,7 @@ def shared(width: int, tasks: Sequence[T], processes: int) -> list[tuple[int, li
 
 
 async def _start() -> asyncio.subprocess.Process:
-    """Returns when it is ready for a job: nothing of its start falls into a measurement."""
-    process = await asyncio.create_subprocess_exec(
+    return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "skep.bench.worker",
@@ -87,7 +100,3 @@ async def _start() -> asyncio.subprocess.Process:
         env=dict(os.environ),
         start_new_session=True,  # Ctrl-C is the parent's to answer
     )
-    assert process.stdout is not None
-    if await read_frame(process.stdout) is None:
-        raise SkepError("a load process did not start", hint="try --processes 1")
-    return process

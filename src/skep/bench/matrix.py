@@ -86,7 +86,11 @@ async def run_matrix(
     """One after the other. A failed one does not keep the next from its turn; Ctrl-C stops what was started."""
     cells: list[Cell] = []
     baseline = gpu_memory_used()
+    blocked: str | None = None  # what is measured on a GPU that is not clear would be wrong
     for config in configs:
+        if blocked is not None and config.run is None:
+            cells.append(Cell(config, None, blocked))
+            continue
         say(f"{config.name} ...")
         try:
             cell = await _cell(config, measure, load, folder)
@@ -97,9 +101,9 @@ async def run_matrix(
             held = await asyncio.to_thread(wait_until_clear, gpu_memory_used, baseline, CLEAR_WITHIN_S)
             if held:
                 index, too_many = held[0]
-                raise EngineError(
-                    f"GPU {index} holds {format_bytes(too_many)} too much {CLEAR_WITHIN_S:g} s after `{config.name}`",
-                    hint="`nvidia-smi` shows who holds it; end that, and start the matrix again",
+                blocked = (
+                    f"not run: GPU {index} holds {format_bytes(too_many)} too much since `{config.name}` was stopped; "
+                    "`nvidia-smi` shows who holds it"
                 )
         cells.append(cell)
     return cells

@@ -21,6 +21,7 @@ from skep.wire.sse import SseParser
 
 MAX_ERROR_TEXT = 300
 MAX_WHOLE_BYTES = 16 << 20  # of an answer that is no stream
+CHUNK_HEAD = 10  # bytes of a chunk's size and its line end, at most
 READ_BEFORE_THE_END_BYTES = 4 << 20  # an endless stream must not fill the memory
 
 
@@ -61,7 +62,7 @@ def _body(read: bytes | tuple[bytes]) -> bytes:
 
 
 def _ends(body: bytes, text: str) -> tuple[bytes, bytes]:
-    """What stands before and after the text of one whole event with nothing but text in it; empty for any other.
+    """What stands before and after the text of one whole event in a chunk, with nothing but text in it; else empty.
 
     Only events that say so in so many words: a finish, `usage`, `timings`, a second choice or an event of another
     form never end the same way.
@@ -72,7 +73,7 @@ def _ends(body: bytes, text: str) -> tuple[bytes, bytes]:
     if b'"usage":{' in body or b'"timings":{' in body or b'"metrics":{' in body:
         return b"", b""
     before, _, after = body.partition(middle)
-    return before + _CONTENT, b'"}' + after
+    return before + _CONTENT, b'"}' + after + b"\r\n"
 
 
 class Reading:
@@ -154,7 +155,7 @@ class Reading:
         """Read what was kept. Called once, after the end."""
         if self._stream:
             self._digest()
-            if self._rest.strip():
+            if self._rest.strip() and self._broken is None:
                 self._line(self._rest, self._ended_at)
             if not self.finished and self._broken is None:
                 self._fail("cut", "the stream ended without a finish_reason and without [DONE]")
@@ -168,19 +169,20 @@ class Reading:
     def _digest(self) -> None:
         times, reads = self._times, self._reads
         self._times, self._reads, self._bytes = [], [], 0
-        bodies = zip(times, map(_body, reads), strict=True)
         if self._stream == "ndjson":
-            self._digest_lines(bodies)
+            self._digest_lines(zip(times, map(_body, reads), strict=True))
             return
-        parser, before, after = self._parser, b"", b""
-        for at, body in bodies:
-            if before and body.startswith(before) and body.endswith(after) and parser.is_empty:
-                text = body[len(before) : -len(after)]
-                if text and text.isascii() and b'"' not in text and b"\\" not in text:
+        parser, before, after, limit = self._parser, b"", b"", 0
+        for at, read in zip(times, reads, strict=True):
+            if before and read.__class__ is bytes and read.endswith(after) and parser.is_empty:
+                begin = read.find(before, 0, limit)
+                text = read[begin + len(before) : -len(after)]
+                plain = text.isascii() and b'"' not in text and b"\\" not in text and b"\r" not in text
+                if begin > 0 and text and plain:
                     self.arrivals.append(at)  # like the one before it, but for its text: told without parsing
                     self.text.append(text.decode())
                     continue
-            known = len(self.text)
+            body, known = _body(read), len(self.text)
             for payload in parser.feed(body):
                 if payload == b"[DONE]":
                     self.finished = True
@@ -188,6 +190,7 @@ class Reading:
                     self._event(payload, at)
             if len(self.text) == known + 1:
                 before, after = _ends(body, self.text[-1])
+                limit = len(before) + CHUNK_HEAD
 
     def _event(self, payload: bytes, at: float) -> None:
         try:
@@ -265,7 +268,8 @@ class Reading:
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
-            self._fail("garbage", f"a line is not a JSON object: {line[:80]!r}")
+            kind = "cut" if line is self._rest else "garbage"
+            self._fail(kind, f"a line is not a JSON object: {line[:80]!r}")
             return
         if document.get("error"):
             self._fail("engine_error", message_of(document))

@@ -134,6 +134,8 @@ class Sender:
 
     async def _exchange(self, letter: Letter) -> tuple[Reading, float, float]:
         reading = Reading(self._loop.create_future())
+        if not self.pool.has_idle():
+            await self.pool.prepare(1)  # the time to connect is not the engine's
         self.in_flight.add(reading)
         started = time.monotonic()
         call = self.pool.send(letter.head, reading, letter.body)
@@ -186,8 +188,8 @@ class Sender:
             output_tokens=output_tokens,
             status=reading.status,
             error_kind=kind,
-            error=error,
-            finish_reason=reading.finish_reason,
+            error=sound(error) if error else None,
+            finish_reason=sound(reading.finish_reason) if reading.finish_reason else None,
             replica=replica.decode("latin-1") if replica else None,
             queued_ms=_milliseconds(queued),
             engine=timings_of(reading),

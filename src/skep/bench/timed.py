@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 from random import Random
 from typing import Any
 
@@ -29,7 +30,7 @@ from skep.records import HostFacts, Request, SweepSummary
 from skep.store.database import Store
 from skep.workload.arrivals import parse_arrivals
 from skep.workload.calibration import Calibration
-from skep.workload.conversations import conversations, next_messages
+from skep.workload.conversations import Script, conversations, next_messages
 from skep.workload.mix import TrafficClass
 from skep.workload.prompts import coding_prompts, messages
 from skep.workload.shared import shared_prefix
@@ -38,6 +39,7 @@ from skep.workload.traces import TraceItem, trace_messages
 CLASS_STEP = 1_000_000  # indexes of one class of traffic do not meet those of the next
 CONNECTIONS = 512
 WARM_UP = 2
+MADE_BEFOREHAND = 256  # prompts of a level or a class: making one takes as long as dozens of tokens
 MOST_REQUESTS = 100_000  # of one level; all their times are kept
 
 
@@ -92,10 +94,28 @@ def open_part(maker: TaskMaker, level: int, repeat: int, *, rate: float, arrival
     rng = Random(f"{maker.workload.seed}/arrivals/{level}/{repeat}")
     offsets = list(takewhile(lambda at: at < for_s, parse_arrivals(arrivals)(rate, rng)))
 
+    tasks = lasting(maker.tasks(level, repeat, min(len(offsets), MADE_BEFOREHAND)))
+
     async def load(sender: Sender, on_row: OnRow) -> None:
-        await scheduled(sender, on_row, zip(offsets, maker.endless(level, repeat), strict=False))
+        await scheduled(sender, on_row, zip(offsets, tasks, strict=False))
 
     return Part(level, repeat, load, min(CONNECTIONS, max(1, round(rate))), len(offsets), f"{rate:g}/s")
+
+
+def lasting(tasks: Sequence[Task]) -> Iterator[Task]:
+    """As many as are wanted, without making a prompt while something is measured: those of a pool again and again, each
+    time behind another first line. Where all share one system message it is the question that changes.
+    """
+    shared = len(tasks) > 1 and len({task.messages[0]["content"] for task in tasks}) == 1
+    for number in count():
+        for task in tasks:
+            yield task if not number else _anew(task, number, -1 if shared else 0, task.index + number * len(tasks))
+
+
+def _anew(task: Task, number: int, which: int, index: int) -> Task:
+    said = [dict(message) for message in task.messages]
+    said[which]["content"] = f"{number}. {said[which]['content']}"
+    return replace(task, messages=said, index=index)
 
 
 def replay_part(items: Sequence[TraceItem], calibration: Calibration, *, seed: int, default_tokens: int) -> Part:
@@ -120,20 +140,21 @@ def classes_part(
 ) -> Part:
     """All of them at once, for a time; what is under way then is waited for."""
     loads = [
-        partial(_class_load, one, calibration, repeat, f"{seed}/{one.name}/{repeat}", place * CLASS_STEP, for_s)
+        _class_load(one, calibration, repeat, f"{seed}/{one.name}/{repeat}", place * CLASS_STEP, for_s)
         for place, one in enumerate(classes)
     ]
 
     async def load(sender: Sender, on_row: OnRow) -> None:
-        built: list[Load] = [make(sender.now() + for_s) for make in loads]
-        await together(sender, on_row, built)
+        until_s = sender.now() + for_s
+        await together(sender, on_row, [make(until_s) for make in loads])
 
     return Part(1, repeat, load, sum(one.agents or 1 for one in classes), 0, "mix")
 
 
 def _class_load(
-    one: TrafficClass, calibration: Calibration, repeat: int, seed: str, first: int, for_s: float, until_s: float
-) -> Load:
+    one: TrafficClass, calibration: Calibration, repeat: int, seed: str, first: int, for_s: float
+) -> Callable[[float], Load]:
+    """What one class sends until a moment that is known when all begin. Its prompts are made here, beforehand."""
     measure: dict[str, Any] = {
         "chars_per_token": calibration.chars_per_token,
         "overhead_tokens": calibration.overhead_tokens,
@@ -153,28 +174,38 @@ def _class_load(
         def said(script: Any, answers: Sequence[str]) -> list[dict[str, str]] | None:
             return next_messages(script, len(answers), answers) if len(answers) < len(script.turns) else None
 
+        pool = [*islice(scripts, max(MADE_BEFOREHAND, 2 * (one.agents or 1)))]
         them: Iterator[Talk] = (
             Talk(
                 replace(base, kind=script.kind, session=place, index=first + place * one.turns),
                 partial(said, script),
                 script.think_s,
             )
-            for place, script in enumerate(scripts)
+            for place, script in enumerate(_lasting_scripts(pool))
         )
-        return lambda sender, on_row: talks(sender, on_row, them, one.agents or 1, until_s=until_s)
+        return lambda until_s: partial(talks, them=them, width=one.agents or 1, until_s=until_s)
     if one.prefix_tokens:
         prompts = shared_prefix(rng, tokens=one.prefix_tokens, task_tokens=one.prompt_tokens, **measure)
     else:
         prompts = coding_prompts(rng, tokens=one.prompt_tokens, **measure)
-    tasks = (
+    made = islice(prompts, max(MADE_BEFOREHAND, 2 * (one.agents or 1)))
+    pool_of_tasks = [
         replace(base, kind=prompt.kind, messages=messages(prompt), index=first + place)
-        for place, prompt in zip(count(), prompts, strict=False)
-    )
+        for place, prompt in enumerate(made)
+    ]
+    tasks = lasting(pool_of_tasks)
     if one.shape == "open":
         offsets = takewhile(lambda at: at < for_s, parse_arrivals(one.arrivals)(one.rate or 1.0, rng))
-        return lambda sender, on_row: scheduled(sender, on_row, zip(offsets, tasks, strict=False))
+        return lambda _: partial(scheduled, tasks=zip(offsets, tasks, strict=False))
     pause = partial(_pause, Random(f"{seed}/think"), one.think_s) if one.think_s else None
-    return lambda sender, on_row: steady(sender, on_row, tasks, one.agents or 1, until_s=until_s, pause=pause)
+    width = one.agents or 1
+    return lambda until_s: partial(steady, tasks=tasks, width=width, until_s=until_s, pause=pause)
+
+
+def _lasting_scripts(scripts: Sequence[Script]) -> Iterator[Script]:
+    for number in count():
+        for script in scripts:
+            yield script if not number else replace(script, system=f"{number}. {script.system}")
 
 
 async def _pause(rng: Random, mean_s: float) -> None:
@@ -249,7 +280,8 @@ class _Timed:
         while True:
             await asyncio.sleep(TICK_S)
             self._pace.seen(self._driver.sender.reads(), time.monotonic())
-            self._tell()
+            with suppress(Exception):  # a picture that cannot be drawn is no reason to lose a run
+                self._tell()
 
     def _tell(self) -> None:
         part = self._part

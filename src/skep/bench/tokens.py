@@ -17,20 +17,11 @@ CHANGING_S = 0.005  # between the end of one request and the start of the next, 
 
 
 def tpot_ms(row: Request) -> float | None:
-    """(last - first) / (n - 1), where the first read brought one token; else over the tokens that came after it."""
-    later = tokens_after_the_first_read(row)
-    if later is None or row.first_token_s is None or row.last_token_s is None or row.last_token_s <= row.first_token_s:
+    """(last - first) / (n - 1): what everybody means by it, also where the first read brought several tokens."""
+    if not row.ok or row.first_token_s is None or row.last_token_s is None or row.last_token_s <= row.first_token_s:
         return None
-    return (row.last_token_s - row.first_token_s) * 1000 / later
-
-
-def tokens_after_the_first_read(row: Request) -> float | None:
-    """None where that is not one token, or where tokens are unknown."""
-    if not row.ok or not row.output_tokens or not row.arrivals_s:
-        return None
-    first = sum(1 for at in row.arrivals_s if at == row.arrivals_s[0])
-    later = row.output_tokens * (1 - first / len(row.arrivals_s))
-    return later if later >= 1 else None
+    tokens = row.output_tokens or 0
+    return (row.last_token_s - row.first_token_s) * 1000 / (tokens - 1) if tokens > 1 else None
 
 
 def gaps_ms(row: Request) -> Iterator[float]:

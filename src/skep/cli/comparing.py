@@ -23,6 +23,11 @@ from skep.records import Comparison, Judgement, Run, SweepSummary
 from skep.settings import user_paths
 from skep.store.database import open_store
 
+WORKLOAD = (
+    "shape", "size", "prompt_tokens", "max_tokens", "fixed_output", "temperature", "turns", "think_s", "tasks", "rates",
+    "arrivals", "for_s", "classes", "trace", "speed",
+)  # fmt: skip
+
 
 def run_compare_command(
     store_path: Path, a: str, b: str, *, threshold: str, output: Path | None, as_json: bool
@@ -112,11 +117,9 @@ def comparison_json(one: Comparison) -> dict[str, Any]:
 def differences(a: Run, b: Run) -> list[str]:
     """What makes the two hard to compare."""
     found = []
-    told = ("workload", "tasks", "max_tokens", "fixed_output", "size", "prompt_tokens", "shape", "temperature")
-    changed = [key for key in told if a.config.get(key) != b.config.get(key)]
-    inner_a, inner_b = a.config.get("workload"), b.config.get("workload")
-    if isinstance(inner_a, dict) and isinstance(inner_b, dict):
-        changed = [key for key in inner_a if inner_a.get(key) != inner_b.get(key) and key != "seed"]
+    if a.kind != b.kind:
+        found.append(f"one is of the kind {a.kind}, the other {b.kind}")
+    changed = [key for key in WORKLOAD if _setting(a, key) != _setting(b, key)]
     if changed:
         found.append(f"the workloads differ in {', '.join(changed)}")
     if a.simulated != b.simulated:
@@ -126,6 +129,11 @@ def differences(a: Run, b: Run) -> list[str]:
     if a.host.get("cpu_model") != b.host.get("cpu_model") or a.host.get("gpus") != b.host.get("gpus"):
         found.append("they were measured from different machines")
     return found
+
+
+def _setting(run: Run, key: str) -> Any:
+    inner = run.config.get("workload")
+    return inner[key] if isinstance(inner, dict) and key in inner else run.config.get(key)
 
 
 def write_page(entries: list[tuple[Run, SweepSummary]], found: Sequence[Comparison], output: Path) -> None:

@@ -89,8 +89,15 @@ class Pool:
         self._dispatch(call, fresh=False)
         return call
 
+    def has_idle(self) -> bool:
+        """One that can be used at once."""
+        oldest_ok = time.monotonic() - self._idle_s
+        return bool(self._idle) and self._idle[-1].idle_since >= oldest_ok and not self._idle[-1].closing
+
     async def prepare(self, connections: int) -> None:
         """Have this many idle: who measures must not count the time to connect. What fails is left to the calls."""
+        if self._idle and not self.has_idle():
+            self.trim()
         wanted = min(connections, self._max_idle) - len(self._idle)
         await asyncio.gather(*(self._open_idle() for _ in range(wanted)))
 
