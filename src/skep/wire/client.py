@@ -10,6 +10,7 @@ import asyncio
 import ssl
 import time
 from collections import deque
+from contextlib import suppress
 from typing import cast
 
 import httptools
@@ -91,8 +92,8 @@ class Pool:
 
     def has_idle(self) -> bool:
         """One that can be used at once."""
-        oldest_ok = time.monotonic() - self._idle_s
-        return bool(self._idle) and self._idle[-1].idle_since >= oldest_ok and not self._idle[-1].closing
+        last = self._idle[-1] if self._idle else None
+        return last is not None and not last.closing and last.idle_since >= time.monotonic() - self._idle_s
 
     async def prepare(self, connections: int) -> None:
         """Have this many idle: who measures must not count the time to connect. What fails is left to the calls."""
@@ -143,12 +144,8 @@ class Pool:
         return None
 
     async def _open_idle(self) -> None:
-        try:
-            connection = await self._connection()
-        except OSError:  # TimeoutError is one
-            return
-        connection.idle_since = time.monotonic()
-        self.idle(connection)
+        with suppress(OSError):  # TimeoutError is one
+            self.idle(await self._connection(), time.monotonic())
 
     async def _connection(self) -> _Connection:
         async with asyncio.timeout(self._connect_timeout_s):
@@ -178,7 +175,8 @@ class Pool:
     def opened(self, connection: _Connection) -> None:
         self._open.add(connection)
 
-    def idle(self, connection: _Connection) -> None:
+    def idle(self, connection: _Connection, since: float) -> None:
+        connection.idle_since = since
         if len(self._idle) >= self._max_idle:
             connection.close()
         else:
@@ -326,7 +324,7 @@ class _Connection(asyncio.Protocol):
         call, self._call = self._call, None
         self._transport = None
         head = self._head
-        if call is not None and not call.aborted and head is not None and _ends_with_connection(head) and exc is None:
+        if call is not None and not call.aborted and head is not None and head.ends_with_connection and exc is None:
             self._pool.lost(self, None, WireFailure("closed", ""), at)
             call.receiver.on_end(at)
             return
@@ -387,8 +385,7 @@ class _Connection(asyncio.Protocol):
         self.resume()  # the answer's last bytes may have paused it; an idle connection must hear
         if self._reusable and not self._surplus and not unsent_bytes(self._transport):
             self.used = True
-            self.idle_since = self._at
-            self._pool.idle(self)
+            self._pool.idle(self, self._at)
         else:
             self.close()
         if not call.aborted:
@@ -400,6 +397,3 @@ class _Connection(asyncio.Protocol):
         if call is not None and not call.aborted:
             call.receiver.on_failure(failure, self._at)
 
-
-def _ends_with_connection(head: ResponseHead) -> bool:
-    return head.length is None and b"chunked" not in (head.get(b"transfer-encoding") or b"").lower()

@@ -68,6 +68,11 @@ class ResponseHead:
     def get(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.headers if key == name), None)
 
+    @property
+    def ends_with_connection(self) -> bool:
+        """Nothing else says where the body ends."""
+        return self.length is None and b"chunked" not in (self.get(b"transfer-encoding") or b"").lower()
+
 
 def parse_url(url: str, *, name: str = "--url") -> tuple[Origin, str]:
     """`http://host:8000/v1/` → its origin and the path `/v1`."""
