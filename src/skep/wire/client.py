@@ -15,6 +15,7 @@ from typing import cast
 
 import httptools
 
+from skep.wire.call import Call
 from skep.wire.chunks import carried_by
 from skep.wire.heads import Headers, Origin, ResponseHead
 from skep.wire.memo import Heads, Known
@@ -25,34 +26,8 @@ __all__ = ["Call", "Pool", "Receiver", "Unchunked", "WireFailure"]
 
 HEAD_BYTES = 262_144  # of an answer's head, at most
 STALE_S = 1.0
+CLOSING_ROUNDS = 100
 COPY_BYTES = 16_384  # a shorter body is joined to its head: one write instead of two
-
-
-class Call:
-    """One request on its way. `abort` closes its connection at once; after it no callback comes."""
-
-    __slots__ = ("_connection", "aborted", "body", "head", "receiver", "retried")
-
-    def __init__(self, head: bytes, receiver: Receiver, body: bytes) -> None:
-        self.head = head
-        self.body = body
-        self.receiver = receiver
-        self.retried = False
-        self.aborted = False
-        self._connection: _Connection | None = None
-
-    def abort(self) -> None:
-        self.aborted = True
-        if self._connection is not None:
-            self._connection.close()
-
-    def pause(self) -> None:
-        if self._connection is not None:
-            self._connection.pause()
-
-    def resume(self) -> None:
-        if self._connection is not None:
-            self._connection.resume()
 
 
 class Pool:
@@ -117,11 +92,14 @@ class Pool:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for connection in list(self._open):
-            connection.close()
         self._idle.clear()
-        while self._open:
-            await asyncio.sleep(0)  # an aborted transport is closed in the loop's next round
+        for _ in range(CLOSING_ROUNDS):  # an aborted transport is closed in the loop's next round
+            for connection in list(self._open):
+                connection.close()
+            if not self._open:
+                return
+            await asyncio.sleep(0)
+        self._open.clear()  # made while it was being cancelled: uvloop closes it and does not say so
 
     def _dispatch(self, call: Call, *, fresh: bool) -> None:
         connection = None if fresh else self._take_idle()
@@ -232,7 +210,7 @@ class _Connection(asyncio.Protocol):
 
     def start(self, call: Call) -> None:
         self._call = call
-        call._connection = self  # noqa: SLF001 - Call and _Connection are two halves of one thing
+        call.carrier = self
         self.answered = False
         self._unheaded = 0
         self._sent_at = time.monotonic()
@@ -381,7 +359,7 @@ class _Connection(asyncio.Protocol):
         self._complete = False
         if call is None:
             return
-        call._connection = None  # noqa: SLF001
+        call.carrier = None
         self.resume()  # the answer's last bytes may have paused it; an idle connection must hear
         if self._reusable and not self._surplus and not unsent_bytes(self._transport):
             self.used = True
@@ -396,4 +374,3 @@ class _Connection(asyncio.Protocol):
         self.close()
         if call is not None and not call.aborted:
             call.receiver.on_failure(failure, self._at)
-
