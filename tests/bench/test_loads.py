@@ -216,7 +216,7 @@ def test_a_server_that_is_gone_fails_every_request_and_raises_nothing():
 
 
 def test_connections_that_the_server_closed_meanwhile_are_made_again_unseen():
-    with FakeEngine(slots=8, idle_close_s=0.05, ttft_ms=20) as engine:
+    with FakeEngine(slots=8, idle_close_s=0.5, ttft_ms=20) as engine:
 
         async def load(sender, took):
             await asyncio.to_thread(engine.wait_for, connections_open=0)

@@ -180,8 +180,17 @@ def test_each_kind_of_traffic_has_its_own_figures():
     assert summarise("r", rows, closed=False).levels[0].traffic == ""
 
 
-def test_one_kind_of_traffic_is_no_classes():
-    assert classes_of([row(traffic="chat"), row(index=1, traffic="chat")]) == ()
+def test_a_mix_of_one_class_is_told_and_plain_traffic_has_none():
+    assert [level.traffic for level in classes_of([row(traffic="chat"), row(index=1, traffic="chat")])] == ["chat"]
+    assert classes_of([row()]) == ()
+
+
+def test_a_run_in_which_requests_failed_is_never_left_out():
+    """A server that dies refuses at once, and looks like a client that cannot keep up."""
+    rows = [row(2, 0), row(2, 1, start=9.0, end=10.0), row(2, 1, index=1, start=9.0, end=9.1, error_kind="connect")]
+    samples = [sample(2, 0, limited=False), sample(2, 1, limited=True)]
+    (level,) = summarise("r", rows, samples).levels
+    assert (level.requests, level.failed) == (3, 1)
 
 
 def test_runs_of_a_level_that_were_broken_off_are_left_out():

@@ -156,7 +156,7 @@ def test_an_answer_without_usage_is_a_failure_and_not_a_guess(store):
 def test_a_server_that_refuses_the_warm_up_ends_the_sweep_with_its_words(store):
     with FakeEngine(slots=2) as engine:
         engine.fault(kind="500", times=None)
-        with pytest.raises(EndpointError, match="did not answer"):
+        with pytest.raises(EndpointError, match="answered no request of the warm-up"):
             sweep(engine, store)
 
 

@@ -17,7 +17,7 @@ from skep.bench.recording import Identity, Recording
 from skep.bench.summary import summarise
 from skep.bench.sweep import Progress, Sweep, SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker
-from skep.records import Comparison, HostFacts, Request, SweepSummary
+from skep.records import Comparison, HostFacts, Request
 from skep.stats.intervals import paired_ratio_interval
 from skep.store.database import Store
 
@@ -26,8 +26,8 @@ FEWEST = 3
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    a: SweepSummary
-    b: SweepSummary
+    a: Side
+    b: Side
     comparisons: list[Comparison]
 
 
@@ -54,7 +54,7 @@ async def run_ab(
             await sweep.warm_up()
         await _take_turns(plan, sides[0], sides[1])
     a, b = (_side(sweep) for sweep in sides)
-    return Duel(a.summary, b.summary, compare(a, b, paired=True))
+    return Duel(a, b, compare(a, b, paired=True))
 
 
 async def _take_turns(plan: SweepPlan, a: Sweep, b: Sweep) -> None:

@@ -81,15 +81,22 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-def compare(a: Side, b: Side, *, paired: bool = False) -> list[Comparison]:
-    """Levels of both, in order of C. `paired`: their runs were made in turns, so that each has its partner."""
+def compare(a: Side, b: Side, *, paired: bool = False, confidence: float = 0.95) -> list[Comparison]:
+    """Levels of both, in order of C. `paired`: their runs were made in turns, so that each has its partner.
+
+    Every figure is judged on its own: of twenty that did not change, one is expected to look better or worse.
+    """
     levels = [level.concurrency for level in a.summary.levels if b.level(level.concurrency) is not None]
-    return [_compared(metric, level, a, b, paired=paired) for level in levels for metric in METRICS]
+    return [
+        _compared(metric, level, a, b, paired=paired, confidence=confidence) for level in levels for metric in METRICS
+    ]
 
 
-def regressions(comparisons: Sequence[Comparison], threshold: float) -> list[Comparison]:
-    """Worse, and by more than the threshold: 0.05 is 5 %."""
-    return [one for one in comparisons if one.judgement is Judgement.WORSE and _loss(one) > threshold]
+def regressions(a: Side, b: Side, threshold: float, *, paired: bool = False) -> list[Comparison]:
+    """Worse by more than the threshold (0.05 is 5 %), with 95 % certainty over all figures together (Bonferroni)."""
+    figures = len(compare(a, b, paired=paired))
+    strict = compare(a, b, paired=paired, confidence=1 - 0.05 / max(1, figures))
+    return [one for one in strict if one.judgement is Judgement.WORSE and _loss(one) > threshold]
 
 
 def is_higher_better(metric: str) -> bool:
@@ -103,7 +110,7 @@ def _loss(one: Comparison) -> float:
     return 1 - one.ratio.estimate if is_higher_better(one.metric) else one.ratio.estimate - 1
 
 
-def _compared(metric: Metric, level: int, a: Side, b: Side, *, paired: bool) -> Comparison:
+def _compared(metric: Metric, level: int, a: Side, b: Side, *, paired: bool, confidence: float) -> Comparison:
     of_a, of_b = _values(metric, level, a), _values(metric, level, b)
     if paired:
         both = sorted(of_a.keys() & of_b.keys())
@@ -118,7 +125,11 @@ def _compared(metric: Metric, level: int, a: Side, b: Side, *, paired: bool) -> 
         return empty
     ratio: Interval | None
     ratio, judgement = judge(
-        tuple(of_a.values()), tuple(of_b.values()), higher_is_better=metric.higher_is_better, paired=paired
+        tuple(of_a.values()),
+        tuple(of_b.values()),
+        higher_is_better=metric.higher_is_better,
+        paired=paired,
+        confidence=confidence,
     )
     why = "" if judgement is not Judgement.UNKNOWN else "one run of a level shows no spread; measure two or more"
     return Comparison(level, metric.name, shown_a, shown_b, ratio, judgement, why)

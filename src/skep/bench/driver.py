@@ -66,15 +66,19 @@ class Driver:
         width: int,
         on_row: OnRow,
         offsets: Sequence[float] | None = None,
+        until_s: float | None = None,
     ) -> tuple[list[Request], bool]:
-        """`width` at once, or each at its offset. The rows, and whether the client was the limit."""
+        """`width` at once, or each at its offset. The rows, and whether the client was the limit.
+
+        `until_s`: on the run's clock, when no more is begun; load processes take no notice of it.
+        """
         if self._processes > 1:
             spread = self._spread(tasks, width, offsets)
             return await self._measured(level, repeat, spread, width, on_row, is_closed=offsets is None)
 
         async def load(sender: Sender, took: OnRow) -> None:
             if offsets is None:
-                await steady(sender, took, tasks, min(width, len(tasks)))
+                await steady(sender, took, tasks, min(width, len(tasks)), until_s=until_s)
             else:
                 await scheduled(sender, took, zip(offsets, tasks, strict=True))
 
@@ -131,7 +135,10 @@ class Driver:
         health = await run(took)
         drawn = self._meter.end() if self._meter is not None else None
         after = await read_counters(self.pool, self.endpoint.headers) if before else {}
-        share = delivered(rows, width) if is_closed and rows else None
+        whole = (
+            is_closed and rows and all(row.ok for row in rows)
+        )  # one refused at once leaves its place empty for a while
+        share = delivered(rows, width) if whole else None
         limited = health.limited or (share is not None and share < BEHIND)
         if level:
             self._keep(level, repeat, health, share, limited=limited)

@@ -53,7 +53,8 @@ async def steady(
     until_s: float | None = None,
     pause: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """`width` in flight until the tasks are all done, or until no more are begun at `until_s` on the run's clock.
+    """`width` in flight until the tasks are all done, or until no more are begun at `until_s` on the run's clock; each
+    agent makes one request at least.
 
     `pause`: what an agent does between an answer and its next request.
     """
@@ -63,9 +64,9 @@ async def steady(
 
     async def work() -> None:
         for letter in letters:
+            await sender.send(letter, on_row)
             if until_s is not None and sender.now() >= until_s:
                 return
-            await sender.send(letter, on_row)
             if pause is not None:
                 await pause()
 

@@ -217,6 +217,8 @@ def _config(place: int, entry: Any) -> Config:
         )
     if ("run" in entry) == ("url" in entry):
         raise UserError(f"configuration `{name}` needs a url or a run, not both", hint="start goes with a url")
+    if "start" in entry and not entry["start"].strip():
+        raise UserError(f"configuration `{name}`: `start` is empty", hint="give it a command, or leave it out")
     return Config(
         name=name,
         url=entry.get("url"),

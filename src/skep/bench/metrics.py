@@ -51,7 +51,7 @@ def classes_of(
 ) -> tuple[LevelSummary, ...]:
     """By kind of traffic and level, where there are several kinds."""
     kinds = sorted({row.traffic for row in rows if row.level > 0})
-    if len(kinds) < 2:
+    if kinds in ([], [""]):
         return ()
     found: list[LevelSummary] = []
     for kind in kinds:

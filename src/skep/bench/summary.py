@@ -71,8 +71,10 @@ def _point(level: LevelSummary) -> LevelPoint:
 
 def _without_limited(rows: Sequence[Request], limited: set[Key]) -> list[Request]:
     """A run whose client was the limit counts only where its level has no other. All of them stay stored."""
-    free = {row.level for row in rows if (row.level, row.repeat) not in limited}
-    return [row for row in rows if row.level not in free or (row.level, row.repeat) not in limited]
+    failed = {(row.level, row.repeat) for row in rows if not row.ok}  # a failure is the server's, whoever was the limit
+    left_out = limited - failed
+    free = {row.level for row in rows if (row.level, row.repeat) not in left_out}
+    return [row for row in rows if row.level not in free or (row.level, row.repeat) not in left_out]
 
 
 def _plain_speedup(serial: LevelSummary | None, swarm: LevelSummary | None) -> float | None:

@@ -206,7 +206,8 @@ class Sweep:
             rows, limited = await self._driver.run_load(level, repeat, load, level, self._took, is_closed=False)
         else:
             tasks = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks)
-            rows, limited = await self._driver.run_tasks(level, repeat, tasks, level, self._took)
+            until_s = self._until_s()
+            rows, limited = await self._driver.run_tasks(level, repeat, tasks, level, self._took, until_s=until_s)
         self._durations[level] = time.monotonic() - began
         self._runs_done += 1
         self._figures.setdefault(level, []).append(repeat_of(0, rows, None).effective_tok_s if rows else 0.0)
@@ -231,7 +232,7 @@ class Sweep:
             rows, _ = await self._driver.run_tasks(0, 0, tasks, count, self._took)
             if all(not row.ok for row in rows):
                 raise EndpointError(
-                    f"{self._endpoint.url} did not answer: {rows[0].error}",
+                    f"{self._endpoint.url} answered no request of the warm-up: {rows[0].error}",
                     hint="look at its log; `skep doctor` checks this machine",
                 )
             if index > 1:
@@ -240,6 +241,11 @@ class Sweep:
             if settling.done or late or (plan.quick_warm_up and index > 1):
                 return
             count = width
+
+    def _until_s(self) -> float | None:
+        """On the run's clock: from then on nothing more is begun, and what is under way is finished."""
+        left = self._budget_left()
+        return None if left is None else self._driver.sender.now() + max(0.0, left)
 
     def _has_time(self, level: int) -> bool:
         """A level never run yet gets its first run while there is any time; another run must be expected to fit."""

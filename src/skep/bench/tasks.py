@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +22,7 @@ Shape = Literal["steady", "burst", "conversation", "shared-prefix", "prefill"]
 SHARED_TOKENS = 2048
 PREFILL_TOKENS = 8192
 FIRST_TURN_TOKENS = 120
+TASK_TOKENS = 60  # behind a shared prefix, without the chat template's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,9 @@ class TaskMaker:
     def _prompts(self, place: str) -> Iterator[Prompt]:
         load, rng = self.workload, self._rng(place)
         if load.shape == "shared-prefix":
-            return shared_prefix(rng, tokens=load.prompt_tokens or SHARED_TOKENS, **self._measure())
+            measure = self._measure()
+            least = math.ceil(TASK_TOKENS + measure["overhead_tokens"])
+            return shared_prefix(rng, tokens=load.prompt_tokens or SHARED_TOKENS, task_tokens=least, **measure)
         if load.shape == "prefill":
             return prefill_heavy(rng, tokens=load.prompt_tokens or PREFILL_TOKENS, **self._measure())
         if load.prompt_tokens is None:

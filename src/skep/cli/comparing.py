@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from skep.bench.tasks import Workload
 from skep.cli.benching import Target, maker_for, positive_seconds, run_measuring
 from skep.cli.liveview import live_view
 from skep.cli.output import note, number, print_json, print_table
-from skep.cli.results import check_output, existing, load_run, write_whole
+from skep.cli.results import TIMED, check_output, existing, load_run, write_whole
 from skep.cli.sweep import levels_of, share_of
 from skep.errors import Regression, UserError
 from skep.host.facts import read_host
@@ -39,7 +39,9 @@ def run_compare_command(
     with existing(store_path) as store:
         run_a, summary_a, rows_a = load_run(store, a)
         run_b, summary_b, rows_b = load_run(store, b)
-    found = compare(Side(summary_a, rows_a), Side(summary_b, rows_b))
+    check_kinds(run_a, run_b)
+    sides = Side(summary_a, rows_a), Side(summary_b, rows_b)
+    found = compare(*sides)
     if not found:
         raise UserError(
             f"`{run_a.id}` and `{run_b.id}` have no level in common", hint="measure both with the same --concurrency"
@@ -48,7 +50,16 @@ def run_compare_command(
         note(f"warning: {line}")
     if output is not None:
         write_page([(run_a, summary_a), (run_b, summary_b)], found, output)
-    tell(found, run_a.id, run_b.id, allowed, as_json=as_json)
+    tell(found, regressions(*sides, allowed), (run_a.id, run_b.id), allowed, as_json=as_json)
+
+
+def check_kinds(a: Run, b: Run) -> None:
+    """Levels of an open load, a mix or a trace are no concurrencies: they stand for what the run says."""
+    if a.kind != b.kind and (a.kind in TIMED or b.kind in TIMED):
+        raise UserError(f"`{a.id}` is of the kind {a.kind}, `{b.id}` {b.kind}", hint="compare runs of one kind")
+    if a.kind == "open" and a.config.get("rates") != b.config.get("rates"):
+        rates = [", ".join(f"{rate:g}" for rate in run.config.get("rates", ())) for run in (a, b)]
+        raise UserError(f"the rates differ: {rates[0]} and {rates[1]}", hint="measure both with the same --rate")
 
 
 def run_ab_command(
@@ -77,17 +88,25 @@ def run_ab_command(
         makers = (await maker_for(workload, a, salt="a"), await maker_for(workload, b, salt="b"))
         with open_store(user_paths(os.environ).store) as store, live_view() as show:
 
-            def show_side(name: str, progress: Progress) -> None:  # noqa: ARG001
-                show(progress)
+            def show_side(name: str, progress: Progress) -> None:
+                show(replace(progress, label=f"{name} C={progress.level}"))
 
             return await run_ab(plan, (a, b), store, read_host(), makers, show_side)
 
     duel = run_measuring(run)
-    tell(duel.comparisons, duel.a.run_id, duel.b.run_id, allowed, as_json=as_json)
+    worse = regressions(duel.a, duel.b, allowed, paired=True)
+    tell(duel.comparisons, worse, (duel.a.summary.run_id, duel.b.summary.run_id), allowed, as_json=as_json)
 
 
-def tell(found: Sequence[Comparison], a: str, b: str, allowed: float, *, as_json: bool) -> None:
-    worse = regressions(found, allowed)
+def tell(
+    found: Sequence[Comparison],
+    worse: Sequence[Comparison],
+    runs: tuple[str, str],
+    allowed: float,
+    *,
+    as_json: bool,
+) -> None:
+    a, b = runs
     if as_json:
         document = {
             "a": a,
@@ -100,7 +119,7 @@ def tell(found: Sequence[Comparison], a: str, b: str, allowed: float, *, as_json
     else:
         columns = ("C", "figure", "A", "B", "B / A", "95 %", "B is")
         print_table(columns, [_cells(one) for one in found], right=columns[:1] + columns[2:6])
-        note(f"A is run {a}, B is run {b}; each level is judged on its own, at 95 %")
+        note(f"A is run {a}, B is run {b}; TTFT and TPOT in ms; each figure is judged on its own, at 95 %")
     if worse:
         first = worse[0]
         ratio = first.ratio.estimate if first.ratio else 1.0

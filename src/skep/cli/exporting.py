@@ -11,7 +11,7 @@ from typing import Any
 
 from skep.bench.tokens import tpot_ms
 from skep.cli.output import note
-from skep.cli.results import existing, load_run, write_whole
+from skep.cli.results import TIMED, existing, load_run, write_whole
 from skep.cli.sweep import sweep_json
 from skep.errors import UserError
 from skep.records import Request, Run, SweepSummary
@@ -44,7 +44,9 @@ def _levels(run: Run, summary: SweepSummary, form: str) -> str:
     if form == "csv":
         return csv_text(level_rows(summary))
     entries: list[tuple[str, SweepSummary | str]] = [(run.model, summary)]
-    tables = [_readable(summary), contention_table(entries)]
+    tables = [_readable(run, summary)]
+    if run.kind not in TIMED:
+        tables.append(contention_table(entries))
     if summary.speedups is not None:
         tables.append(speedup_table(entries))
     simulated = "SIMULATED. " if run.simulated else ""
@@ -52,16 +54,21 @@ def _levels(run: Run, summary: SweepSummary, form: str) -> str:
     return "\n".join([origin, *(markdown(table) for table in tables)])
 
 
-def _readable(summary: SweepSummary) -> Any:
-    """The level table of a README: what fits beside each other."""
+def _readable(run: Run, summary: SweepSummary) -> Any:
+    """The level table of a README: what fits beside each other. Classes of traffic follow the whole."""
     from skep.report.tables import Table
+    from skep.report.timed import level_names
 
+    names: list[Any] = [level.concurrency for level in summary.levels]
+    if run.kind in TIMED:
+        names = [*level_names(run, summary.levels), *(level.traffic for level in summary.classes)]
+    levels = (*summary.levels, *summary.classes) if run.kind in TIMED else summary.levels
     rows = tuple(
         (
-            level.concurrency,
+            name,
             level.effective_tok_s,
-            level.effective_interval.low if level.effective_interval else level.effective_low,
-            level.effective_interval.high if level.effective_interval else level.effective_high,
+            level.effective_interval.low if level.effective_interval else None,
+            level.effective_interval.high if level.effective_interval else None,
             level.plateau_tok_s,
             level.task_tok_s,
             level.contention_pct,
@@ -71,10 +78,11 @@ def _readable(summary: SweepSummary) -> Any:
             level.requests,
             level.failed,
         )
-        for level in summary.levels
+        for name, level in zip(names, levels, strict=True)
     )
+    first = "load" if run.kind in TIMED else "C"
     columns = (
-        "C", "eff. tok/s", "low", "high", "plateau", "task tok/s", "contention", "TTFT p50 ms", "TTFT p95 ms",
+        first, "eff. tok/s", "low", "high", "plateau", "task tok/s", "contention", "TTFT p50 ms", "TTFT p95 ms",
         "TPOT p50 ms", "requests", "failed",
     )  # fmt: skip
     units = ("", "tok/s", "tok/s", "tok/s", "tok/s", "tok/s", "%")

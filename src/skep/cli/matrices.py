@@ -12,12 +12,13 @@ from typing import Any
 
 from skep.bench.matrix import Cell, Config, parse_matrix, run_matrix
 from skep.bench.sweep import SweepPlan, run_sweep
+from skep.cli.benching import MAX_CONCURRENCY as MAX
 from skep.cli.benching import Target, maker_for, meter_for, positive_seconds, run_measuring, workload_of
 from skep.cli.liveview import live_view
 from skep.cli.output import note, print_json, print_table
 from skep.cli.results import existing, load_run, write_whole
 from skep.cli.sweep import share_of, sweep_json
-from skep.errors import UserError
+from skep.errors import EngineError, UserError
 from skep.host.facts import read_host
 from skep.records import Run, SweepSummary
 from skep.report.tables import (
@@ -64,6 +65,7 @@ def run_matrix_command(file: Path, output: Path | None, *, as_json: bool) -> Non
         _write(cells, tables, output)
     if as_json:
         print_json([_cell_json(cell) for cell in cells])
+        _fail_for(cells)
         return
     for table in tables:
         note(f"\n{table.title}")
@@ -73,6 +75,15 @@ def run_matrix_command(file: Path, output: Path | None, *, as_json: bool) -> Non
     for cell in cells:
         if cell.boot_s is not None:
             note(f"{cell.config.name}: answered {cell.boot_s:.1f} s after its start")
+    _fail_for(cells)
+
+
+def _fail_for(cells: Sequence[Cell]) -> None:
+    failed = [cell for cell in cells if cell.diagnosis is not None]
+    if failed:
+        first = failed[0]
+        what = f"{len(failed)} of {len(cells)} configurations failed: {first.config.name}: {first.diagnosis}"
+        raise EngineError(what, hint="the others are in the tables, and stored")
 
 
 def plan_of(document: Mapping[str, Any]) -> SweepPlan:
@@ -80,17 +91,22 @@ def plan_of(document: Mapping[str, Any]) -> SweepPlan:
     if unknown is not None:
         raise UserError(f"`{unknown}` is not known in a matrix", hint=f"known are {', '.join(_KNOWN)}")
     levels = document.get("concurrency", [1, 2, 4])
-    if not isinstance(levels, list) or not levels or not all(isinstance(one, int) and one > 0 for one in levels):
+    if not isinstance(levels, list) or not levels or not all(isinstance(one, int) and 0 < one <= MAX for one in levels):
         raise UserError(
-            f"concurrency `{levels}` is not a list of positive numbers", hint="write concurrency = [1, 2, 4]"
+            f"concurrency `{levels}` is not a list of numbers from 1 to {MAX}", hint="write concurrency = [1, 2, 4]"
         )
-    seed = document.get("seed")
+    seed, fixed = document.get("seed"), document.get("fixed_output", False)
+    if not isinstance(seed, int | None) or not isinstance(fixed, bool):
+        wrong = "seed" if not isinstance(seed, int | None) else "fixed_output"
+        raise UserError(
+            f"{wrong} `{document[wrong]}` cannot be used", hint="a seed is a number, fixed_output true or false"
+        )
     workload = workload_of(
         shape=str(document.get("shape", "steady")),
         size=str(document.get("size", "short")),
         prompt_tokens=_whole(document, "prompt_tokens"),
         max_tokens=_whole(document, "max_tokens") or 128,
-        fixed_output=bool(document.get("fixed_output", False)),
+        fixed_output=fixed,
         seed=seed if isinstance(seed, int) else random.SystemRandom().randrange(2**31),
     )
     return SweepPlan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,10 +17,12 @@ from skep.cli.output import note, print_json
 from skep.cli.summaries import print_summary
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
-from skep.records import SweepSummary
+from skep.records import Request, SweepSummary
 from skep.settings import user_paths
 from skep.store.database import open_store
 from skep.units import format_seconds, parse_int_list
+
+MOST_TASKS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class SweepWishes:
 
 def plan_of(wishes: SweepWishes) -> SweepPlan:
     levels = levels_of(wishes.concurrency, "--concurrency")
+    if wishes.tasks is not None and wishes.tasks > MOST_TASKS:
+        raise UserError(f"--tasks {wishes.tasks} is too large", hint=f"at most {MOST_TASKS:,} a run of a level")
     if wishes.warm_up not in ("steady", "quick"):
         raise UserError(f"--warm-up `{wishes.warm_up}` is unknown", hint="choose steady or quick")
     if wishes.to_saturation and wishes.slo:
@@ -86,7 +91,29 @@ def share_of(text: str, option: str) -> float:
 
 def run_sweep_command(wishes: SweepWishes, *, price: float | None, as_json: bool) -> int:
     """0 when every request was answered, 1 when some failed."""
-    return show(measure(plan_of(wishes), wishes.target), price=price, as_json=as_json)
+    plan = plan_of(wishes)
+    summary = measure(plan, wishes.target)
+    for line in shortfalls(plan, summary):
+        note(line)
+    return show(summary, price=price, as_json=as_json)
+
+
+def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
+    """What the budget left undone."""
+    if plan.runs is not None or plan.searches:
+        return []
+    measured = {level.concurrency: level for level in summary.levels}
+    found = []
+    missing = [str(level) for level in plan.concurrency if level not in measured]
+    if missing:
+        found.append(f"the budget ended before C={', '.join(missing)} was measured; a longer --budget will")
+    for concurrency, level in measured.items():
+        known = level.effective_interval
+        if known is None:
+            found.append(f"C={concurrency} was run once only: nothing is known of its spread")
+        elif known.half_width > plan.precision:
+            found.append(f"C={concurrency} is known to ± {100 * known.half_width:.1f} % only")
+    return found
 
 
 def run_swarm_command(
@@ -102,6 +129,8 @@ def run_swarm_command(
     levels = levels_of(agents, "--agents")
     if levels[0] != 1 or len(levels) < 2:
         raise UserError(f"--agents `{agents}` needs 1 and another number", hint="write it as --agents 1,50")
+    if tasks > MOST_TASKS:
+        raise UserError(f"--tasks {tasks} is too large", hint=f"at most {MOST_TASKS:,}")
     if tasks < levels[-1]:
         raise UserError(f"--tasks {tasks} cannot keep {levels[-1]} agents busy", hint=f"use --tasks {levels[-1]}")
     timeout, processes, keep_text = limits
@@ -131,10 +160,12 @@ def show(summary: SweepSummary, *, price: float | None, as_json: bool) -> int:
 
 
 def fail_for(summary: SweepSummary) -> None:
-    failed = sum(level.failed for level in summary.levels)
+    """By the rows themselves: a failed request is never lost between two figures."""
+    with open_store(user_paths(os.environ).store, read_only=True) as store:
+        rows = [row for row in store.requests(summary.run_id) if row.level]
+    failed = [row for row in rows if not row.ok]
     if failed:
-        total = sum(level.requests for level in summary.levels)
-        what = f"{failed} of {total} requests failed: {_reasons(summary.run_id)}"
+        what = f"{len(failed)} of {len(rows)} requests failed: {_reasons(failed)}"
         raise EndpointError(what, hint="docs/errors.md says what each kind means; the rows are in the store")
 
 
@@ -177,7 +208,11 @@ def headline(plan: SweepPlan, endpoint: Endpoint) -> str:
         what = f"the highest C with {plan.slo}, up to {plan.max_concurrency}"
     else:
         what = f"C={','.join(map(str, plan.concurrency))}"
-    often = f"{plan.runs} runs a level" if plan.runs else f"each level until ± {100 * plan.precision:g} %"
+    often = f"each level until ± {100 * plan.precision:g} %"
+    if plan.searches:
+        often = "levels as the search needs them"
+    elif plan.runs:
+        often = f"{plan.runs} run{'s' if plan.runs > 1 else ''} a level"
     budget = f", {format_seconds(plan.budget_s)} at most" if plan.budget_s and not plan.runs else ""
     lengths = f"{load.prompt_tokens} tokens in, " if load.prompt_tokens else ""
     simulated = " (simulated)" if endpoint.simulated else ""
@@ -187,10 +222,8 @@ def headline(plan: SweepPlan, endpoint: Endpoint) -> str:
     )
 
 
-def _reasons(run_id: str) -> str:
+def _reasons(rows: Sequence[Request]) -> str:
     """ "3x http_500 (out of memory), 1x timeout": each kind once, with the first message."""
-    with open_store(user_paths(os.environ).store, read_only=True) as store:
-        rows = [row for row in store.requests(run_id) if not row.ok and row.level]
     kinds: dict[str, list[str]] = {}
     for row in rows:
         kinds.setdefault(row.error_kind or "", []).append(row.error or "")
