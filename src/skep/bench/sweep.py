@@ -37,6 +37,7 @@ WARM_UP_TOKENS = 16
 WARM_UP_WIDTH = 4  # where the widest level is not known
 WARM_UP_BATCHES = 12
 WARM_UP_SHARE = 0.15  # of the budget, at most
+CLOSING_SHARE = 0.1
 OVERRUN = 0.7  # of a run's time must be left for another one of its level
 
 
@@ -188,6 +189,8 @@ class Sweep:
             await self.warm_up()
             while (level := self.course.following()) is not None and self._has_time(level):
                 await self.run_level(level)
+            if level is not None and level != 1 and self._may_close():
+                await self.run_level(1)
         finally:
             ticker.cancel()
 
@@ -242,10 +245,15 @@ class Sweep:
                 return
             count = width
 
+    def _may_close(self) -> bool:
+        """The budget has ended it: C=1 once more all the same, where that is a small part of the time."""
+        known, budget = self._durations.get(1), self.plan.budget_s
+        return known is not None and budget is not None and self.plan.runs is None and known < CLOSING_SHARE * budget
+
     def _until_s(self) -> float | None:
         """On the run's clock: from then on nothing more is begun, and what is under way is finished."""
         left = self._budget_left()
-        return None if left is None else self._driver.sender.now() + max(0.0, left)
+        return None if left is None or left <= 0 else self._driver.sender.now() + left
 
     def _has_time(self, level: int) -> bool:
         """A level never run yet gets its first run while there is any time; another run must be expected to fit."""

@@ -69,9 +69,9 @@ def plateau_tok_s(rows: Sequence[Request], concurrency: int) -> float | None:
     edges = [edge for span in spans for edge in span]
     tokens = 0.0
     for row in rows:
-        if row.ok and row.output_tokens and row.arrivals_s:
-            inside = _inside(row.arrivals_s, edges)
-            tokens += row.output_tokens * inside / len(row.arrivals_s)
+        if row.ok and row.output_tokens:
+            arrivals = row.arrivals_s or (row.ended_s,)  # tokens that no event showed, such as hidden reasoning
+            tokens += row.output_tokens * _inside(arrivals, edges) / len(arrivals)
     return tokens / whole
 
 

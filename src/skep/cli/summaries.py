@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from skep.bench.energy import cost_per_million_tokens
 from skep.cli.output import note, number, print_table
-from skep.records import LevelSummary, Promise, Speedup, SweepSummary, Turning
+from skep.records import Clock, LevelSummary, Promise, Speedup, SweepSummary, Turning
 from skep.units import format_seconds
 
+UNITS = {Clock.DECODE: "tok/s", Clock.FIRST_TOKEN: "ms", Clock.TOKENS: "tokens"}
 Column = tuple[str, Callable[[LevelSummary], str]]
 
 
@@ -99,9 +100,11 @@ def remarks(summary: SweepSummary) -> list[str]:
             "at the end as at the beginning: heat, clocks or other work on the machine"
         )
     for level in summary.levels:
+        if level.energy is not None and level.energy.throttled:
+            found.append(f"C={level.concurrency}: the GPU was slowed down: {', '.join(level.energy.throttled)}")
         found.extend(
             f"C={level.concurrency}: {one.clock.value} is {number(one.client)} by the client and "
-            f"{number(one.engine)} by the engine: {one.cause}"
+            f"{number(one.engine)} {UNITS[one.clock]} by the engine: {one.cause}"
             for one in level.clocks
         )
     if summary.client_limited:
