@@ -114,7 +114,7 @@ def print_forms(results: dict[str, Any]) -> None:
         return f"{form} ({sent['ttft_mean_ms']:.1f} ms, {sent['tpot_mean_ms']:.2f} ms)" if sent else form
 
     table(by_tool, [(truth(form), verdict(form)) for form in results["forms"]])
-    print("\nin brackets: TTFT and TPOT as sent; the best of three tries where the first is not right")
+    print("\nin brackets: TTFT and TPOT as sent")
     print("as ever: within 5 ms of what the tool is off for a plain stream, so not because of the form")
 
 
