@@ -155,7 +155,7 @@ def test_samples_stay_short():
 
 
 @pytest.mark.parametrize("off", [-0.2, -0.05, 0.0, 0.05, 0.2])
-@pytest.mark.parametrize("tokens", [60, 120, 300, 2000, 20_000])
+@pytest.mark.parametrize("tokens", [60, 120, 300, 2000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_a_counted_prompt_is_mended(tokens, off):
     """Composed too short or too long by a fifth, it fits after two counts; task and tag stay."""
     for prompt in some(10, tokens=round(tokens * (1 + off)), chars_per_token=CHARS_PER_PIECE):

@@ -58,7 +58,7 @@ def found(count):
     return calibrate((text, count(text)) for text in sample_texts(random.Random(11), count=24))
 
 
-@pytest.mark.parametrize("tokens", [40, 100, 250, 1000, 8192, 131_072])
+@pytest.mark.parametrize("tokens", [40, 100, 250, 1000, 8192, pytest.param(131_072, marks=pytest.mark.slow)])
 def test_prompts_are_within_three_per_cent_on_average_and_each_once_mended(tokens, found, count):
     """From one calibration for all lengths."""
     options = {"chars_per_token": found.chars_per_token, "overhead_tokens": found.overhead_tokens}
@@ -96,6 +96,7 @@ def test_usage_calibrates_as_well_as_a_tokenizer(ask, count):
     assert answer["usage"]["prompt_tokens"] == templated(mended) == pytest.approx(120, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_shared_prefix_of_a_trace_is_served_from_the_cache(ask):
     """Two requests whose first block is the same: the second reads only the rest."""
     lines = [{"timestamp": 0, "input_length": 540, "output_length": 1, "hash_ids": [7, last]} for last in (8, 9)]
