@@ -15,7 +15,7 @@ from skep.store.database import open_store
 from skep.store.rows import ClientSample
 from skep.testing.process import FakeEngine
 
-SMALL = ("--concurrency", "1,2", "--tasks", "2", "--runs", "2", "--max-tokens", "4")
+SMALL = ("--concurrency", "1,2", "--tasks", "2", "--runs", "2", "--max-tokens", "4", "--warm-up", "quick")
 LEVEL_KEYS = {"concurrency", "requests", "failed", "effective_tok_s", "task_tok_s", "contention_pct", "ttft_ms"}
 LEVEL_KEYS |= {"tpot_ms", "wall_s", "engine_tok_s"}
 
