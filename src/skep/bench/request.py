@@ -13,6 +13,7 @@ from typing import Any
 from skep.bench.endpoint import Endpoint
 from skep.bench.reading import Reading
 from skep.records import EngineTimings, Request
+from skep.store.rows import storable
 from skep.wire.client import Call, Pool
 
 OPENAI_CHAT = "/chat/completions"
@@ -116,7 +117,7 @@ class Sender:
         """The row and the answer's text."""
         reading, started, ended = await self._exchange(letter)
         row = self._row(letter.task, reading, started, ended)
-        return row, sound("".join(reading.text))
+        return row, storable("".join(reading.text)) or ""
 
     async def settle(self) -> None:
         """Until every row has been handed on."""
@@ -188,14 +189,14 @@ class Sender:
             output_tokens=output_tokens,
             status=reading.status,
             error_kind=kind,
-            error=sound(error) if error else None,
-            finish_reason=sound(reading.finish_reason) if reading.finish_reason else None,
+            error=storable(error),
+            finish_reason=storable(reading.finish_reason),
             replica=replica.decode("latin-1") if replica else None,
             queued_ms=_milliseconds(queued),
             engine=timings_of(reading),
             arrivals_s=arrivals,
-            prompt=sound("\n".join(str(one.get("content")) for one in task.messages)) if self._keep_text else None,
-            answer=sound("".join(reading.text)) if self._keep_text else None,
+            prompt=storable("\n".join(str(one.get("content")) for one in task.messages)) if self._keep_text else None,
+            answer=storable("".join(reading.text)) if self._keep_text else None,
             traffic=task.traffic,
             scheduled_s=task.scheduled_s,
             session=task.session,
@@ -252,13 +253,6 @@ def _header_lines(endpoint: Endpoint, pool: Pool) -> bytes:
     own = "".join(f"{name}: {value}\r\n" for name, value in endpoint.headers.items())
     fixed = "accept: */*\r\nuser-agent: skep\r\ncontent-type: application/json\r\n"
     return b"POST %b HTTP/1.1\r\n%b%b" % (path.encode(), pool.host_line, f"{fixed}{own}".encode())
-
-
-def sound(text: str) -> str:
-    """Halves of a surrogate pair, which engines send in two events, are joined; a lone half becomes U+FFFD."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _count(value: object) -> int | None:

@@ -146,8 +146,9 @@ def _talk(load: Workload, level: int, repeat: int, place: int, script: Script) -
         temperature=load.temperature,
         session=place,
     )
-    return Talk(first, partial(_said, script), script.think_s)
+    return Talk(first, partial(messages_after, script), script.think_s)
 
 
-def _said(script: Script, answers: Sequence[str]) -> list[dict[str, str]] | None:
+def messages_after(script: Script, answers: Sequence[str]) -> list[dict[str, str]] | None:
+    """What is sent after those answers; None: it is over."""
     return next_messages(script, len(answers), answers) if len(answers) < len(script.turns) else None

@@ -24,13 +24,14 @@ from skep.bench.recording import Identity, Recording
 from skep.bench.request import Sender, Task
 from skep.bench.summary import summarise
 from skep.bench.sweep import TICK_S, OnProgress, Progress
-from skep.bench.tasks import TaskMaker
+from skep.bench.tasks import TaskMaker, messages_after
 from skep.errors import EndpointError, UserError
 from skep.records import HostFacts, Request, SweepSummary
 from skep.store.database import Store
 from skep.workload.arrivals import parse_arrivals
 from skep.workload.calibration import Calibration
-from skep.workload.conversations import Script, conversations, next_messages
+from skep.workload.chance import capped_exponential
+from skep.workload.conversations import Script, conversations
 from skep.workload.mix import TrafficClass
 from skep.workload.prompts import coding_prompts, messages
 from skep.workload.shared import shared_prefix
@@ -39,6 +40,7 @@ from skep.workload.traces import TraceItem, trace_messages
 CLASS_STEP = 1_000_000  # indexes of one class of traffic do not meet those of the next
 CONNECTIONS = 512
 WARM_UP = 2
+AGENTS_WITHOUT_TIMES = 16  # of a trace that has none
 MADE_BEFOREHAND = 256  # prompts of a level or a class: making one takes as long as dozens of tokens
 MOST_REQUESTS = 100_000  # of one level; all their times are kept
 
@@ -93,7 +95,6 @@ def open_part(maker: TaskMaker, level: int, repeat: int, *, rate: float, arrival
         )
     rng = Random(f"{maker.workload.seed}/arrivals/{level}/{repeat}")
     offsets = list(takewhile(lambda at: at < for_s, parse_arrivals(arrivals)(rate, rng)))
-
     tasks = lasting(maker.tasks(level, repeat, min(len(offsets), MADE_BEFOREHAND)))
 
     async def load(sender: Sender, on_row: OnRow) -> None:
@@ -132,9 +133,6 @@ def replay_part(items: Sequence[TraceItem], calibration: Calibration, *, seed: i
     return Part(1, 0, load, AGENTS_WITHOUT_TIMES, len(tasks), "replay")
 
 
-AGENTS_WITHOUT_TIMES = 16
-
-
 def classes_part(
     classes: Sequence[TrafficClass], calibration: Calibration, repeat: int, *, seed: int, for_s: float
 ) -> Part:
@@ -171,14 +169,11 @@ def _class_load(
             **measure,
         )
 
-        def said(script: Any, answers: Sequence[str]) -> list[dict[str, str]] | None:
-            return next_messages(script, len(answers), answers) if len(answers) < len(script.turns) else None
-
         pool = [*islice(scripts, max(MADE_BEFOREHAND, 2 * (one.agents or 1)))]
         them: Iterator[Talk] = (
             Talk(
                 replace(base, kind=script.kind, session=place, index=first + place * one.turns),
-                partial(said, script),
+                partial(messages_after, script),
                 script.think_s,
             )
             for place, script in enumerate(_lasting_scripts(pool))
@@ -209,7 +204,7 @@ def _lasting_scripts(scripts: Sequence[Script]) -> Iterator[Script]:
 
 
 async def _pause(rng: Random, mean_s: float) -> None:
-    await asyncio.sleep(min(5 * mean_s, rng.expovariate(1 / mean_s)))
+    await asyncio.sleep(capped_exponential(rng, mean_s))
 
 
 def _replayed(place: int, item: TraceItem, calibration: Calibration, seed: int, default_tokens: int) -> Task:

@@ -6,8 +6,10 @@ import asyncio
 import os
 import random
 import signal
+import tomllib
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from skep.bench.calibrating import calibrate_on
@@ -127,6 +129,23 @@ def workload_of(
         turns=turns,
         think_s=parse_seconds(think),
     )
+
+
+def text_of(path: Path) -> str:
+    """Of a file that the user named."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"`{path}` cannot be read: {error.strerror}", hint="check the path") from None
+    except UnicodeDecodeError:
+        raise UserError(f"`{path}` is not text in UTF-8", hint="check that it is the right file") from None
+
+
+def toml_of(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text_of(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"`{path}` is not TOML: {error}", hint="docs/bench.md has an example") from None
 
 
 def positive_seconds(text: str, option: str, example: str) -> float:

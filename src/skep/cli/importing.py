@@ -8,16 +8,16 @@ from pathlib import Path
 
 from skep import __version__
 from skep.bench.imports import Imported, imported_levels_json, read_import
+from skep.cli.benching import text_of
 from skep.cli.output import note, print_json
 from skep.cli.results import IMPORTED
-from skep.errors import UserError
 from skep.store.database import Store, open_store
 from skep.store.rows import LevelFact
 
 
 def run_import_command(store_path: Path, files: list[Path], label: str | None, *, as_json: bool) -> None:
     """All are read before any is stored."""
-    read = [(file, read_import(_text(file), file.name)) for file in files]
+    read = [(file, read_import(text_of(file), file.name)) for file in files]
     with open_store(store_path) as store:
         stored = [(file, found, store_imported(store, file, found, label)) for file, found in read]
     if as_json:
@@ -55,12 +55,3 @@ def store_imported(store: Store, file: Path, found: Imported, label: str | None)
     store.append_requests(run_id, found.rows)
     store.end_run(run_id, time.time(), "done")
     return run_id
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"`{path}` cannot be read: {error.strerror}", hint="check the path") from None
-    except UnicodeDecodeError:
-        raise UserError(f"`{path}` is not text in UTF-8", hint="it should be JSON") from None

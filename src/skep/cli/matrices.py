@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from skep.bench.matrix import Cell, Config, parse_matrix, run_matrix
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.cli.benching import MAX_CONCURRENCY as MAX
-from skep.cli.benching import Target, maker_for, meter_for, positive_seconds, run_measuring, workload_of
+from skep.cli.benching import Target, maker_for, meter_for, positive_seconds, run_measuring, toml_of, workload_of
 from skep.cli.liveview import live_view
 from skep.cli.output import note, print_json, print_table
 from skep.cli.results import existing, load_run, write_whole
@@ -44,7 +43,7 @@ _SUFFIXES = (".html", ".htm", ".svg", ".md", ".csv")
 
 
 def run_matrix_command(file: Path, output: Path | None, *, as_json: bool) -> None:
-    document = _document(file)
+    document = toml_of(file)
     configs, plan = parse_matrix(document), plan_of(document)
     baseline = document.get("baseline")
     if baseline is not None and baseline not in [config.name for config in configs]:
@@ -171,15 +170,6 @@ def _write(cells: Sequence[Cell], tables: Sequence[Table], output: Path) -> None
 def _cell_json(cell: Cell) -> dict[str, Any]:
     summary = sweep_json(cell.summary) if cell.summary is not None else None
     return {"config": asdict(cell.config), "summary": summary, "diagnosis": cell.diagnosis, "boot_s": cell.boot_s}
-
-
-def _document(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"`{file}` cannot be read: {error.strerror}", hint="check the path") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"`{file}` is not TOML: {error}", hint="docs/bench.md has an example") from None
 
 
 def _whole(document: Mapping[str, Any], key: str) -> int | None:

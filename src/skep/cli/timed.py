@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,7 @@ from skep.bench.calibrating import calibrate_on
 from skep.bench.endpoint import Endpoint
 from skep.bench.tasks import TaskMaker, Workload
 from skep.bench.timed import Part, TimedPlan, classes_part, open_part, replay_part, run_timed
-from skep.cli.benching import Target, maker_for, meter_for, positive_seconds, run_measuring
+from skep.cli.benching import Target, maker_for, meter_for, positive_seconds, run_measuring, text_of, toml_of
 from skep.cli.liveview import live_view
 from skep.cli.output import note, print_json
 from skep.cli.summaries import print_summary
@@ -131,11 +130,7 @@ def rates_of(text: str) -> list[float]:
 
 
 def read_mix(path: Path, agents: int | None) -> tuple[TrafficClass, ...]:
-    try:
-        document = tomllib.loads(_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"`{path}` is not TOML: {error}", hint="docs/bench.md has an example") from None
-    table = document.get("class")
+    table = toml_of(path).get("class")
     if not isinstance(table, dict):
         raise UserError(f"`{path}` has no table [class.NAME]", hint="docs/bench.md has an example")
     classes = parse_classes(table)
@@ -145,16 +140,7 @@ def read_mix(path: Path, agents: int | None) -> tuple[TrafficClass, ...]:
 
 
 def read_items(path: Path, speed: float, limit: int | None) -> tuple[TraceItem, ...]:
-    return read_trace(_text(path).splitlines(), speed=speed, limit=limit)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"`{path}` cannot be read: {error.strerror}", hint="check the path") from None
-    except UnicodeDecodeError:
-        raise UserError(f"`{path}` is not text in UTF-8", hint="check the path") from None
+    return read_trace(text_of(path).splitlines(), speed=speed, limit=limit)
 
 
 def _plan(kind: str, config: dict[str, Any], endpoint: Endpoint, timeout: str, keep_text: bool) -> TimedPlan:
