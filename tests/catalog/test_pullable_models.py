@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from skep.catalog.models import find_pullable, pullable, pullable_names
+from skep.catalog.pullable import find_pullable, pullable, pullable_names
 from skep.errors import UserError
 
 

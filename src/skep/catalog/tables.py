@@ -1,0 +1,43 @@
+"""A packaged TOML file taken apart by table, so that asking for one entry does not read the hundred others.
+
+The files are written so that a line that begins with `[` begins a table; a test holds the pieces against the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from skep.catalog.names import squeeze
+
+
+@lru_cache(maxsize=4)
+def pieces(file_name: str) -> Mapping[str, str]:
+    """The text of each table by its name, in the order of the file."""
+    from importlib.resources import files
+
+    text = files("skep.catalog").joinpath(file_name).read_text(encoding="utf-8")
+    parts = ("\n" + text).split("\n[")[1:]
+    return {name.strip('"'): body for name, _, body in (part.partition("]\n") for part in parts)}
+
+
+def table(file_name: str, name: str) -> Mapping[str, Any]:
+    import tomllib
+
+    return tomllib.loads(pieces(file_name)[name])
+
+
+@lru_cache(maxsize=4)
+def spellings(file_name: str) -> Mapping[str, str]:
+    """Every squeezed id, title and alias with the id it stands for; where two claim one, the id goes first."""
+    import tomllib
+
+    names: dict[str, str] = {}
+    titles: dict[str, str] = {}
+    for name, body in pieces(file_name).items():
+        lines = [line for line in body.splitlines() if line.startswith(("title = ", "aliases = "))]
+        said = tomllib.loads("\n".join(lines))
+        titles |= {squeeze(alias): name for alias in (*said.get("aliases", ()), said["title"])}
+        names[squeeze(name)] = name
+    return titles | names

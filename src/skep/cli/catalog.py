@@ -1,0 +1,228 @@
+"""Commands on what is known by name: catalog gpus, catalog models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from skep.catalog.devices import Device, Origin
+from skep.catalog.geometry import Geometry
+from skep.cli.serve import JsonOption
+
+catalog_app = typer.Typer(
+    no_args_is_help=True,
+    help="What is known of GPUs and models, with where it was read and how sure that is.",
+    rich_markup_mode=None,
+)
+_SIZED = ("bf16", "fp8", "awq", "nvfp4", "q4_k_m", "q6_k", "q8_0")
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(catalog_app, name="catalog")
+    catalog_app.command(epilog="Example: skep catalog gpus rtx-3090")(gpus)
+    catalog_app.command(epilog="Example: skep catalog models qwen3.6-27b --json")(models)
+
+
+def gpus(
+    name: Annotated[str | None, typer.Argument(help="One GPU, with the source of every value.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The GPUs that plans can name: memory, bandwidth, tensor throughput, formats, links."""
+    from skep.catalog.gpus import device, devices
+    from skep.cli.output import print_json
+
+    found = [device(name)] if name is not None else list(devices().values())
+    if as_json:
+        documents = [_device_document(known) for known in found]
+        print_json(documents if name is None else documents[0])
+    elif name is None:
+        _print_devices(found)
+    else:
+        _print_device(found[0])
+
+
+def models(
+    name: Annotated[
+        str | None, typer.Argument(help="One model, or the path of a config.json or a GGUF file: every value.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The models that plans can name: layers by kind, experts, KV bytes a token, sizes by quantization."""
+    from skep.catalog.models import geometries
+    from skep.cli.output import print_json
+
+    found = [_geometry(name)] if name is not None else list(geometries().values())
+    if as_json:
+        documents = [_model_document(known) for known in found]
+        print_json(documents if name is None else documents[0])
+    elif name is None:
+        _print_models(found)
+    else:
+        _print_model(found[0])
+
+
+def _geometry(name: str) -> Geometry:
+    """A path wins only where it looks like one: `qwen3-8b` is a name even beside a folder of that name."""
+    from pathlib import Path
+
+    from skep.catalog.models import geometry
+
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        from skep.weights.gguf import read_header
+        from skep.weights.gguf_geometry import geometry_of
+
+        return geometry_of(read_header(path))
+    if path.suffix == ".json" or name.startswith((".", "/", "~")):
+        from skep.weights.config_json import read_config
+
+        return read_config(path)
+    return geometry(name)
+
+
+def _print_devices(known: list[Device]) -> None:
+    from skep.cli.output import number, print_table
+
+    columns = ("GPU", "ARCH", "MEMORY GiB", "GB/s", "FP16 TFLOPS", "CC", "FORMATS", "NVLINK GB/s", "WATT")
+    rows = [
+        [
+            found.id, found.arch, f"{found.memory_gib:g}", number(found.bandwidth_gbs, 0), number(found.fp16_tflops),
+            number(found.compute_capability), " ".join(found.formats), number(found.nvlink_gbs, 0),
+            number(found.tdp_w, 0),
+        ]
+        for found in known
+    ]  # fmt: skip
+    print_table(columns, rows, right=("MEMORY GiB", "GB/s", "FP16 TFLOPS", "CC", "NVLINK GB/s", "WATT"))
+
+
+def _print_device(found: Device) -> None:
+    values = _values(found)
+    _print_values(f"{found.id}: {found.title}, {found.vendor}, {found.arch}", values, found.origins)
+
+
+def _print_models(known: list[Geometry]) -> None:
+    from skep.cli.output import print_table
+
+    columns = (
+        "MODEL",
+        "PARAMETERS",
+        "ACTIVE",
+        "LAYERS",
+        "FULL",
+        "SLIDING",
+        "LINEAR",
+        "EXPERTS",
+        "KV B/TOKEN",
+        "CONTEXT",
+    )
+    rows = [
+        [
+            found.id, _billions(found.params_total), _billions(found.params_active), str(found.layers),
+            str(found.full_layers), str(found.sliding_layers or "–"), str(found.linear_layers or "–"),
+            f"{found.experts_per_token} of {found.experts}" if found.is_moe else "–",
+            f"{found.kv_bytes_per_token(2):,.0f}", f"{found.max_context:,}" if found.max_context else "–",
+        ]
+        for found in known
+    ]  # fmt: skip
+    print_table(columns, rows, right=columns[1:])
+
+
+def _print_model(found: Geometry) -> None:
+    from skep.cli.output import print_table
+    from skep.units import format_bytes
+
+    guess = ", estimated from its parameter counts" if found.estimated else ""
+    _print_values(f"{found.id}: {found.title}{guess}", _values(found), found.origins)
+    print()  # noqa: T201
+    parts = [[part, _billions(count)] for part, count in _parts(found).items() if count]
+    print_table(("PART", "PARAMETERS"), parts, right=("PARAMETERS",))
+    print()  # noqa: T201
+    kept = [["KV of a token, 16 bit", f"{found.kv_bytes_per_token(2):,.0f} B"]]
+    if found.sliding_layers:
+        kept.append(["KV of the full windows of a sequence", format_bytes(round(found.window_bytes(float("inf"), 2)))])
+    if found.linear_layers:
+        kept.append(["state of a sequence", format_bytes(round(found.state_bytes))])
+    print_table(("KEPT", "BYTES"), kept, right=("BYTES",))
+    print()  # noqa: T201
+    sizes = [[title, format_bytes(round(size))] for title, size in _sizes(found).values()]
+    print_table(("WEIGHTS AS", "BYTES"), sizes, right=("BYTES",))
+
+
+def _print_values(title: str, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
+    from skep.cli.output import print_table
+
+    print(title)  # noqa: T201
+    rows = []
+    for key, value in values.items():
+        origin = origins.get(key) or origins.get("geometry")
+        rows.append([key, _shown(value), origin.confidence if origin else "–", origin.source if origin else "–"])
+    print_table(("VALUE", "", "SURE", "SOURCE"), rows, right=("",))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(value)
+    if isinstance(value, bool | str):
+        return str(value).lower() if isinstance(value, bool) else value
+    return _billions(value) if isinstance(value, float) and value >= 1e6 else f"{value:,}"
+
+
+def _values(found: Device | Geometry) -> dict[str, Any]:
+    """What is known: no unknowns, no zeros that stand for `has none`."""
+    import dataclasses
+
+    skipped = ("id", "title", "vendor", "arch", "aliases", "origins")
+    names = [field.name for field in dataclasses.fields(found) if field.name not in skipped]
+    told = {name: getattr(found, name) for name in names}
+    return {name: value for name, value in told.items() if value not in (None, 0, (), False)}
+
+
+def _device_document(found: Device) -> dict[str, Any]:
+    head = {"id": found.id, "title": found.title, "vendor": found.vendor, "arch": found.arch}
+    return {**head, **_values(found), "origins": _origins(found.origins)}
+
+
+def _model_document(found: Geometry) -> dict[str, Any]:
+    head = {"id": found.id, "title": found.title, "aliases": list(found.aliases)}
+    return {
+        **head,
+        **_values(found),
+        "parts": _parts(found),
+        "kv_bytes_per_token": found.kv_bytes_per_token(2),
+        "window_bytes": found.window_bytes(float("inf"), 2) if found.sliding_layers else 0,
+        "state_bytes": found.state_bytes,
+        "weights_bytes": {quant: round(size) for quant, (_, size) in _sizes(found).items()},
+        "origins": _origins(found.origins),
+    }
+
+
+def _origins(origins: Mapping[str, Origin]) -> dict[str, dict[str, str]]:
+    return {key: {"source": origin.source, "confidence": origin.confidence} for key, origin in origins.items()}
+
+
+def _parts(found: Geometry) -> dict[str, float]:
+    import dataclasses
+
+    from skep.planner.parts import parts_of
+
+    return dataclasses.asdict(parts_of(found))
+
+
+def _sizes(found: Geometry) -> dict[str, tuple[str, float]]:
+    """Bytes of a checkpoint in each format, its vision tower included, without draft layers."""
+    from skep.planner.parts import part_bits, parts_of
+    from skep.planner.quants import QUANTS
+
+    parts, sizes = parts_of(found), {}
+    for quant in (QUANTS[name] for name in _SIZED if name in QUANTS):
+        bits = part_bits(quant, found)
+        held = (parts.embedding + parts.head) * bits["ends"] + parts.small * bits["small"] + parts.mlp * bits["mlp"]
+        held += parts.experts * bits["experts"] + parts.vision * bits["vision"]
+        sizes[quant.id] = (quant.title, held / 8)
+    return sizes
+
+
+def _billions(count: float) -> str:
+    return f"{count / 1e9:,.2f} B" if count >= 1e7 else f"{count / 1e6:,.2f} M"

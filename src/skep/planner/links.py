@@ -1,0 +1,60 @@
+"""What an all-reduce costs by link and size. The shape is measured (docs/accuracy.md); rigs at home scale it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from skep.catalog.devices import Device
+from skep.planner.constants import Constants
+from skep.planner.setup import Link
+
+PCIE_GBS = {"2.0": 0.5, "3.0": 0.985, "4.0": 1.969, "5.0": 3.938, "6.0": 7.56}  # of one lane, one direction
+
+# Microseconds of a small all-reduce on 2 cards, and how it grows with more: NCCL on L40S and RTX PRO 6000 (PCIe),
+# the engine's own kernel inside CUDA graphs on A100, H100 and H200 (NVLink).
+_SMALL_US = {"nvlink": (4.8, 0.12), "pcie": (6.5, 0.95)}
+# Share of the link that a large one reaches on 2 cards, and how it falls with more.
+_LARGE_SHARE = {"nvlink": (0.65, 0.35), "pcie": (0.62, 1.2)}
+_EAGER_US = 35.0  # launched from Python rather than replayed
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Seconds = `fixed_s` + `s_per_byte` x bytes."""
+
+    fixed_s: float
+    s_per_byte: float
+
+    def seconds(self, size: float) -> float:
+        return self.fixed_s + self.s_per_byte * size
+
+
+def all_reduce(cards: int, link: Link, constants: Constants, *, graphs: bool = True) -> AllReduce:
+    if cards < 2:
+        return AllReduce(0.0, 0.0)
+    kind = "nvlink" if link.kind == "nvlink" else "pcie"
+    base_us, growth = _SMALL_US[kind]
+    share, fall = _LARGE_SHARE[kind]
+    times = constants.link_latency if link.p2p else constants.link_latency_no_p2p
+    fixed_us = base_us * (cards / 2) ** growth * (times if kind == "pcie" else 1.0 + (times - 1.0) * 0.3)
+    if not graphs:
+        fixed_us += _EAGER_US
+    rate = link.gbs * share / (cards / 2) ** fall * (1.0 if link.p2p else 0.4)
+    return AllReduce(fixed_us * 1e-6, constants.link_bytes / (rate * 1e9))
+
+
+def default_link(card: Device) -> Link:
+    """Without a word from the user: NVLink where the board has it built in, PCIe of the card's slot otherwise."""
+    if card.nvlink_gbs and "sxm" in card.id:
+        return Link("nvlink", card.nvlink_gbs, title="NVLink")
+    return Link("pcie", pcie_gbs(card.pcie or "4.0 x16"), title=f"PCIe {card.pcie or '4.0 x16'}")
+
+
+def pcie_gbs(text: str) -> float:
+    """ "4.0 x16" → 31.5; lanes are 16 and the generation 4.0 where not said."""
+    generation, _, lanes = text.lower().replace("pcie", "").strip().partition("x")
+    generation = generation.strip() or "4.0"
+    if "." not in generation:
+        generation += ".0"
+    count = "".join(c for c in lanes if c.isdigit())
+    return PCIE_GBS.get(generation, PCIE_GBS["4.0"]) * float(count or 16)

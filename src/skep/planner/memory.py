@@ -1,0 +1,312 @@
+"""What one card of a replica holds, term by term. Arithmetic only: whether it fits is asked in `fitting_in`.
+
+An engine with a pool (vLLM, SGLang) fills `utilization` of the card: weights and what its trial run saw first, KV with
+the rest. What comes after that (graphs, buffers of linear attention, the CUDA context) must find room in what the
+budget leaves, so every term says on which side it stands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+from skep.catalog.devices import Device
+from skep.catalog.geometry import Geometry
+from skep.planner import memory_facts as facts
+from skep.planner.graphs import drafts, graph_bytes, graphs_inside
+from skep.planner.parts import part_bits, parts_of
+from skep.planner.quants import Quant
+from skep.planner.setup import Setup
+from skep.units import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """`inside`: counts against the engine's budget; else it must fit in what the budget leaves of the card."""
+
+    name: str
+    bytes: int
+    how: str
+    inside: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """One card. `needed_kv_bytes` is what `at_once` sequences of `context` tokens need; the pool may be larger."""
+
+    card: Device
+    usable_bytes: int
+    budget_bytes: int
+    terms: tuple[Term, ...]
+    needed_kv_bytes: int
+    context: int
+    slots: int
+    at_once: int
+
+    def bytes_of(self, name: str) -> int:
+        return sum(term.bytes for term in self.terms if term.name == name)
+
+    @property
+    def pool_bytes(self) -> int:
+        """KV and state together: what the engine reports as its KV cache."""
+        return sum(self.bytes_of(name) for name in POOL_TERMS)
+
+    @property
+    def outside_bytes(self) -> int:
+        return sum(term.bytes for term in self.terms if not term.inside)
+
+    @property
+    def over_inside_bytes(self) -> int:
+        """By how much the budget is too small; 0 or less: it is large enough."""
+        fixed = sum(t.bytes for t in self.terms if t.inside and t.name != KV_POOL)
+        return fixed + self.needed_kv_bytes - self.budget_bytes
+
+    @property
+    def over_outside_bytes(self) -> int:
+        return self.outside_bytes - (self.usable_bytes - self.budget_bytes)
+
+    @property
+    def largest(self) -> Term:
+        """The largest term, KV counted by what is needed of it."""
+        return max(self.terms, key=lambda t: self.needed_kv_bytes if t.name == KV_POOL else t.bytes)
+
+
+KV_POOL, WINDOW, STATE = "KV pool", "sliding-window KV", "linear-attention state"
+POOL_TERMS = (KV_POOL, WINDOW, STATE)
+
+
+def weights_bytes(model: Geometry, quant: Quant, with_draft: bool = False, with_vision: bool = True) -> int:
+    """Of the whole checkpoint as it lies on the cards, all of them together."""
+    parts, bits = parts_of(model), part_bits(quant, model)
+    total = (parts.embedding + parts.head) * bits["ends"] + parts.small * bits["small"]
+    total += parts.mlp * bits["mlp"] + parts.experts * bits["experts"]
+    if with_draft:
+        total += parts.draft * model.mtp_layers * bits["draft"]
+    if with_vision:
+        total += parts.vision * bits["vision"]
+    return int(total / 8)
+
+
+def memory(
+    setup: Setup,
+    rig_card: Device,
+    *,
+    context: int,
+    slots: int | None = None,
+    at_once: int | None = None,
+    vision: bool = True,
+) -> MemoryPlan:
+    """`at_once` sequences of `context` tokens; None: one with a pool (the engine starts then, and the others wait),
+    all slots where KV is taken at start. Of several kinds of card, give the smallest.
+    """
+    default = facts.defaults(setup.engine, rig_card)
+    pooled = facts.has_pool(setup.engine)
+    slots = slots or setup.slots or default.slots
+    at_once = (at_once or 1) if pooled else slots
+    usable = facts.usable_bytes(rig_card)
+    terms = [*_weight_terms(setup, vision=vision), *_working_terms(setup, rig_card, slots, vision=vision)]
+    if rig_card.unified_memory:
+        terms.append(Term("unified-memory reserve", facts.UNIFIED_RESERVE_BYTES, "the system shares this memory"))
+    if pooled:
+        budget = int(usable * (setup.utilization or default.utilization))
+        terms += _late_terms(setup, rig_card, slots)
+    else:
+        budget = usable
+    terms += _sequence_terms(setup, at_once, context, default.batched_tokens)
+    kv_each = int(kv_bytes_per_token(setup) * context)
+    needed = kv_each * at_once
+    fixed = sum(term.bytes for term in terms if term.inside)
+    kv = max(0, budget - fixed) if pooled else needed
+    how = (
+        f"{_share(setup.utilization or default.utilization)} of the card less the terms above"
+        if pooled
+        else f"{at_once} slots x {context} tokens x {kv_bytes_per_token(setup):.0f} B"
+    )
+    terms.append(Term(KV_POOL, kv, how))
+    return MemoryPlan(rig_card, usable, budget, tuple(t for t in terms if t.bytes), needed, context, slots, at_once)
+
+
+def kv_bytes_per_token(setup: Setup) -> float:
+    """On one card, of the layers that keep every token. A head cannot be cut: fewer KV heads than cards are copied."""
+    model, tp, pp = setup.model, setup.layout.tp, setup.layout.pp
+    if model.mla_rank:
+        return model.kv_bytes_per_token(setup.kv.bytes) / pp  # the compressed KV is whole on every card of the group
+    heads, dim = model.full_kv_heads or model.kv_heads, model.full_head_dim or model.head_dim
+    layers = _stage(model.full_layers, pp) + (1 if _drafts_itself(setup) else 0)
+    return 2 * layers * _heads_each(heads, tp) * dim * setup.kv.bytes
+
+
+def window_bytes(setup: Setup, context: int, batched_tokens: int) -> float:
+    """Of one sequence on one card. While a chunk of the prompt is read, the window and the chunk are both kept."""
+    model, tp, pp = setup.model, setup.layout.tp, setup.layout.pp
+    if not model.sliding_layers:
+        return 0.0
+    kept = min(context, model.sliding_window + batched_tokens)
+    return (
+        2 * _stage(model.sliding_layers, pp) * _heads_each(model.kv_heads, tp) * model.head_dim * kept * setup.kv.bytes
+    )
+
+
+def state_bytes(setup: Setup) -> float:
+    """Of one sequence on one card. A drafted token may be refused, so every draft keeps a state to return to."""
+    depth = drafts(setup)
+    return setup.model.state_bytes / setup.layout.tp / setup.layout.pp * (1 + depth)
+
+
+def scratch_bytes(setup: Setup, slots: int, batched_tokens: int) -> int:
+    """Buffers of the chunked scan of linear attention on one card. vLLM's trial run does not see them (issue 54775).
+
+    A token keeps its share of the chunk states `h`, `v_new`, `w`, `u` and the FP32 matrix A: 72 KiB with 48 heads of
+    128. Where a step may hold prompt and drafted tokens of different sequences, both kinds are copied apart and merged.
+    """
+    model, chunk = setup.model, facts.CHUNK_TOKENS
+    if not model.linear_layers:
+        return 0
+    k, v, heads = model.linear_k_dim, model.linear_v_dim, model.linear_v_heads / setup.layout.tp
+    each = heads * (k * v * 2 / chunk + 2 * v * 2 + k * 2 + chunk * 4)
+    if slots > 1 and setup.spec is not None:
+        each += heads * v * 2 + (2 * model.linear_k_heads * k + model.linear_v_heads * v) / setup.layout.tp * 2
+    initial = slots * heads * k * v * 4
+    return int(each * batched_tokens + min(initial, 512 * MIB))
+
+
+def workspace_bytes(setup: Setup, batched_tokens: int) -> int:
+    """Rows that a fused expert kernel writes: 8192 tokens x 8 x (2048 + 3 x 512) x 2 B is the 448.06 MB of a published
+    crash on Qwen3.6-35B-A3B.
+    """
+    model = setup.model
+    if not model.is_moe:
+        return 0
+    rows = batched_tokens * model.experts_per_token
+    width = model.expert_intermediate if setup.layout.ep > 1 else model.expert_intermediate / setup.layout.tp
+    return int(rows * (model.hidden + 3 * width) * 2)
+
+
+def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
+    model, quant, layout = setup.model, setup.quant, setup.layout
+    parts, bits = parts_of(model), part_bits(quant, model)
+    experts = parts.experts * bits["experts"] / 8 / max(layout.tp, layout.ep)
+    body = experts + (parts.small * bits["small"] + parts.mlp * bits["mlp"]) / 8 / layout.tp
+    share = _stage(model.layers, layout.pp) / max(1, model.layers)
+    ends, note = _ends(setup, parts.embedding * bits["ends"] / 8, parts.head * bits["ends"] / 8)
+    spread = f" over {layout.cards_each} cards" if layout.cards_each > 1 else ""
+    terms = [Term("weights", int(body * share + ends), f"{quant.title}, {quant.bits:g} bits a weight{spread}, {note}")]
+    if _drafts_itself(setup):
+        own = (parts.draft - parts.draft_experts) / layout.tp + parts.draft_experts / max(layout.tp, layout.ep)
+        how = f"{model.mtp_layers} MTP layer(s) at {bits['draft']:g} bits" + (
+            ", experts included" if model.is_moe else ""
+        )
+        terms.append(Term("draft layers", int(own * model.mtp_layers * bits["draft"] / 8), how))
+    if vision and parts.vision and facts.has_pool(setup.engine):
+        tower = int(parts.vision * bits["vision"] / 8 / layout.tp)
+        terms.append(Term("vision tower", tower, f"{parts.vision / 1e6:.0f}M parameters that the checkpoint carries"))
+    return terms
+
+
+def _ends(setup: Setup, embedding: float, head: float) -> tuple[float, str]:
+    """Embedding and head on the card that has the most of them. llama.cpp looks embeddings up in system memory."""
+    tp, pp = setup.layout.tp, setup.layout.pp
+    if not facts.has_pool(setup.engine):
+        return (head or embedding) / tp, "embeddings stay in system memory" if head else "one matrix for both ends"
+    if pp > 1:
+        return max(embedding, head) / tp, "one end on the first and one on the last card"
+    return (embedding + head) / tp, f"both ends at {part_bits(setup.quant, setup.model)['ends']:g} bits"
+
+
+def _working_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> list[Term]:
+    """What the engine's trial run measures before it sizes the pool (SGLang leaves it to the rest of the card)."""
+    model, tp = setup.model, setup.layout.tp
+    inside = setup.engine != "sglang"
+    default = facts.defaults(setup.engine, card)
+    tokens = setup.batched_tokens or default.batched_tokens
+    depth = drafts(setup)
+    width = max(model.intermediate, model.experts_per_token * model.expert_intermediate, model.hidden)
+    forward = tokens * (3 * width / tp + 2 * model.hidden) * 2
+    if not facts.has_pool(setup.engine):
+        logits = tokens * model.vocab * 4
+        compute = Term(
+            "activations", int(forward + logits), f"compute buffer of {tokens} tokens, {model.vocab} logits each"
+        )
+        engine = Term(
+            "engine overhead", facts.CONTEXT_BYTES + facts.LLAMACPP_ENGINE_BYTES, "CUDA context and workspaces"
+        )
+        return [compute, engine]
+    rows = min(slots, tokens)
+    sampling = rows * model.vocab * (facts.SAMPLER_BYTES + depth * facts.VERIFY_BYTES)
+    how = f"{tokens} tokens through an MLP {width} wide, sampling of {rows} x {model.vocab} logits"
+    terms = [
+        Term("activations", int(forward + sampling), how, inside),
+        Term(
+            "MoE workspace",
+            workspace_bytes(setup, tokens),
+            f"{tokens} tokens x {model.experts_per_token} experts",
+            inside,
+        ),
+        Term("engine overhead", facts.ENGINE_BYTES, "workspaces beside the allocator", inside),
+    ]
+    if vision and model.vision_params:
+        scratch = next((b for n, b in facts.VISION_SCRATCH_BYTES.items() if model.id.startswith(n)), None)
+        scratch = facts.VISION_SCRATCH_DEFAULT_BYTES if scratch is None else scratch
+        terms.append(
+            Term("vision scratch", scratch // tp, "the trial run encodes pictures of the largest size", inside)
+        )
+    if setup.layout.cards_each > 1:
+        terms.append(Term("communication buffers", facts.COMMUNICATION_BYTES, "NCCL channels", inside))
+    return terms
+
+
+def _late_terms(setup: Setup, card: Device, slots: int) -> list[Term]:
+    """What comes before the first snapshot or after the pool was sized."""
+    tokens = setup.batched_tokens or facts.defaults(setup.engine, card).batched_tokens
+    name = "CUDA context" if card.vendor == "nvidia" else "device context"
+    terms = [Term(name, facts.CONTEXT_BYTES, "before the engine's first look at the card", inside=False)]
+    graphs = graph_bytes(setup, card, slots)
+    if graphs:
+        how = f"sizes that follow from {slots} sequences, {setup.model.layers} layers"
+        terms.append(Term("CUDA graphs", graphs, how, inside=graphs_inside(setup)))
+    scratch = scratch_bytes(setup, slots, tokens)
+    terms.append(Term("linear-attention scratch", scratch, f"chunked scan of {tokens} tokens", inside=False))
+    if setup.layout.tp > 1:
+        late = int(facts.COMMUNICATION_LATE_BYTES * log2(setup.layout.tp))
+        terms.append(
+            Term("late communication buffers", late, f"all-reduce among {setup.layout.tp} cards", inside=False)
+        )
+    if _drafts_itself(setup) and setup.model.is_moe and setup.spec is not None:
+        # A write-up on 35B-A3B: "depth-3 spec means 3x the MoE expert footprint during dummy_run". One of them is
+        # in the weights already.
+        own = parts_of(setup.model).draft_experts * part_bits(setup.quant, setup.model)["draft"] / 8
+        again = int(own / max(setup.layout.tp, setup.layout.ep)) * max(0, setup.spec.depth - 1)
+        terms.append(Term("draft experts again", again, f"one set for each of {setup.spec.depth} drafts", inside=False))
+    return terms
+
+
+def _sequence_terms(setup: Setup, at_once: int, context: int, batched_tokens: int) -> list[Term]:
+    tokens = setup.batched_tokens or batched_tokens
+    window = int(window_bytes(setup, context, tokens) * at_once)
+    depth = drafts(setup)
+    times = f" x (1 + {depth} drafts)" if depth else ""
+    return [
+        Term(WINDOW, window, f"{setup.model.sliding_layers} layers keep {setup.model.sliding_window} tokens"),
+        Term(
+            STATE,
+            int(state_bytes(setup) * at_once),
+            f"{at_once} sequence(s) x {setup.model.linear_layers} layers{times}",
+        ),
+    ]
+
+
+def _drafts_itself(setup: Setup) -> bool:
+    return setup.spec is not None and setup.spec.method == "mtp" and setup.model.mtp_layers > 0
+
+
+def _stage(layers: int, pp: int) -> int:
+    """Layers of the fullest stage."""
+    return ceil(layers / pp)
+
+
+def _heads_each(heads: int, tp: int) -> int:
+    return max(1, ceil(heads / tp))
+
+
+def _share(utilization: float) -> str:
+    return f"{utilization * 100:.0f} %"

@@ -1,0 +1,325 @@
+"""Published measurements as the planner sees them: a row of a table becomes a setup, a load and what was measured."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from skep.catalog.devices import Device
+from skep.catalog.estimate import geometry_from_parameters
+from skep.catalog.geometry import Geometry
+from skep.catalog.gpus import find_device
+from skep.catalog.models import find_geometry
+from skep.planner.links import default_link, pcie_gbs
+from skep.planner.quants import KvType, Quant, find_kv, find_quant
+from skep.planner.rigs import pace_setter
+from skep.planner.setup import Layout, Link, Load, Speculation
+
+_PROMPT, _ANSWER = 128.0, 512.0  # where a row does not tell: a question, an answer
+
+
+class Unpredictable(Exception):
+    """A row that lacks a fact. Its text names the fact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What was measured, and on what. `metric`: effective (tokens over wall time) or decode (agents x task speed)."""
+
+    row: int
+    source: str
+    curve: tuple[str, ...]  # what stays the same while concurrency changes
+    model: Geometry
+    card: Device
+    cards: int
+    quant: Quant
+    kv: KvType
+    engine: str
+    layout: Layout
+    link: Link | None
+    split: bool
+    slots: int | None
+    pool_tokens: float | None
+    chunk_tokens: int | None
+    spec: Speculation | None
+    graphs: bool
+    weight_only: bool
+    load: Load
+    metric: str
+    published: float
+    ttft_ms: float | None
+    missing: tuple[str, ...]  # of the facts that a full row names: gpu, count, model, bits, concurrency
+
+
+def source_of(url: str) -> str:
+    """Host plus owner/repository: what counts as one source. A mirror's path of two parts is the same place."""
+    parts = urlsplit(url if "://" in url else f"https://{url}")
+    path = [piece for piece in parts.path.split("/") if piece]
+    host = parts.netloc.lower().removeprefix("www.")
+    if host in ("github.com", "huggingface.co", "gitlab.com", "raw.githubusercontent.com"):
+        keep = 3 if path[:1] == ["datasets"] or path[:1] == ["spaces"] else 2
+        return "/".join([host, *path[:keep]]).lower()
+    return host or url
+
+
+def read_case(row: int, cells: Mapping[str, str]) -> Case:
+    text = {key: (value or "").strip() for key, value in cells.items() if key}
+    notes = text.get("notes", "").lower()
+    if "diffusion" in text.get("spec", "").lower() or "dllm" in text.get("model", "").lower():
+        raise Unpredictable("model: block diffusion, not one token after the other")
+    if "offload" in (text.get("gpu", "") + notes).lower():
+        raise Unpredictable("memory: part of the weights is kept in the CPU's memory")
+    cards = _count(text)
+    devices = _devices(text.get("gpu", ""), cards)
+    model = _model(text)
+    engine = _engine(text)
+    quant = _quant(text, notes, engine, model)
+    split, layout = _layout(text, cards, engine, notes, model)
+    card = pace_setter(devices, split=split)
+    load, slots, spread_metric = _load(text, notes)
+    published, metric = _published(text, load)
+    link = _link(text.get("interconnect", ""), card, layout.tp) if layout.tp > 1 else None
+    kv = _kv(text.get("kv_dtype", ""))
+    pool = re.search(r"kv pool[= ]*([\d,]+) ?tok", notes)
+    chunk = re.search(r"max-num-batched-tokens[= ](\d+)", notes)
+    if slots is None and engine == "llamacpp":
+        slots = load.concurrency
+    curve = tuple(
+        text.get(k, "")
+        for k in ("source_url", "gpu", "n_gpu", "interconnect", "model", "quant_bits", "kv_dtype", "engine", "tp", "ep",
+                  "replicas", "spec")
+    )  # fmt: skip
+    profile = re.search(r"(?:profile|weights)=([\w.-]+)", notes)
+    curve = (*curve, profile[1] if profile else "")
+    return Case(
+        row=row,
+        source=source_of(text.get("source_url", "")),
+        curve=curve,
+        model=model,
+        card=card,
+        cards=cards,
+        quant=quant,
+        kv=kv,
+        engine=engine,
+        layout=layout,
+        link=link,
+        split=split,
+        slots=slots,
+        pool_tokens=float(pool[1].replace(",", "")) if pool else None,
+        chunk_tokens=int(chunk[1]) if chunk else None,
+        spec=_spec(text.get("spec", "")),
+        graphs="enforce-eager" not in notes and "eager mode" not in notes,
+        weight_only="backend marlin" in notes or "marlin" in notes,
+        load=load,
+        metric=metric or spread_metric,
+        published=published,
+        ttft_ms=_number(text.get("ttft_ms", "")),
+        missing=(),
+    )
+
+
+def _count(text: Mapping[str, str]) -> int:
+    count = _number(text.get("n_gpu", ""))
+    if count is None:
+        raise Unpredictable("count: how many cards is not stated")
+    if count < 1 or count > 4096:
+        raise Unpredictable(f"count: {text['n_gpu']} cards")
+    return int(count)
+
+
+def _devices(name: str, cards: int) -> list[Device]:
+    if not name:
+        raise Unpredictable("gpu: not stated")
+    found: list[Device] = []
+    prefix = ""
+    for words in re.sub(r"\(.*?\)", "", name).split("+"):
+        times = re.search(r"\bx(\d+)$", words.strip())
+        piece = re.sub(r"\s*\bx\d+$", "", words.strip()).strip()
+        device = find_device(piece) or find_device(f"{prefix} {piece}") or find_device(name)
+        if device is None:
+            raise Unpredictable(f"gpu: nothing is known of `{piece}`")
+        prefix = prefix or piece.split(" ")[0]
+        found.extend([device] * (int(times[1]) if times else 1))
+    return found if len(found) > 1 else found * cards
+
+
+def _model(text: Mapping[str, str]) -> Geometry:
+    name = text.get("model", "")
+    found = find_geometry(name) if name else None
+    if found is not None:
+        return found
+    total, active = _number(text.get("params_total_b", "")), _number(text.get("params_active_b", ""))
+    if total is None:
+        raise Unpredictable(f"model: nothing is known of `{name or '?'}` and its parameters are not stated")
+    named = re.search(r"a(\d+(?:\.\d+)?)b", name.lower())
+    if active is None and named:
+        active = float(named[1])
+    if active is None:
+        raise Unpredictable(f"model: nothing is known of `{name}` and its active parameters are not stated")
+    return geometry_from_parameters(name or f"{total:g}B", total, active)
+
+
+def _engine(text: Mapping[str, str]) -> str:
+    name = text.get("engine", "").lower()
+    if not name:
+        gguf = "gguf" in text.get("notes", "").lower() or re.search(r"\bq\d_", text.get("notes", "").lower())
+        return "llamacpp" if gguf else "vllm"
+    if name.startswith("ik_llama"):
+        return "ik_llamacpp"
+    for word, engine in (("ollama", "ollama"), ("lm studio", "llamacpp"), ("llama", "llamacpp"), ("sglang", "sglang"),
+                         ("trt", "trtllm"), ("tensorrt", "trtllm")):  # fmt: skip
+        if word in name:
+            return engine
+    return "vllm"
+
+
+_QUANT_WORDS = (
+    ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("autoround int8", "int8"), ("int8 autoround", "int8"), ("w8a8", "int8"),
+    ("w8a16", "int8"), ("int8", "int8"), ("autoround", "autoround"), ("gptq", "gptq"), ("awq", "awq"), ("w4a8", "w4a8"),
+    ("w4a16", "int4"), ("fp8", "fp8"),
+)  # fmt: skip
+
+
+def _quant(text: Mapping[str, str], notes: str, engine: str, model: Geometry) -> Quant:
+    bits = _number(text.get("quant_bits", ""))
+    if bits is None:
+        raise Unpredictable("bits: the quantization is not stated")
+    if engine in ("llamacpp", "ollama", "ik_llamacpp"):
+        named = re.search(r"\b(?:ud-)?(i?q\d_[0k](?:_[smx]l?)?|iq4_xs|iq4_ks|f16)\b", notes)
+        if named:
+            try:
+                return find_quant(named[1])
+            except Exception:  # noqa: S110 - a flavour not in the table: its bits decide
+                pass
+        return find_quant({3: "q3_k_m", 4: "q4_k_m", 5: "q5_k_m", 6: "q6_k", 8: "q8_0"}.get(int(bits), "f16"))
+    if model.native_bits and bits <= 5:
+        return find_quant("mxfp4")
+    for word, name in _QUANT_WORDS:
+        if word in notes and find_quant(name).nominal == int(bits):
+            return find_quant(name)
+    return find_quant({4: "int4", 5: "q5_k_m", 6: "q6_k", 8: "fp8", 3: "int4"}.get(int(bits), "bf16"))
+
+
+def _layout(text: Mapping[str, str], cards: int, engine: str, notes: str, model: Geometry) -> tuple[bool, Layout]:
+    tp, replicas = _number(text.get("tp", "")), int(_number(text.get("replicas", "")) or 1)
+    local = engine in ("llamacpp", "ollama", "ik_llamacpp")
+    split = local and tp is None and cards > 1
+    if tp is None:
+        tp = 1 if local else max(1, cards // replicas)
+    if local and tp > 1:
+        tp = cards
+    if local and "tensor" not in notes and tp == 1 and cards > 1:
+        split = True
+    ep = int(tp) if text.get("ep", "") not in ("", "0") and model.is_moe else 1
+    pp = cards if split else 1
+    return split, Layout(tp=int(tp), pp=1 if not split else pp, ep=ep, replicas=replicas)
+
+
+def _load(text: Mapping[str, str], notes: str) -> tuple[Load, int | None, str]:
+    prompt = _number(text.get("input_len", "")) or _PROMPT
+    answer = _number(text.get("output_len", "")) or _ANSWER
+    seqs = _number(text.get("max_num_seqs", ""))
+    slots = int(seqs) if seqs else None
+    told = text.get("concurrency", "").lower()
+    chat = 1.0 if "sharegpt" in notes else 0.0
+    if told.startswith("offline"):
+        batch = re.search(r"max_num_seqs (\d+)", notes)
+        slots = slots or (int(batch[1]) if batch else 256)
+        fewer = re.search(r"\((\d+) for ([\w./-]+) on 24gb cards\)", notes)
+        small_card = any(name in text.get("gpu", "") for name in ("3090", "4090"))
+        if fewer and small_card and any(part in text.get("model", "").lower() for part in fewer[2].split("/")):
+            slots = int(fewer[1])
+        return Load(4 * slots, prompt, answer, shape="burst"), slots, "effective"
+    rate = re.search(r"rate ([\d.]+)", told)
+    if rate:
+        per_s = float(rate[1])
+        tasks = 200
+        return Load(tasks, prompt, answer, tasks=tasks, rate_per_s=per_s, spread=chat), slots, "effective"
+    c = _number(told)
+    if c is None:
+        raise Unpredictable("concurrency: not stated")
+    if c < 1 or c > 1e6:
+        raise Unpredictable(f"concurrency: {told}")
+    at_once = "at once" in notes and c >= 200
+    burst = at_once or any(word in notes for word in ("llama-benchy", "swarm", "agent shape"))
+    spread = chat if at_once else (0.5 if "swarm" in notes else 0.0)
+    cached = 0.75 if "prefix-cache hits" in notes else 0.0
+    load = Load(int(c), prompt, answer, shape="burst" if burst else "steady", spread=spread, cached_share=cached)
+    return load, slots, "effective"
+
+
+def _published(text: Mapping[str, str], load: Load) -> tuple[float, str]:
+    """What the row says in tokens a second over all agents, and whether prompts are part of the time."""
+    aggregate, stream = _number(text.get("agg_tok_s", "")), _number(text.get("stream_tok_s", ""))
+    tpot = _number(text.get("tpot_ms", ""))
+    c = load.concurrency
+    if aggregate:
+        decode = stream is not None and abs(aggregate - stream * c) <= 0.03 * aggregate
+        return aggregate, "decode" if decode else "effective"
+    if load.rate_per_s is not None or text.get("concurrency", "").lower().startswith("offline"):
+        raise Unpredictable("measurement: no aggregate tok/s")
+    if stream:
+        return stream * c, "decode"
+    if tpot:
+        return c * 1000.0 / tpot, "decode"
+    raise Unpredictable("measurement: the row has no tok/s and no time per token")
+
+
+def _link(text: str, card: Device, tp: int) -> Link:
+    lower = text.lower()
+    if "nvlink" in lower and "no nvlink" not in lower and "removed" not in lower:
+        if "sxm" in lower or (card.nvlink_gbs or 0) > 100:
+            return Link("nvlink", card.nvlink_gbs or 300.0, title="NVLink")
+        if tp <= 2:
+            return Link("nvlink", card.nvlink_gbs or 50.0, title="NVLink")
+    no_p2p = "no p2p" in lower or "p2p disabled" in lower or "no nvlink" in lower
+    geforce = (
+        card.vendor == "nvidia" and card.id.startswith("rtx-") and re.fullmatch(r"rtx-\d{4}.*", card.id) is not None
+    )
+    p2p = ("p2p" in lower and not no_p2p) or (not geforce and not no_p2p)
+    lanes = [int(n) for n in re.findall(r"x(\d+)", lower)]
+    generation = re.search(r"pcie ?(\d)", lower)
+    if not lanes and not generation:
+        base = default_link(card) if card.nvlink_gbs and "sxm" in card.id else None
+        if base:
+            return base
+        return Link("pcie", pcie_gbs(card.pcie or "4.0 x16"), p2p=p2p, title="PCIe")
+    own = (card.pcie or "4.0 x16").split(" ")[0]
+    gen = f"{generation[1]}.0" if generation else own
+    return Link("pcie", pcie_gbs(f"{gen} x{min(lanes) if lanes else 16}"), p2p=p2p, title=text)
+
+
+def _kv(name: str) -> KvType:
+    cleaned = name.lower().split("(")[0].split("/")[0].strip()
+    if not cleaned:
+        return find_kv("bf16")
+    if cleaned.startswith("turboquant"):
+        cleaned = "turboquant_k8v4" if "k8" in cleaned else "turboquant_3bit"
+    try:
+        return find_kv(cleaned)
+    except Exception:
+        return find_kv("bf16")
+
+
+def _spec(text: str) -> Speculation | None:
+    lower = text.lower()
+    if not lower:
+        return None
+    depth = re.search(r"(?:k|n|n-max)=(\d+)", lower)
+    for word, method in (("dflash", "dflash"), ("eagle", "eagle"), ("draft model", "draft"), ("mtp", "mtp"),
+                         ("ngram", "ngram"), ("spec", "mtp")):  # fmt: skip
+        if word in lower:
+            default = {"mtp": 2, "dflash": 5, "draft": 4}.get(method, 3)
+            return Speculation(method, min(16, int(depth[1]) if depth else default))
+    return Speculation("mtp", 2)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

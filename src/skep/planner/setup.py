@@ -1,0 +1,107 @@
+"""The values the planner works on: a rig of cards, a layout on it, how an engine is set up, and the load it gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from skep.catalog.devices import Device
+from skep.catalog.geometry import Geometry
+from skep.planner.quants import KvType, Quant
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How two cards talk. `gbs` is one direction of the slower end; `p2p` False: every transfer goes through memory."""
+
+    kind: str  # nvlink, pcie, none
+    gbs: float
+    p2p: bool = True
+    title: str = ""  # as the user wrote it, or "PCIe 4.0 x16"
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """Cards of one box, in the order the user named them, with the link of every pair that is not the default."""
+
+    cards: tuple[Device, ...]
+    default_link: Link | None = None  # None: not known, taken as PCIe of the slower card
+    pairs: tuple[tuple[int, int, Link], ...] = ()
+    title: str = ""
+    price: float | None = None
+
+    def link(self, a: int, b: int) -> Link | None:
+        for first, second, link in self.pairs:
+            if {first, second} == {a, b}:
+                return link
+        return self.default_link
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`ep` is the expert-parallel size, 1 where unused. Cards used: `tp * pp * replicas`."""
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    replicas: int = 1
+
+    @property
+    def cards(self) -> int:
+        return self.tp * self.pp * self.replicas
+
+    @property
+    def cards_each(self) -> int:
+        return self.tp * self.pp
+
+    def __str__(self) -> str:
+        parts = [f"TP={self.tp}"]
+        if self.pp > 1:
+            parts.append(f"PP={self.pp}")
+        if self.ep > 1:
+            parts.append(f"EP={self.ep}")
+        text = " + ".join(parts)
+        return f"{self.replicas} x {text}" if self.replicas > 1 else text
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """`depth` tokens are drafted a step. `acceptance` of the first one; None: the evidence's for this method."""
+
+    method: str  # mtp, draft, eagle, ngram, dflash
+    depth: int
+    acceptance: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.method} n={self.depth}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One engine as it is started, on every replica alike."""
+
+    model: Geometry
+    quant: Quant
+    kv: KvType
+    engine: str  # vllm, sglang, llamacpp, trtllm, ollama, ik_llamacpp
+    layout: Layout = Layout()
+    slots: int | None = None  # sequences a replica decodes at once; None: the engine's default
+    context: int | None = None  # tokens of the longest sequence; None: the model's or what fits
+    utilization: float | None = None  # share of the card the engine may fill; None: the engine's default
+    graphs: bool = True
+    spec: Speculation | None = None
+    batched_tokens: int | None = None  # prefill tokens a step at most; None: the engine's default
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`concurrency` agents: each sends its next task when the last is answered (steady), or all at once (burst)."""
+
+    concurrency: int
+    input_tokens: float = 1024
+    output_tokens: float = 512
+    tasks: int | None = None  # None: enough rounds for the level to settle
+    shape: str = "steady"  # steady, burst, mixed
+    rate_per_s: float | None = None  # open loop: tasks arrive at this rate whatever is still running
+    cached_share: float = 0.0  # of the prompt that the prefix cache already holds
+    spread: float = 0.0  # of output lengths: 0 all alike, 1 as uneven as chat answers are

@@ -1,0 +1,215 @@
+"""A model's geometry from a GGUF header: widths from its keys, kinds of layers and parameters from its tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from skep.catalog.devices import Origin
+from skep.catalog.geometry import Geometry
+from skep.errors import UserError
+from skep.weights.counting import counted
+from skep.weights.gguf import GgufHeader, SkippedArray, TensorInfo
+
+_HINT = "take a GGUF file of a language model that llama.cpp has converted"
+_MAX_WIDTH = 1 << 20
+_PATTERN = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "gpt-oss": 2, "cohere2": 4, "llama4": 4}
+_BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
+_NOT_ATTENTION = ("attn_norm", "attn_post_norm", "attn_sub_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    attention: int
+    linear: int
+    draft: int  # blocks that only draft
+
+
+def geometry_of(header: GgufHeader) -> Geometry:
+    keys = _Keys(header.architecture or "", header.metadata)
+    if not header.architecture:
+        raise keys.missing("general.architecture")
+    blocks, hidden = keys.whole("block_count", high=1000), keys.whole("embedding_length", high=_MAX_WIDTH)
+    heads = keys.whole("attention.head_count", high=1 << 16)
+    kinds = _kinds(header, blocks, keys.whole("nextn_predict_layers", low=0, high=64, default=0))
+    full, sliding, window = _windows(keys, kinds.attention)
+    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
+    title = header.name or header.architecture
+    drawn = Geometry(
+        id="-".join(title.casefold().split()),
+        title=title,
+        hidden=hidden,
+        layers=blocks - kinds.draft,
+        heads=heads,
+        vocab=_vocab(header, keys),
+        params_total=0.0,
+        params_active=0.0,
+        **_attention(keys, hidden, heads),
+        **_mlp(keys, blocks - kinds.draft),
+        **_linear(keys, kinds.linear),
+        full_layers=full,
+        sliding_layers=sliding,
+        sliding_window=window,
+        mtp_layers=kinds.draft,
+        tied_embeddings=tied,
+        max_context=keys.whole("context_length", high=1 << 40, default=0) or None,
+        native_bits=average_bits(header),
+    )
+    origins = {
+        "geometry": Origin("keys of the GGUF file", "A"),
+        "params_total": Origin("its tensors", "A"),
+    }
+    return replace(counted(drawn, _tensors_total(header, drawn)), origins=origins)
+
+
+def average_bits(header: GgufHeader) -> float | None:
+    """Bits of one parameter over all tensors; None where a tensor's type is not known."""
+    sizes = [tensor.size_bytes for tensor in header.tensors]
+    values = sum(prod(tensor.shape) for tensor in header.tensors)
+    known = [size for size in sizes if size is not None]
+    return 8 * sum(known) / values if values and len(known) == len(sizes) else None
+
+
+class _Keys:
+    """The keys of one architecture, checked."""
+
+    def __init__(self, architecture: str, metadata: Mapping[str, Any]) -> None:
+        self.architecture = architecture
+        self._metadata = metadata
+
+    def get(self, key: str) -> Any:
+        return self._metadata.get(f"{self.architecture}.{key}")
+
+    def whole(self, key: str, *, low: int = 1, high: int, default: int | None = None) -> int:
+        """A list has one value a layer: the largest counts."""
+        value = self.get(key)
+        if isinstance(value, tuple) and value and all(type(entry) is int for entry in value):
+            value = max(value)
+        if value is None or isinstance(value, SkippedArray):
+            if default is None:
+                raise self.missing(f"{self.architecture}.{key}")
+            return default
+        if type(value) is not int or not low <= value <= high:
+            message = f"the GGUF's `{self.architecture}.{key}` is {repr(value)[:40]}, not {low} to {high}"
+            raise UserError(message, hint=_HINT)
+        return value
+
+    def missing(self, key: str) -> UserError:
+        return UserError(f"the GGUF has no `{key}`", hint=_HINT)
+
+
+def _kinds(header: GgufHeader, blocks: int, draft: int) -> _Kinds:
+    """By what each block holds; a file that is one part of several tells only of its own, so then all attend."""
+    parts: dict[int, set[str]] = {}
+    for tensor in header.tensors:
+        if (match := _BLOCK.fullmatch(tensor.name)) is not None:
+            parts.setdefault(int(match.group(1)), set()).add(match.group(2))
+    draft = min(draft, blocks - 1)
+    if len(parts) < blocks or _is_split(header):
+        return _Kinds(blocks - draft, 0, draft)
+    linear = attention = 0
+    for index in range(blocks - draft):
+        names = parts.get(index, set())
+        if any(name.startswith("ssm_") for name in names):
+            linear += 1
+        elif any(name.startswith("attn_") and not name.startswith(_NOT_ATTENTION) for name in names):
+            attention += 1
+    return _Kinds(attention, linear, draft)
+
+
+def _windows(keys: _Keys, attention: int) -> tuple[int, int, int]:
+    """Full layers, sliding layers, the window."""
+    window = keys.whole("attention.sliding_window", low=0, high=1 << 40, default=0)
+    if not window or window >= keys.whole("context_length", high=1 << 40, default=1 << 40):
+        return attention, 0, 0
+    pattern = keys.get("attention.sliding_window_pattern")
+    if isinstance(pattern, tuple) and pattern and all(isinstance(entry, bool) for entry in pattern):
+        sliding = min(attention, sum(pattern))
+        return attention - sliding, sliding, window if sliding else 0
+    every = pattern if type(pattern) is int and pattern > 0 else _PATTERN.get(keys.architecture, 0)
+    full = attention // every if every else 0
+    return full, attention - full, window
+
+
+def _attention(keys: _Keys, hidden: int, heads: int) -> dict[str, Any]:
+    rank = keys.whole("attention.kv_lora_rank", low=0, high=_MAX_WIDTH, default=0)
+    if rank:
+        width = keys.whole("attention.value_length_mla", high=_MAX_WIDTH, default=0)
+        width = width or keys.whole("attention.value_length", high=_MAX_WIDTH)
+        rope = keys.whole("rope.dimension_count", low=0, high=_MAX_WIDTH, default=64)
+        return {"kv_heads": heads, "head_dim": width, "mla_rank": rank, "mla_rope_dim": rope}
+    kv_heads = keys.whole("attention.head_count_kv", high=1 << 16, default=heads)
+    width = keys.whole("attention.key_length", high=_MAX_WIDTH, default=max(1, hidden // heads))
+    found: dict[str, Any] = {"kv_heads": kv_heads, "head_dim": width}
+    sliding_width = keys.whole("attention.key_length_swa", high=_MAX_WIDTH, default=width)
+    if sliding_width != width:
+        found |= {"head_dim": sliding_width, "full_head_dim": width}
+        by_layer = keys.get("attention.head_count_kv")
+        if isinstance(by_layer, tuple):
+            found["full_kv_heads"] = min(by_layer)
+    return found
+
+
+def _mlp(keys: _Keys, layers: int) -> dict[str, Any]:
+    dense = keys.whole("feed_forward_length", low=0, high=_MAX_WIDTH, default=0)
+    experts = keys.whole("expert_count", low=0, high=1 << 16, default=0)
+    leading = keys.whole("leading_dense_block_count", low=0, high=layers, default=0)
+    if experts < 2 or leading == layers:
+        return {"intermediate": dense}
+    width = keys.whole("expert_feed_forward_length", high=_MAX_WIDTH, default=dense or None)
+    shared = keys.whole("expert_shared_feed_forward_length", low=0, high=_MAX_WIDTH, default=0)
+    shared = shared or width * keys.whole("expert_shared_count", low=0, high=1024, default=0)
+    return {
+        "intermediate": dense if leading else 0,
+        "experts": experts,
+        "experts_per_token": keys.whole("expert_used_count", high=experts),
+        "expert_intermediate": width,
+        "expert_layers": layers - leading,
+        "shared_intermediate": shared,
+    }
+
+
+def _linear(keys: _Keys, linear: int) -> dict[str, Any]:
+    """llama.cpp keeps both gated delta nets and Mamba-2 under `ssm`: groups are key heads, the rank is value heads."""
+    if not linear:
+        return {}
+    v_heads = keys.whole("ssm.time_step_rank", high=1 << 16)
+    inner = keys.whole("ssm.inner_size", high=1 << 24)
+    return {
+        "linear_layers": linear,
+        "linear_k_heads": keys.whole("ssm.group_count", high=1 << 16, default=1),
+        "linear_v_heads": v_heads,
+        "linear_k_dim": keys.whole("ssm.state_size", high=_MAX_WIDTH),
+        "linear_v_dim": max(1, inner // v_heads),
+        "conv_kernel": keys.whole("ssm.conv_kernel", low=0, high=1024, default=4),
+    }
+
+
+def _vocab(header: GgufHeader, keys: _Keys) -> int:
+    said = keys.whole("vocab_size", high=1 << 24, default=0)
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    count = tokens.count if isinstance(tokens, SkippedArray) else len(tokens) if isinstance(tokens, tuple) else 0
+    embedding = next((t.shape[-1] for t in header.tensors if t.name == "token_embd.weight" and t.shape), 0)
+    found = said or count or embedding
+    if not found:
+        raise keys.missing("tokenizer.ggml.tokens")
+    return int(found)
+
+
+def _is_split(header: GgufHeader) -> bool:
+    parts = header.metadata.get("split.count")
+    return type(parts) is int and parts > 1
+
+
+def _tensors_total(header: GgufHeader, drawn: Geometry) -> float | None:
+    """None where this file is one part of several, or holds too little to be a model."""
+    own = sum(prod(tensor.shape) for tensor in header.tensors if not _is_draft(tensor, drawn.layers))
+    return None if _is_split(header) or own <= drawn.vocab * drawn.hidden else float(own)
+
+
+def _is_draft(tensor: TensorInfo, layers: int) -> bool:
+    match = _BLOCK.fullmatch(tensor.name)
+    return match is not None and int(match.group(1)) >= layers

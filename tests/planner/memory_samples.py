@@ -1,0 +1,35 @@
+"""Cards, models and setups of the memory and rules tests, by short names."""
+
+from skep.catalog.gpus import device
+from skep.catalog.models import geometry
+from skep.planner.quants import find_kv, find_quant
+from skep.planner.setup import Layout, Link, Rig, Setup, Speculation
+
+RTX_3090, RTX_4090, RTX_5090 = device("rtx-3090"), device("rtx-4090"), device("rtx-5090")
+RTX_5060_TI, RTX_5070_TI, RTX_2080_TI = device("rtx-5060-ti-16gb"), device("rtx-5070-ti"), device("rtx-2080-ti")
+V100, A100, H100 = device("v100-32gb"), device("a100-sxm"), device("h100-sxm")
+B70, M4_MAX = device("arc-pro-b70"), device("apple-m4-max")
+
+QWEN3_8B, QWEN25_32B = geometry("qwen3-8b"), geometry("qwen2.5-coder-32b")
+GEMMA3_12B, GEMMA3_27B, GEMMA4_31B = geometry("gemma-3-12b"), geometry("gemma-3-27b"), geometry("gemma-4-31b")
+QWEN36_27B, QWEN36_35B = geometry("qwen3.6-27b"), geometry("qwen3.6-35b-a3b")
+QWEN3_CODER_30B, GPT_OSS_20B = geometry("qwen3-coder-30b-a3b"), geometry("gpt-oss-20b")
+DEEPSEEK_V3 = geometry("deepseek-v3")
+MODELS = (QWEN3_8B, QWEN25_32B, GEMMA3_12B, GEMMA3_27B, GEMMA4_31B, QWEN36_27B, QWEN36_35B, QWEN3_CODER_30B,
+          GPT_OSS_20B, DEEPSEEK_V3)  # fmt: skip
+CARDS = (RTX_3090, RTX_4090, RTX_5060_TI, RTX_5070_TI, RTX_5090, RTX_2080_TI, V100, A100, H100, B70, M4_MAX)
+
+NVLINK = Link("nvlink", 56.2, p2p=True, title="NVLink 3 bridge")
+PCIE = Link("pcie", 25.0, p2p=True, title="PCIe 4.0 x16")
+PCIE_HOST = Link("pcie", 25.0, p2p=False, title="PCIe 4.0 x16")
+
+
+def setup(model, quant="awq", kv="bf16", engine="vllm", tp=1, pp=1, ep=1, replicas=1, spec=0, method="mtp", **more):
+    return Setup(
+        model, find_quant(quant), find_kv(kv), engine, Layout(tp, pp, ep, replicas),
+        spec=Speculation(method, spec) if spec else None, **more,
+    )  # fmt: skip
+
+
+def rig(device, count=1, link=None, pairs=()):
+    return Rig((device,) * count, link, pairs, f"{count}x {device.id}")

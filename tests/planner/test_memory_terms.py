@@ -1,0 +1,199 @@
+"""The terms one by one, the engines' defaults, and what always holds."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from memory_samples import (
+    A100,
+    B70,
+    CARDS,
+    DEEPSEEK_V3,
+    GEMMA4_31B,
+    H100,
+    M4_MAX,
+    MODELS,
+    QWEN3_8B,
+    QWEN3_CODER_30B,
+    QWEN36_27B,
+    QWEN36_35B,
+    RTX_3090,
+    RTX_5090,
+    setup,
+)  # fmt: skip
+
+from skep.planner.fitting_in import fits, largest, smallest
+from skep.planner.graphs import capture_sizes, full_sizes, graph_bytes, graphs_inside
+from skep.planner.memory import kv_bytes_per_token, memory, scratch_bytes, state_bytes, workspace_bytes
+from skep.planner.memory_facts import defaults, usable_bytes, version_of
+from skep.planner.quants import KV_TYPES, QUANTS
+from skep.planner.setup import Layout, Setup, Speculation
+from skep.units import GIB, KIB, MIB
+
+
+def test_a_token_of_a_hybrid_is_kept_by_its_full_layers_only():
+    assert kv_bytes_per_token(setup(QWEN36_27B)) == 65536
+
+
+def test_a_self_drafting_model_keeps_one_more_layer():
+    assert kv_bytes_per_token(setup(QWEN36_27B, spec=3)) == 65536 * 17 / 16
+
+
+def test_fewer_kv_heads_than_cards_are_copied():
+    two, four = (kv_bytes_per_token(setup(QWEN36_35B, tp=n)) for n in (2, 4))
+    assert two == four == kv_bytes_per_token(setup(QWEN36_35B)) / 2
+
+
+def test_compressed_kv_is_whole_on_every_card_of_a_group():
+    assert kv_bytes_per_token(setup(DEEPSEEK_V3, tp=8)) == kv_bytes_per_token(setup(DEEPSEEK_V3)) == 70272
+
+
+def test_pipeline_stages_share_the_layers_and_the_fullest_counts():
+    assert kv_bytes_per_token(setup(QWEN3_8B, pp=5)) == kv_bytes_per_token(setup(QWEN3_8B)) * 8 / 36
+
+
+def test_full_layers_of_gemma_4_have_their_own_heads():
+    assert kv_bytes_per_token(setup(GEMMA4_31B)) == 81920
+
+
+def test_every_draft_keeps_a_state_to_return_to():
+    assert state_bytes(setup(QWEN36_27B)) == 153_944_064
+    assert state_bytes(setup(QWEN36_27B, spec=3, tp=2)) == 153_944_064 * 4 / 2
+
+
+def test_the_scan_of_linear_attention_takes_72_kib_a_token():
+    """vllm issue 54775, 48 heads of 128."""
+    alone = scratch_bytes(setup(QWEN36_27B), 1, 2048) - scratch_bytes(setup(QWEN36_27B), 1, 1024)
+    assert alone == 1024 * 72 * KIB
+    assert scratch_bytes(setup(QWEN3_8B), 8, 8192) == 0
+
+
+def test_the_expert_workspace_is_that_of_the_published_crash():
+    """`requires 448.06 MB` at 8192 batched tokens on 35B-A3B with expert parallel."""
+    assert workspace_bytes(setup(QWEN36_35B, tp=2, ep=2), 8192) == 448 * MIB
+
+
+def test_capture_sizes_follow_from_the_sequences():
+    assert capture_sizes(1) == (1, 2)
+    assert capture_sizes(4) == (1, 2, 4, 8)
+    assert capture_sizes(2, 5) == (1, 2, 4, 8, 16, 24)
+    assert (len(capture_sizes(256)), len(full_sizes(256))) == (51, 35)  # as vLLM's log counts them
+    assert full_sizes(8, 3) == ()
+
+
+def test_without_graphs_nothing_is_recorded_and_intel_records_nothing():
+    assert graph_bytes(setup(QWEN36_27B, graphs=False), RTX_3090, 256) == 0
+    assert graph_bytes(setup(QWEN36_27B), B70, 256) == 0
+    assert graph_bytes(setup(QWEN36_27B), RTX_3090, 256) > GIB
+
+
+@pytest.mark.parametrize(("version", "inside"), [(None, False), ("0.19.2", False), ("v0.21.0", True), ("0.24", True)])
+def test_newer_vllm_counts_graphs_in_its_budget(version, inside):
+    assert graphs_inside(setup(QWEN3_8B, version=version)) == inside
+    graphs = next(
+        t for t in memory(setup(QWEN3_8B, version=version), RTX_3090, context=4096).terms if "graphs" in t.name
+    )
+    assert graphs.inside == inside
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [("0.17.1rc0", (0, 17, 1)), ("v0.12.0", (0, 12, 0)), ("2026-07", None), ("nightly", None), (None, None)],
+)
+def test_versions_are_read_as_far_as_they_are_numbers(text, read):
+    assert version_of(text) == read
+
+
+def test_the_default_batch_is_larger_on_large_cards_but_for_the_a100():
+    assert (defaults("vllm", RTX_3090).slots, defaults("vllm", RTX_3090).batched_tokens) == (256, 2048)
+    assert (defaults("vllm", H100).slots, defaults("vllm", H100).batched_tokens) == (1024, 8192)
+    assert defaults("vllm", A100).slots == 256
+    assert (defaults("vllm", H100).utilization, defaults("sglang", H100).utilization) == (0.9, 0.88)
+
+
+def test_a_card_reports_less_than_its_box_says():
+    assert usable_bytes(RTX_3090) == int(23.56 * GIB)
+    assert usable_bytes(RTX_5090) == int(31.36 * GIB)
+    assert usable_bytes(replace(RTX_3090, memory_gib=20)) / GIB == pytest.approx(19.5, abs=0.1)
+
+
+def test_shared_memory_is_not_all_for_the_model():
+    plan = memory(setup(QWEN3_8B, "q4_k_m", engine="llamacpp"), M4_MAX, context=8192, slots=4)
+    assert plan.usable_bytes == 96 * GIB
+    assert plan.bytes_of("unified-memory reserve") > 0
+
+
+def test_of_mixed_cards_the_smallest_counts():
+    assert smallest((RTX_5090, RTX_3090, A100)) is RTX_3090
+
+
+def test_sglang_keeps_its_activations_beside_the_static_part():
+    plan = memory(setup(QWEN3_8B, engine="sglang"), RTX_3090, context=4096)
+    assert all(not t.inside for t in plan.terms if t.name == "activations")
+
+
+def test_llamacpp_takes_kv_for_all_slots_at_start():
+    plan = memory(setup(QWEN3_8B, "q4_k_m", engine="llamacpp"), RTX_3090, context=8192, slots=4)
+    assert plan.bytes_of("KV pool") == 4 * 8192 * 147456
+    assert plan.at_once == 4
+
+
+def test_a_pool_is_what_is_left_of_the_budget():
+    plan = memory(setup(QWEN3_CODER_30B), RTX_5090, context=8192)
+    assert sum(t.bytes for t in plan.terms if t.inside) == plan.budget_bytes
+
+
+def test_a_model_that_fits_nowhere_names_its_largest_term():
+    verdict = fits(setup(DEEPSEEK_V3, "fp8", tp=8), RTX_3090, context=8192, slots=4)
+    assert not verdict.fits
+    assert verdict.largest.name == "weights"
+    assert verdict.over_bytes > 50 * GIB
+    assert "rtx-3090" in verdict.sentence
+    assert verdict.remedies == ("the largest term is weights (78.3 GiB): a smaller quantization or more cards",)
+
+
+def test_what_is_named_as_a_remedy_works():
+    tight = setup(QWEN36_27B, "awq", "fp8", tp=2, utilization=0.92)
+    assert fits(replace(tight, utilization=0.89), RTX_3090, context=16384).fits
+    assert fits(tight, RTX_3090, context=16384, slots=8).fits
+
+
+def test_the_largest_context_holds_and_the_next_step_does_not():
+    made = setup(QWEN3_8B, "nvfp4")
+    longest, widest = largest(made, RTX_3090, context=8192, slots=8)
+    assert fits(made, RTX_3090, context=longest, slots=8, at_once=8).fits
+    assert not fits(made, RTX_3090, context=longest + 256, slots=8, at_once=8).fits
+    assert not fits(made, RTX_3090, context=8192, slots=widest + 1, at_once=widest + 1).fits
+
+
+def test_the_largest_of_what_does_not_fit_is_nothing():
+    assert largest(setup(DEEPSEEK_V3, "fp8"), RTX_3090, slots=1) == (0, 0)
+
+
+def random_setup(rng):
+    model = rng.choice(MODELS)
+    spec = rng.choice((None, None, Speculation(rng.choice(("mtp", "ngram", "eagle")), rng.randint(1, 6))))
+    layout = Layout(rng.choice((1, 2, 3, 4, 8)), rng.choice((1, 1, 2)), rng.choice((1, 1, 2)), rng.choice((1, 2)))
+    return Setup(
+        model, rng.choice(list(QUANTS.values())), rng.choice(list(KV_TYPES.values())),
+        rng.choice(("vllm", "sglang", "llamacpp", "trtllm", "ollama")), layout, rng.choice((None, 1, 4, 64)), None,
+        rng.choice((None, 0.8, 0.97)), rng.random() < 0.8, spec, rng.choice((None, 512, 8192)),
+        rng.choice((None, "0.21")),
+    )  # fmt: skip
+
+
+def test_more_of_anything_never_needs_less():
+    """Longer contexts, more slots and more cards move every plan in the direction one expects, and none raises."""
+    rng = Random(5)
+    for _ in range(400):
+        made, card = random_setup(rng), rng.choice(CARDS)
+        context, slots = rng.choice((1024, 8192, 65536)), rng.choice((1, 4, 32))
+        verdict = fits(made, card, context=context, slots=slots, at_once=slots)
+        assert all(term.bytes > 0 and term.how and term.name for term in verdict.plan.terms)
+        assert "\n" not in verdict.sentence
+        assert verdict.fits == (verdict.over_bytes == 0)
+        assert bool(verdict.remedies) != verdict.fits
+        longer = fits(made, card, context=2 * context, slots=slots, at_once=slots)
+        more = fits(made, card, context=context, slots=slots + 1, at_once=slots + 1)
+        assert verdict.fits or not (longer.fits or more.fits)
+        assert longer.plan.needed_kv_bytes >= verdict.plan.needed_kv_bytes
