@@ -305,6 +305,7 @@ class SweepSummary:
     speedups: Speedup | None = None
     promise: Promise | None = None
     drift: Interval | None = None  # C=1 at the end over C=1 at the beginning: 1 means none
+    simulated: bool = False  # no model ran: the speed is made up or predicted
 
 
 class Verdict(Enum):

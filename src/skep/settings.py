@@ -84,6 +84,7 @@ class Serve:
     extra: tuple[str, ...] = ()
     reserve: int = 0  # slots of each replica for interactive requests only
     soft_slots: int | None = None  # requests at once while anything but batch is there; None: all slots
+    about: str = ""  # for records, where the engine's version does not say what serves
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,6 +298,7 @@ def _launches(
             extra=serve.extra,
             reserve=serve.reserve,
             soft_slots=serve.soft_slots,
+            about=serve.about,
         )
         for number in range(serve.replicas)
     ]

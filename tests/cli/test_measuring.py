@@ -25,7 +25,7 @@ def test_json_is_alone_on_stdout_and_has_the_documented_form(skep):
         done = skep("bench", "sweep", "--url", f"{engine.url}/v1", "--model", "fake-model", *SMALL, "--json", check=0)
     document = json.loads(done.stdout)
     summary = {"run_id", "levels", "serial_wall_s", "swarm_wall_s", "speedup", "client_limited", "classes", "turning"}
-    assert set(document) == summary | {"speedups", "promise", "drift"}
+    assert set(document) == summary | {"speedups", "promise", "drift", "simulated"}
     for level in document["levels"]:
         assert set(level) >= LEVEL_KEYS
         assert set(level["ttft_ms"]) == set(level["tpot_ms"]) == {"p50", "p95", "p99", "mean"}

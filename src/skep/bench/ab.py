@@ -87,5 +87,6 @@ def _speed(rows: list[Request]) -> float:
 
 def _side(sweep: Sweep) -> Side:
     recording = sweep.recording
-    summary = summarise(recording.run_id, recording.rows, recording.samples, recording.facts)
+    stored = (recording.rows, recording.samples, recording.facts)
+    summary = summarise(recording.run_id, *stored, simulated=recording.simulated)
     return Side(summary, recording.rows)

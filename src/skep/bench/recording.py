@@ -36,6 +36,7 @@ class Recording:
         self.rows: list[Request] = []
         self.facts: list[LevelFact] = []
         self.samples: list[ClientSample] = []
+        self.simulated = endpoint.simulated
         self._store = store
         self._unsaved: list[Request] = []
         self._in_hand: list[Request] = []  # being written by a thread

@@ -24,6 +24,7 @@ def summarise(
     *,
     closed: bool = True,
     slo: Limits | None = None,
+    simulated: bool = False,
 ) -> SweepSummary:
     """`closed`: a level is a number of agents, not a rate."""
     limited = {(sample.level, sample.repeat) for sample in samples if sample.client_limited}
@@ -45,6 +46,7 @@ def summarise(
         speedups=speedups,
         promise=_promise(slo, counted) if slo is not None else None,
         drift=_drift([row for row in counted if row.level == 1]) if closed else None,
+        simulated=simulated,
     )
 
 

@@ -120,7 +120,8 @@ async def run_sweep(
             await sweep.run()
         finally:
             await sweep.close()
-    return summarise(recording.run_id, recording.rows, recording.samples, recording.facts, slo=plan.slo)
+    stored = (recording.rows, recording.samples, recording.facts)
+    return summarise(recording.run_id, *stored, slo=plan.slo, simulated=recording.simulated)
 
 
 def run_fingerprint(plan: SweepPlan, endpoint: Endpoint, host: HostFacts) -> str:

@@ -83,7 +83,8 @@ async def run_timed(
             await timed.run(parts, maker)
         finally:
             await timed.close()
-    return summarise(recording.run_id, recording.rows, recording.samples, recording.facts, closed=False)
+    stored = (recording.rows, recording.samples, recording.facts)
+    return summarise(recording.run_id, *stored, closed=False, simulated=recording.simulated)
 
 
 def open_part(maker: TaskMaker, level: int, repeat: int, *, rate: float, arrivals: str, for_s: float) -> Part:

@@ -115,7 +115,8 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     counts = [number(row.get(key), 0).replace(",", "") for key in ("pid", "slots", "busy", "queued", "restarts")]
-    return [row["name"], row["state"], *counts, row["url"] or "–", row.get("why") or ""]
+    remarks = ["simulated" if row.get("simulated") else "", row.get("why") or ""]
+    return [row["name"], row["state"], *counts, row["url"] or "–", "; ".join(filter(None, remarks))]
 
 
 def _warn(paths: Paths) -> None:

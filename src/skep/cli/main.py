@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from skep import __version__
-from skep.cli import catalog, gateway, judging, keys, measure, running, serve, top, upkeep
+from skep.cli import catalog, gateway, judging, keys, measure, plan, running, serve, top, upkeep, validate
 from skep.errors import SkepError
 
 app = typer.Typer(
@@ -34,7 +34,9 @@ judging.register(app)
 upkeep.register(app)
 keys.register(app)
 catalog.register(app)
+plan.register(app)
 top.register(app)
+validate.register(app)
 
 
 def _version(wanted: bool) -> None:

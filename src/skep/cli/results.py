@@ -101,7 +101,8 @@ def load_run(store: Store, name: str) -> tuple[Run, SweepSummary, list[Request]]
         rows = whole if any(row.level for row in whole) else rows
     promised = run.config.get("slo")
     slo = Limits.parse(promised) if isinstance(promised, str) else None
-    return run, summarise(run.id, rows, samples, facts, closed=run.kind not in TIMED, slo=slo), rows
+    closed, simulated = run.kind not in TIMED, run.simulated
+    return run, summarise(run.id, rows, samples, facts, closed=closed, slo=slo, simulated=simulated), rows
 
 
 def _imported(run: Run, facts: Sequence[LevelFact]) -> SweepSummary:

@@ -46,6 +46,19 @@ def up(
     engine_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port of the first engine; 0 takes free ones.")
     ] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Serve what the planner predicts, in real time: no weights, no GPU.")
+    ] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help='Cards to simulate, such as "2x rtx-3090"; default: this machine\'s.')
+    ] = None,
+    link: Annotated[str | None, typer.Option(help="Between simulated cards: nvlink or pcie.")] = None,
+    engine: Annotated[str | None, typer.Option(help="To simulate: vllm (default), sglang or llamacpp.")] = None,
+    quant: Annotated[str | None, typer.Option(help="Of the simulated weights; default: the best plan's.")] = None,
+    kv: Annotated[str | None, typer.Option(help="Type of the simulated KV cache; default: the best plan's.")] = None,
+    spec: Annotated[str | None, typer.Option(help="Speculation to simulate, such as mtp:3, or none.")] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help="Simulated cards that share one replica.")] = None,
+    agents: Annotated[int | None, typer.Option(min=1, help="Agents to plan the simulated layout for.")] = None,
     config: ConfigOption = None,
     detach: DetachOption = False,
     as_json: JsonOption = False,
@@ -54,12 +67,27 @@ def up(
     from skep.settings import EMBEDDED_MODEL, Wishes
 
     serve = {"replicas": replicas, "slots": slots, "context_tokens": context, "threads": threads}
+    rig = given(gpu=gpu, link=link, engine=engine, quant=quant, kv=kv, spec=spec, tp=tp, agents=agents)
+    if simulate:
+        from skep.cli.simulating import Simulation, simulated_serve
+
+        refuse_together("--simulate", embedded=embedded, threads=threads is not None)
+        wanted = Simulation(model, replicas=replicas, slots=slots, context=context, **rig)
+        model, serve = simulated_serve(wanted)
+    elif rig:
+        raise UserError(f"--{next(iter(rig))} is for a simulated rig", hint="add --simulate")
     wishes = Wishes(
         model=model or (EMBEDDED_MODEL if embedded else None),
         serve=given(**serve, engine_port=engine_port),
         gateway=given(host=host or None, port=port),
     )
     start(wishes, config, detach=detach, as_json=as_json)
+
+
+def refuse_together(option: str, **others: bool) -> None:
+    wrong = next((name for name, is_given in others.items() if is_given), None)
+    if wrong is not None:
+        raise UserError(f"{option} and --{wrong} contradict each other", hint="leave one of them out")
 
 
 def given(**options: Any) -> dict[str, Any]:

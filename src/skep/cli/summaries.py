@@ -20,6 +20,8 @@ def print_summary(
     print_levels(summary.levels, price=price, title=title, names=names)
     if summary.classes:
         print_classes(summary.classes)
+    if summary.simulated:
+        note("SIMULATED: no model ran, these figures are a prediction")
     for line in remarks(summary):
         note(line)
 

@@ -37,6 +37,7 @@ class Launch:
     url: str | None = None  # it runs there already: nothing is started
     health_path: str | None = None  # None: as the engine has it
     key_env: str | None = None  # the environment variable with the key that a server of others wants
+    about: str = ""  # what it is, where the engine's version does not say it: which rig is simulated
 
     @property
     def authorization(self) -> str:
@@ -85,6 +86,7 @@ class Engine(Spoken, Protocol):
 _REGISTRY = {
     "embedded": "skep.engines.embedded:Embedded",
     "fake": "skep.engines.fake:Fake",
+    "simulated": "skep.engines.simulated:Simulated",
 }
 
 

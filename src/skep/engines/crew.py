@@ -105,7 +105,7 @@ class Crew:
                 "url": member.life.url,
                 "slots": member.launch.slots,
                 "confirms": member.engine.confirms,
-                "engine": member.engine.version() or member.launch.engine,
+                "engine": member.launch.about or member.engine.version() or member.launch.engine,
                 "simulated": member.engine.simulated,
                 "release_bound_s": member.engine.release_bound_s,
                 "health_path": member.launch.health_path or member.engine.health_path,

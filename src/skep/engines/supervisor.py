@@ -135,7 +135,7 @@ class Supervisor:
                 "slots": member.launch.slots,
                 "busy": busy.get(member.launch.name, 0),
                 "model": member.model or None,
-                "engine": member.engine.version() or member.launch.engine,
+                "engine": member.launch.about or member.engine.version() or member.launch.engine,
                 "simulated": member.engine.simulated,
                 "restarts": member.life.restarts,
                 "why": member.life.why,

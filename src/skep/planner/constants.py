@@ -43,6 +43,7 @@ class Constants:
     mfu_gguf: float = 0.35
     mfu_experts: float = 0.45
     mfu_amd: float = 0.50
+    mfu_intel: float = 0.90
     mfu_unified: float = 0.80
     mfu_datacenter: float = 0.75
     mfu_linear: float = 0.50  # of that, in layers of linear attention
@@ -55,7 +56,8 @@ class Constants:
     batch_llamacpp_moe: float = 0.25  # the same of a whole step where there are experts
     layer_us_moe: float = 30.0  # more for a layer with experts
     layer_us_moe_amd: float = 500.0  # where kernels for experts are not tuned for the card
-    layer_us_linear: float = 15.0  # more for a layer of linear attention
+    layer_us_linear: float = 25.0  # more for a layer of linear attention
+    layer_us_linear_llamacpp: float = 10.0
     layer_us_eager: float = 350.0
     sequence_us: float = 40.0  # scheduler, sampling and detokenizing of one sequence
     overhead_datacenter: float = 0.8  # hosts of such cards have faster CPUs
@@ -66,10 +68,10 @@ class Constants:
     link_latency: float = 1.0  # times the measured all-reduce of a like link
     link_latency_no_p2p: float = 3.0
     link_bytes: float = 1.3
-    tp_imbalance: float = 1.05
+    tp_imbalance: float = 1.07  # for each doubling of the cards
     split_us: float = 150.0  # a hop from card to card where layers are split
     # experts
-    routing_skew: float = 0.90  # exponent of the tokens of a batch in the count of distinct experts
+    routing_skew: float = 0.97  # exponent of the tokens of a batch in the count of distinct experts
     # speculation
     accept_mtp: float = 0.80
     accept_dflash: float = 0.85
@@ -78,6 +80,7 @@ class Constants:
     accept_ngram: float = 0.30
     draft_us: float = 1200.0
     draft_us_moe: float = 2000.0  # more where the draft layer has experts
+    draft_us_tp: float = 3000.0  # more where drafts are made on several cards: launched one by one, gathered each time
     draft_us_llamacpp: float = 1000.0
     spec_batch_llamacpp: float = 0.30  # how much of the gain is left for each doubling of the sequences
     # what runs lose beside steps: stragglers, uneven ends, clients

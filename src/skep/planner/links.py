@@ -12,9 +12,10 @@ PCIE_GBS = {"2.0": 0.5, "3.0": 0.985, "4.0": 1.969, "5.0": 3.938, "6.0": 7.56}  
 
 # Microseconds of a small all-reduce on 2 cards, and how it grows with more: NCCL on L40S and RTX PRO 6000 (PCIe),
 # the engine's own kernel inside CUDA graphs on A100, H100 and H200 (NVLink).
-_SMALL_US = {"nvlink": (4.8, 0.12), "pcie": (6.5, 0.95)}
+_SMALL_US = {"nvlink": (4.8, 0.12), "bridge": (10.5, 0.5), "pcie": (6.5, 0.95)}
 # Share of the link that a large one reaches on 2 cards, and how it falls with more.
-_LARGE_SHARE = {"nvlink": (0.65, 0.35), "pcie": (0.62, 1.2)}
+_LARGE_SHARE = {"nvlink": (0.65, 0.35), "bridge": (0.65, 0.35), "pcie": (0.62, 1.2)}
+_BRIDGE_GBS = 120.0  # below it NVLink is a bridge between two cards: NCCL's latency, as on A100 without the own kernel
 _EAGER_US = 35.0  # launched from Python rather than replayed
 
 
@@ -29,10 +30,13 @@ class AllReduce:
         return self.fixed_s + self.s_per_byte * size
 
 
+NO_LINK = AllReduce(0.0, 0.0)
+
+
 def all_reduce(cards: int, link: Link, constants: Constants, *, graphs: bool = True) -> AllReduce:
     if cards < 2:
-        return AllReduce(0.0, 0.0)
-    kind = "nvlink" if link.kind == "nvlink" else "pcie"
+        return NO_LINK
+    kind = "pcie" if link.kind != "nvlink" else "bridge" if link.gbs < _BRIDGE_GBS else "nvlink"
     base_us, growth = _SMALL_US[kind]
     share, fall = _LARGE_SHARE[kind]
     times = constants.link_latency if link.p2p else constants.link_latency_no_p2p
@@ -45,7 +49,7 @@ def all_reduce(cards: int, link: Link, constants: Constants, *, graphs: bool = T
 
 def default_link(card: Device) -> Link:
     """Without a word from the user: NVLink where the board has it built in, PCIe of the card's slot otherwise."""
-    if card.nvlink_gbs and "sxm" in card.id:
+    if card.nvlink_gbs is not None and card.nvlink_gbs >= _BRIDGE_GBS and "pcie" not in card.id:
         return Link("nvlink", card.nvlink_gbs, title="NVLink")
     return Link("pcie", pcie_gbs(card.pcie or "4.0 x16"), title=f"PCIe {card.pcie or '4.0 x16'}")
 

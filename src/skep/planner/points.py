@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from skep.catalog.estimate import geometry_from_parameters
 from skep.catalog.geometry import Geometry
 from skep.catalog.gpus import find_device
 from skep.catalog.models import find_geometry
+from skep.errors import UserError
 from skep.planner.links import default_link, pcie_gbs
-from skep.planner.quants import KvType, Quant, find_kv, find_quant
+from skep.planner.quants import KvType, Quant, find_kv, find_quant, known_kv, known_quant
 from skep.planner.rigs import pace_setter
 from skep.planner.setup import Layout, Link, Load, Speculation
 
@@ -44,6 +44,7 @@ class Case:
     slots: int | None
     pool_tokens: float | None
     chunk_tokens: int | None
+    utilization: float | None
     spec: Speculation | None
     graphs: bool
     weight_only: bool
@@ -51,7 +52,6 @@ class Case:
     metric: str
     published: float
     ttft_ms: float | None
-    missing: tuple[str, ...]  # of the facts that a full row names: gpu, count, model, bits, concurrency
 
 
 def source_of(url: str) -> str:
@@ -79,11 +79,12 @@ def read_case(row: int, cells: Mapping[str, str]) -> Case:
     quant = _quant(text, notes, engine, model)
     split, layout = _layout(text, cards, engine, notes, model)
     card = pace_setter(devices, split=split)
-    load, slots, spread_metric = _load(text, notes)
+    load, slots = _load(text, notes)
     published, metric = _published(text, load)
     link = _link(text.get("interconnect", ""), card, layout.tp) if layout.tp > 1 else None
     kv = _kv(text.get("kv_dtype", ""))
     pool = re.search(r"kv pool[= ]*([\d,]+) ?tok", notes)
+    share = re.search(r"util=(0\.\d+)", notes)
     chunk = re.search(r"max-num-batched-tokens[= ](\d+)", notes)
     if slots is None and engine == "llamacpp":
         slots = load.concurrency
@@ -110,22 +111,22 @@ def read_case(row: int, cells: Mapping[str, str]) -> Case:
         slots=slots,
         pool_tokens=float(pool[1].replace(",", "")) if pool else None,
         chunk_tokens=int(chunk[1]) if chunk else None,
+        utilization=float(share[1]) if share else None,
         spec=_spec(text.get("spec", "")),
         graphs="enforce-eager" not in notes and "eager mode" not in notes,
         weight_only="backend marlin" in notes or "marlin" in notes,
         load=load,
-        metric=metric or spread_metric,
+        metric=metric,
         published=published,
-        ttft_ms=_number(text.get("ttft_ms", "")),
-        missing=(),
+        ttft_ms=_positive(text.get("ttft_ms", "")),
     )
 
 
 def _count(text: Mapping[str, str]) -> int:
-    count = _number(text.get("n_gpu", ""))
+    count = _positive(text.get("n_gpu", ""))
     if count is None:
         raise Unpredictable("count: how many cards is not stated")
-    if count < 1 or count > 4096:
+    if not 1 <= count <= 4096:
         raise Unpredictable(f"count: {text['n_gpu']} cards")
     return int(count)
 
@@ -151,7 +152,7 @@ def _model(text: Mapping[str, str]) -> Geometry:
     found = find_geometry(name) if name else None
     if found is not None:
         return found
-    total, active = _number(text.get("params_total_b", "")), _number(text.get("params_active_b", ""))
+    total, active = _positive(text.get("params_total_b", "")), _positive(text.get("params_active_b", ""))
     if total is None:
         raise Unpredictable(f"model: nothing is known of `{name or '?'}` and its parameters are not stated")
     named = re.search(r"a(\d+(?:\.\d+)?)b", name.lower())
@@ -159,7 +160,10 @@ def _model(text: Mapping[str, str]) -> Geometry:
         active = float(named[1])
     if active is None:
         raise Unpredictable(f"model: nothing is known of `{name}` and its active parameters are not stated")
-    return geometry_from_parameters(name or f"{total:g}B", total, active)
+    try:
+        return geometry_from_parameters(name or f"{total:g}B", total, active)
+    except UserError as impossible:
+        raise Unpredictable(f"model: {impossible.message}") from None
 
 
 def _engine(text: Mapping[str, str]) -> str:
@@ -176,6 +180,7 @@ def _engine(text: Mapping[str, str]) -> str:
     return "vllm"
 
 
+_GGUF_BY_BITS = {3: "q3_k_m", 4: "q4_k_m", 5: "q5_k_m", 6: "q6_k", 8: "q8_0"}
 _QUANT_WORDS = (
     ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("autoround int8", "int8"), ("int8 autoround", "int8"), ("w8a8", "int8"),
     ("w8a16", "int8"), ("int8", "int8"), ("autoround", "autoround"), ("gptq", "gptq"), ("awq", "awq"), ("w4a8", "w4a8"),
@@ -184,17 +189,15 @@ _QUANT_WORDS = (
 
 
 def _quant(text: Mapping[str, str], notes: str, engine: str, model: Geometry) -> Quant:
-    bits = _number(text.get("quant_bits", ""))
+    bits = _positive(text.get("quant_bits", ""))
     if bits is None:
         raise Unpredictable("bits: the quantization is not stated")
     if engine in ("llamacpp", "ollama", "ik_llamacpp"):
         named = re.search(r"\b(?:ud-)?(i?q\d_[0k](?:_[smx]l?)?|iq4_xs|iq4_ks|f16)\b", notes)
-        if named:
-            try:
-                return find_quant(named[1])
-            except Exception:  # noqa: S110 - a flavour not in the table: its bits decide
-                pass
-        return find_quant({3: "q3_k_m", 4: "q4_k_m", 5: "q5_k_m", 6: "q6_k", 8: "q8_0"}.get(int(bits), "f16"))
+        flavour = known_quant(named[1]) if named else None  # one that is not in the table: its bits decide
+        return flavour or find_quant(
+            {3: "q3_k_m", 4: "q4_k_m", 5: "q5_k_m", 6: "q6_k", 8: "q8_0"}.get(int(bits), "f16")
+        )
     if model.native_bits and bits <= 5:
         return find_quant("mxfp4")
     for word, name in _QUANT_WORDS:
@@ -204,7 +207,7 @@ def _quant(text: Mapping[str, str], notes: str, engine: str, model: Geometry) ->
 
 
 def _layout(text: Mapping[str, str], cards: int, engine: str, notes: str, model: Geometry) -> tuple[bool, Layout]:
-    tp, replicas = _number(text.get("tp", "")), int(_number(text.get("replicas", "")) or 1)
+    tp, replicas = _whole(text.get("tp", "")), _whole(text.get("replicas", "")) or 1
     local = engine in ("llamacpp", "ollama", "ik_llamacpp")
     split = local and tp is None and cards > 1
     if tp is None:
@@ -218,11 +221,10 @@ def _layout(text: Mapping[str, str], cards: int, engine: str, notes: str, model:
     return split, Layout(tp=int(tp), pp=1 if not split else pp, ep=ep, replicas=replicas)
 
 
-def _load(text: Mapping[str, str], notes: str) -> tuple[Load, int | None, str]:
-    prompt = _number(text.get("input_len", "")) or _PROMPT
-    answer = _number(text.get("output_len", "")) or _ANSWER
-    seqs = _number(text.get("max_num_seqs", ""))
-    slots = int(seqs) if seqs else None
+def _load(text: Mapping[str, str], notes: str) -> tuple[Load, int | None]:
+    prompt = _positive(text.get("input_len", "")) or _PROMPT
+    answer = _positive(text.get("output_len", "")) or _ANSWER
+    slots = _whole(text.get("max_num_seqs", ""))
     told = text.get("concurrency", "").lower()
     chat = 1.0 if "sharegpt" in notes else 0.0
     if told.startswith("offline"):
@@ -232,13 +234,13 @@ def _load(text: Mapping[str, str], notes: str) -> tuple[Load, int | None, str]:
         small_card = any(name in text.get("gpu", "") for name in ("3090", "4090"))
         if fewer and small_card and any(part in text.get("model", "").lower() for part in fewer[2].split("/")):
             slots = int(fewer[1])
-        return Load(4 * slots, prompt, answer, shape="burst"), slots, "effective"
+        return Load(4 * slots, prompt, answer, shape="burst"), slots
     rate = re.search(r"rate ([\d.]+)", told)
     if rate:
         per_s = float(rate[1])
         tasks = 200
-        return Load(tasks, prompt, answer, tasks=tasks, rate_per_s=per_s, spread=chat), slots, "effective"
-    c = _number(told)
+        return Load(tasks, prompt, answer, tasks=tasks, rate_per_s=per_s, spread=chat), slots
+    c = _positive(told)
     if c is None:
         raise Unpredictable("concurrency: not stated")
     if c < 1 or c > 1e6:
@@ -248,13 +250,13 @@ def _load(text: Mapping[str, str], notes: str) -> tuple[Load, int | None, str]:
     spread = chat if at_once else (0.5 if "swarm" in notes else 0.0)
     cached = 0.75 if "prefix-cache hits" in notes else 0.0
     load = Load(int(c), prompt, answer, shape="burst" if burst else "steady", spread=spread, cached_share=cached)
-    return load, slots, "effective"
+    return load, slots
 
 
 def _published(text: Mapping[str, str], load: Load) -> tuple[float, str]:
     """What the row says in tokens a second over all agents, and whether prompts are part of the time."""
-    aggregate, stream = _number(text.get("agg_tok_s", "")), _number(text.get("stream_tok_s", ""))
-    tpot = _number(text.get("tpot_ms", ""))
+    aggregate, stream = _positive(text.get("agg_tok_s", "")), _positive(text.get("stream_tok_s", ""))
+    tpot = _positive(text.get("tpot_ms", ""))
     c = load.concurrency
     if aggregate:
         decode = stream is not None and abs(aggregate - stream * c) <= 0.03 * aggregate
@@ -283,9 +285,9 @@ def _link(text: str, card: Device, tp: int) -> Link:
     lanes = [int(n) for n in re.findall(r"x(\d+)", lower)]
     generation = re.search(r"pcie ?(\d)", lower)
     if not lanes and not generation:
-        base = default_link(card) if card.nvlink_gbs and "sxm" in card.id else None
-        if base:
-            return base
+        built_in = default_link(card)
+        if built_in.kind == "nvlink":
+            return built_in
         return Link("pcie", pcie_gbs(card.pcie or "4.0 x16"), p2p=p2p, title="PCIe")
     own = (card.pcie or "4.0 x16").split(" ")[0]
     gen = f"{generation[1]}.0" if generation else own
@@ -298,10 +300,7 @@ def _kv(name: str) -> KvType:
         return find_kv("bf16")
     if cleaned.startswith("turboquant"):
         cleaned = "turboquant_k8v4" if "k8" in cleaned else "turboquant_3bit"
-    try:
-        return find_kv(cleaned)
-    except Exception:
-        return find_kv("bf16")
+    return known_kv(cleaned) or find_kv("bf16")
 
 
 def _spec(text: str) -> Speculation | None:
@@ -317,9 +316,16 @@ def _spec(text: str) -> Speculation | None:
     return Speculation("mtp", 2)
 
 
-def _number(text: str) -> float | None:
+def _whole(text: str) -> int | None:
+    """A small count: cards, replicas, slots."""
+    value = _positive(text)
+    return int(value) if value is not None and 1 <= value <= 65536 else None
+
+
+def _positive(text: str) -> float | None:
+    """A number of something; None for what is none, or not above zero."""
     try:
         value = float(text.replace(",", ""))
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if 0 < value < 1e9 else None

@@ -1,55 +1,77 @@
-"""A case's expected speed: the step model of its cards, played through with its load."""
+"""A published row's expected speed: the step model of its cards, played through with its load."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from skep.planner.constants import Constants
+from skep.planner.fitting_in import pool_tokens_as_reported
 from skep.planner.forecast import Outcome, play
-from skep.planner.parts import part_bits, parts_of
+from skep.planner.memory import kv_bytes_per_token, memory, state_bytes, weights_bytes, window_bytes
+from skep.planner.memory_facts import defaults
 from skep.planner.points import Case, Unpredictable
-from skep.planner.step import StepModel, is_datacenter, step_model
+from skep.planner.setup import Setup
+from skep.planner.step import UNTUNED, StepModel, Tuning, step_model
 from skep.units import GIB
 
+_AT_ONCE = {"sglang": 2048, "trtllm": 2048}  # bounded by memory alone, as far as people meet it
+_AT_ONCE_DRAFTING = {"sglang": 48}  # set by SGLang itself as soon as it speculates
+_PUSHED_OUT = 0.2  # of what the prefix cache could have answered, where the pool is too small to keep it
 
-def case_step(case: Case, constants: Constants, slow: float = 1.0) -> StepModel:
-    return step_model(
-        case.model, case.quant, case.kv, case.card, case.layout, case.link, engine=case.engine, graphs=case.graphs,
-        spec=case.spec, constants=constants, split=case.split, slow=slow, weight_only=case.weight_only,
+
+def case_setup(case: Case) -> Setup:
+    return Setup(
+        case.model, case.quant, case.kv, case.engine, case.layout, slots=case.slots, utilization=case.utilization,
+        graphs=case.graphs, spec=case.spec, batched_tokens=case.chunk_tokens,
     )  # fmt: skip
 
 
-def pool_tokens(case: Case) -> float:
-    """Tokens of KV beside the weights, where the row does not tell."""
-    if case.pool_tokens is not None:
-        return case.pool_tokens
-    parts, bits = parts_of(case.model), part_bits(case.quant, case.model)
-    weights = (
-        (parts.embedding + parts.head) * bits["ends"] + parts.small * bits["small"]
-        + parts.mlp * bits["mlp"] + parts.experts * bits["experts"]
-    ) / 8  # fmt: skip
-    each = case.layout.tp * case.layout.pp
-    memory = case.card.memory_gib * GIB * each
-    room = max(0.9 * memory - weights - 2.0 * GIB * each, 0.97 * memory - weights - 0.7 * GIB * each)
-    one = case.load.input_tokens + case.load.output_tokens
-    per_token = case.model.kv_bytes_per_token(case.kv.bytes)
-    if weights > 1.02 * memory:
+def case_step(case: Case, constants: Constants, tuning: Tuning = UNTUNED) -> StepModel:
+    return step_model(
+        case.model, case.quant, case.kv, case.card, case.layout, case.link, engine=case.engine, graphs=case.graphs,
+        spec=case.spec, constants=constants, split=case.split, tuning=tuning, weight_only=case.weight_only,
+    )  # fmt: skip
+
+
+def case_pool_tokens(case: Case) -> float:
+    """Tokens of KV beside the weights. The row was measured, so one sequence fits whatever the arithmetic says."""
+    setup = case_setup(case)
+    context = int(case.load.input_tokens + case.load.output_tokens)
+    each = case.layout.cards_each
+    weights = weights_bytes(case.model, case.quant, with_vision=False)
+    if weights > 1.02 * case.card.memory_gib * GIB * each:
         has = f"{each} x {case.card.memory_gib:g} GiB"
         raise Unpredictable(f"memory: {weights / GIB:.0f} GiB of {case.quant.title} weights do not fit {has}")
-    return max(1.2 * one, room / max(1.0, per_token))
+    if case.engine in ("llamacpp", "ollama", "ik_llamacpp"):
+        return float(context) * case.load.concurrency * 2  # taken at the start, for every slot
+    usual = defaults(case.engine, case.card)
+    slots = case.slots or usual.slots
+    plan = memory(setup, case.card, context=context, slots=slots, vision=False)
+    sequence = kv_bytes_per_token(setup) * context
+    sequence += window_bytes(setup, context, case.chunk_tokens or usual.batched_tokens) + state_bytes(setup)
+    held = plan.pool_bytes / sequence * context if sequence else float("inf")
+    if case.pool_tokens is not None:
+        reported = pool_tokens_as_reported(setup, plan)
+        scale = held / reported if case.model.sliding_layers and reported else 1.0
+        held = case.pool_tokens * scale
+    return max(1.1 * context, held)
 
 
-def predict(case: Case, constants: Constants, slow: float = 1.0) -> Outcome:
-    step = case_step(case, constants, slow)
-    big = is_datacenter(case.card) and case.card.memory_gib > 70 and case.card.family != "ampere"
-    slots = case.slots or (1024 if big else 256)
-    chunk = case.chunk_tokens or (8192 if big else 2048)
-    pool, load = pool_tokens(case), case.load
+def predict(case: Case, constants: Constants, tuning: Tuning = UNTUNED) -> Outcome:
+    step = case_step(case, constants, tuning)
+    usual = defaults(case.engine, case.card)
+    pool, load = case_pool_tokens(case), case.load
     if load.cached_share and pool < 1.5 * load.concurrency * (load.input_tokens + load.output_tokens):
-        load = replace(
-            load, cached_share=0.2 * load.cached_share
-        )  # what was cached is pushed out before it is used again
-    return play(step, load, slots=slots, pool_tokens=pool, chunk_tokens=chunk, replicas=case.layout.replicas)
+        load = replace(load, cached_share=_PUSHED_OUT * load.cached_share)
+    return play(
+        step, load, slots=case.slots or _slots(case, usual.slots), pool_tokens=pool,
+        chunk_tokens=case.chunk_tokens or usual.batched_tokens, replicas=case.layout.replicas,
+    )  # fmt: skip
+
+
+def _slots(case: Case, usual: int) -> int:
+    drafting = _AT_ONCE_DRAFTING.get(case.engine) if case.spec is not None else None
+    return drafting or _AT_ONCE.get(case.engine, usual)
 
 
 def value_of(case: Case, outcome: Outcome, constants: Constants) -> float:

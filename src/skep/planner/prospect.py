@@ -11,7 +11,7 @@ from skep.planner.forecast import Outcome, play
 from skep.planner.memory_facts import defaults
 from skep.planner.rigs import group_link, groups, pace_setter
 from skep.planner.setup import Link, Load, Rig, Setup
-from skep.planner.step import StepModel, step_model
+from skep.planner.step import UNTUNED, StepModel, Tuning, step_model
 
 SPLITTING = ("llamacpp", "ollama", "ik_llamacpp")  # walk layer after layer over their cards unless told otherwise
 
@@ -37,8 +37,8 @@ class Prospect:
         return replace(played, effective_tok_s=played.effective_tok_s * tail)
 
 
-def prospect(setup: Setup, rig: Rig, constants: Constants, *, context: int, slow: float = 1.0) -> Prospect:
-    """`context`: tokens of a whole sequence, prompt and answer. `slow` multiplies a step: what a calibration found."""
+def prospect(setup: Setup, rig: Rig, constants: Constants, *, context: int, tuning: Tuning = UNTUNED) -> Prospect:
+    """`context`: tokens of a whole sequence, prompt and answer. `tuning`: what a calibration of this machine found."""
     worst: tuple[Device, Link | None] | None = None
     split = setup.engine in SPLITTING and setup.layout.tp == 1 and setup.layout.pp > 1
     for group in groups(setup.layout):
@@ -53,7 +53,7 @@ def prospect(setup: Setup, rig: Rig, constants: Constants, *, context: int, slow
     pool = kv_capacity_tokens(setup, card, context=context, slots=slots)
     step = step_model(
         setup.model, setup.quant, setup.kv, card, setup.layout, link, engine=setup.engine, graphs=setup.graphs,
-        spec=setup.spec, constants=constants, split=split, slow=slow, weight_only=_weight_only(setup, card),
+        spec=setup.spec, constants=constants, split=split, tuning=tuning, weight_only=_weight_only(setup, card),
     )  # fmt: skip
     return Prospect(
         setup, card, link, step, slots, float(pool), setup.batched_tokens or usual.batched_tokens, constants

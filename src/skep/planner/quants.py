@@ -83,19 +83,27 @@ _KV_NAMES = {"fp16": "bf16", "f16": "bf16", "auto": "bf16", "half": "bf16", "int
              "e4m3": "fp8_e4m3"}  # fmt: skip
 
 
-def find_quant(name: str) -> Quant:
+def known_quant(name: str) -> Quant | None:
     """By id or a name people use, whatever the case: `AWQ`, `Q4_K_M`, `w4a16`."""
     wanted = name.strip().lower().replace(" ", "-")
     wanted = _QUANT_NAMES.get(wanted, wanted)
-    found = QUANTS.get(wanted) or QUANTS.get(wanted.replace("-", "_"))
+    return QUANTS.get(wanted) or QUANTS.get(wanted.replace("-", "_"))
+
+
+def find_quant(name: str) -> Quant:
+    found = known_quant(name)
     if found is None:
         raise UserError(f"no quantization is called `{name}`", hint="known: " + ", ".join(QUANTS))
     return found
 
 
-def find_kv(name: str) -> KvType:
+def known_kv(name: str) -> KvType | None:
     wanted = name.strip().lower().replace(" ", "_").replace("-", "_")
-    found = KV_TYPES.get(_KV_NAMES.get(wanted, wanted))
+    return KV_TYPES.get(_KV_NAMES.get(wanted, wanted))
+
+
+def find_kv(name: str) -> KvType:
+    found = known_kv(name)
     if found is None:
         raise UserError(f"no KV cache type is called `{name}`", hint="known: " + ", ".join(KV_TYPES))
     return found

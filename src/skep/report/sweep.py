@@ -29,7 +29,7 @@ def sweep_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
     header = tag(
         "header",
         mark(_KINDS.get(run.kind, "concurrency sweep")),
-        tag("h1", text(run.model)),
+        tag("h1", text(heading(run))),
         tag("p", text(f"{public_url(run.url)} · {moment(run.created_at)}"), class_="where"),
         *run_banners(run, summary),
         lead(levels),
@@ -51,7 +51,7 @@ def sweep_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
         section("how", "How this was measured", terms()),
     )
     footer = tag("footer", text(f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"))
-    return document(f"{run.model}: skep sweep", header, main, footer)
+    return document(f"{heading(run)}: skep sweep", header, main, footer)
 
 
 def sweep_picture(run: Run, summary: SweepSummary) -> str:
@@ -94,6 +94,10 @@ def run_banners(run: Run, summary: SweepSummary) -> list[Markup]:
         bound = "At the flagged levels the load generator may have set the pace: read them as lower bounds."
         banners.append(banner("limited", "Client-limited", bound))
     return banners
+
+
+def heading(run: Run) -> str:
+    return f"{run.model} (simulated)" if run.simulated else run.model
 
 
 def incomplete(run: Run) -> bool:

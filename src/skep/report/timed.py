@@ -14,7 +14,7 @@ from skep.report.levels import energy_table, failure_table
 from skep.report.markup import Markup, card, section, table, tag, text, trusted, wide_figure
 from skep.report.style import document, mark
 from skep.report.svg import picture
-from skep.report.sweep import provenance, run_banners
+from skep.report.sweep import heading, provenance, run_banners
 from skep.report.terms import terms
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
 
@@ -29,7 +29,7 @@ def timed_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
     header = tag(
         "header",
         mark(TITLES[run.kind]),
-        tag("h1", text(run.model)),
+        tag("h1", text(heading(run))),
         tag("p", text(f"{public_url(run.url)} · {moment(run.created_at)}"), class_="where"),
         *run_banners(run, summary),
     )
@@ -47,7 +47,7 @@ def timed_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
         section("how", "How this was measured", terms()),
     )
     footer = tag("footer", text(f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"))
-    return document(f"{run.model}: skep {run.kind}", header, main, footer)
+    return document(f"{heading(run)}: skep {run.kind}", header, main, footer)
 
 
 def level_names(run: Run, levels: Sequence[LevelSummary]) -> list[str]:

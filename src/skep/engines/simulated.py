@@ -1,0 +1,43 @@
+"""The simulated engine behind the engine port: a prediction, served in real time. Needs no weights and no GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from skep.engines.base import EXIT_FINAL, REPORT_FD, Launch, explain_exit
+from skep.engines.simulated_plan import plan_from_json
+from skep.errors import UserError
+
+
+class Simulated:
+    health_path = "/health"
+    confirms = "metrics"
+    release_bound_s = 30.0
+    simulated = True
+
+    def check(self, launch: Launch) -> None:
+        extra = launch.extra
+        if len(extra) != 2 or extra[0] != "--plan":
+            hint = f'`skep up {launch.model} --gpu "2x rtx-3090" --simulate` makes one'
+            raise UserError(f"the simulated engine has no plan for `{launch.model}`", hint=hint)
+        plan_from_json(extra[1])
+
+    def argv(self, launch: Launch) -> list[str]:
+        options = {
+            "--model": launch.model,
+            "--slots": launch.slots,
+            "--context": launch.context_tokens,
+            "--port": launch.port,
+            "--report-fd": REPORT_FD,
+        }
+        flat = [str(part) for option in options.items() for part in option]
+        return [sys.executable, "-m", "skep.engines.simulated_server", *flat, *launch.extra]
+
+    def version(self) -> str | None:
+        return "simulated"
+
+    def explain(self, code: int, tail: Sequence[str]) -> str:
+        if code == EXIT_FINAL and tail:
+            return tail[-1].removeprefix("error: ").strip()
+        return explain_exit(code, tail)

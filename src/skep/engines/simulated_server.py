@@ -1,0 +1,204 @@
+"""A simulated engine as a real process: `python -m skep.engines.simulated_server --model NAME --plan JSON`.
+
+Speaks vLLM's protocol and keeps the times of the plan. No model runs: every answer says that it is simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import uvloop
+
+from skep.engines.base import EXIT_FINAL
+from skep.engines.simulated_answers import Writer
+from skep.engines.simulated_asks import Ask, Refused, error_document, parse_ask
+from skep.engines.simulated_clockwork import Clockwork
+from skep.engines.simulated_metrics import Meters
+from skep.engines.simulated_plan import SimulatedPlan, plan_from_json
+from skep.errors import UserError
+from skep.planner.batching import Replica
+from skep.wire.server import HttpServer, Incoming
+
+GENERATIONS = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat
+_MARK = (b"x-skep-simulated", b"1")
+_JSON = (b"content-type", b"application/json")
+_EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+_PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+
+class SimulatedServer:
+    """The routes. Made inside the running loop; its loading begins then."""
+
+    def __init__(self, plan: SimulatedPlan, model: str) -> None:
+        self.plan = plan
+        self.model = model
+        self.meters = Meters()
+        replica = Replica(plan.step, plan.slots, plan.pool_tokens, plan.chunk_tokens)
+        self.clockwork = Clockwork(replica, self.meters, asyncio.get_running_loop())
+        self._created = int(time.time())
+        self._ready_s = time.monotonic() + plan.load_s
+        self._answers = 0
+        self._routes: dict[tuple[bytes, str], Callable[[Incoming], None]] = {
+            (b"GET", "/health"): lambda request: _send(request, 200, {"status": "ok", "simulated": True}),
+            (b"GET", "/v1/models"): self._models,
+            (b"GET", "/metrics"): self._metrics,
+            (b"GET", "/simulated"): lambda request: request.respond(200, [_JSON, _MARK], plan.to_json().encode()),
+            (b"GET", "/version"): lambda request: _send(request, 200, {"version": "simulated", "simulated": True}),
+        }
+
+    def handle(self, request: Incoming) -> None:
+        if time.monotonic() < self._ready_s:
+            _refuse(request, 503, "the simulated weights are being loaded")
+            return
+        path = request.path
+        if request.method == b"POST" and path in GENERATIONS:
+            self._generate(request, chat=GENERATIONS[path])
+        elif (route := self._routes.get((request.method, path))) is not None:
+            route(request)
+        else:
+            _refuse(request, 404, f"no route {request.method.decode('latin-1')} {path}")
+
+    def _generate(self, request: Incoming, *, chat: bool) -> None:
+        try:
+            ask = parse_ask(request.body, chat=chat, model=self.model, context_tokens=self.plan.context_tokens)
+        except Refused as refused:
+            _refuse(request, refused.status, str(refused))
+            return
+        self._answers += 1
+        answer = _Answer(request, ask, Writer(ask, self._answers, self.model, int(time.time())))
+        work = self.clockwork.submit(
+            ask.prompt_tokens, ask.script.tokens, answer.gain, lambda: self._ended(ask, answer)
+        )
+        request.on_gone = lambda: self.clockwork.cancel(work)
+
+    def _ended(self, ask: Ask, answer: _Answer) -> None:
+        self.meters.ended[ask.script.finish_reason] += 1
+        answer.end()
+
+    def _models(self, request: Incoming) -> None:
+        plan = self.plan
+        told = {"simulated": True, "engine": f"simulated: {plan.about}", "slots": plan.slots}
+        model = {
+            "id": self.model, "object": "model", "created": self._created, "owned_by": "skep-simulated",
+            "root": self.model, "max_model_len": plan.context_tokens, "simulated": True, "skep": told,
+        }  # fmt: skip
+        _send(request, 200, {"object": "list", "data": [model], "simulated": True})
+
+    def _metrics(self, request: Incoming) -> None:
+        replica = self.clockwork.replica
+        used = min(1.0, max(0.0, replica.kv_tokens / replica.pool_tokens)) if replica.pool_tokens else 0.0
+        gauges = {
+            "num_requests_running": replica.running,
+            "num_requests_waiting": len(replica.waiting),
+            "kv_cache_usage_perc": used,
+            "gpu_cache_usage_perc": used,
+        }
+        request.respond(200, [_PLAIN, _MARK], self.meters.text(self.model, gauges))
+
+
+class _Answer:
+    """One answer under way: tokens in, text out."""
+
+    __slots__ = ("_ask", "_chars", "_made", "_request", "_writer")
+
+    def __init__(self, request: Incoming, ask: Ask, writer: Writer) -> None:
+        self._request = request
+        self._ask = ask
+        self._writer = writer
+        self._made = 0
+        self._chars = 0
+
+    def gain(self, count: int) -> None:
+        first, self._made = self._made, self._made + count
+        if not self._ask.stream:
+            return
+        opening = b""
+        if first == 0:
+            self._request.start(200, [_EVENTS, (b"cache-control", b"no-cache"), _MARK], None)
+            opening = self._writer.opening()
+        script = self._ask.script
+        text = script.text(first, self._made)
+        if script.shown is not None:
+            text = text[: max(0, script.shown - self._chars)]
+        self._chars += len(text)
+        self._request.write(opening + self._writer.piece(text))
+
+    def end(self) -> None:
+        if self._ask.stream:
+            self._request.write(self._writer.ending())
+            self._request.finish()
+            return
+        script = self._ask.script
+        text = script.text(0, script.tokens)[: script.shown]
+        self._request.respond(200, [_JSON, _MARK], self._writer.whole(text))
+
+
+def _send(request: Incoming, status: int, document: dict[str, Any]) -> None:
+    request.respond(status, [_JSON, _MARK], json.dumps(document).encode())
+
+
+def _refuse(request: Incoming, status: int, message: str) -> None:
+    _send(request, status, error_document(status, message))
+
+
+async def serve(plan: SimulatedPlan, model: str, listener: socket.socket, report_fd: int | None) -> None:
+    """Until a signal says stop."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await HttpServer(SimulatedServer(plan, model).handle).listen(listener)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    told = json.dumps({"url": url})
+    if report_fd is None:
+        print(told, flush=True)  # noqa: T201 - whoever starts it by hand reads it
+    else:
+        os.write(report_fd, told.encode() + b"\n")
+        os.close(report_fd)
+    await stop.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="skep-simulated")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--plan", required=True, help="JSON, as SimulatedPlan writes it")
+    parser.add_argument("--slots", type=int, help="instead of the plan's")
+    parser.add_argument("--context", type=int, help="tokens of a sequence, instead of the plan's")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--report-fd", type=int)
+    args = parser.parse_args()
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        plan = plan_from_json(args.plan)
+        listener.bind(("127.0.0.1", args.port))
+    except UserError as error:
+        return _fail(error.message)
+    except OSError:
+        return _fail(f"port {args.port} is in use: choose another one, or 0 for any")
+    listener.listen(1024)
+    changed = {"slots": args.slots, "context_tokens": args.context}
+    plan = replace(plan, **{key: value for key, value in changed.items() if value is not None})
+    print(f"simulated: {plan.about}", file=sys.stderr, flush=True)  # noqa: T201 - the first line of its log
+    uvloop.run(serve(plan, args.model, listener, args.report_fd))
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr, flush=True)  # noqa: T201 - the keeper reads it
+    return EXIT_FINAL
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # open streams are cut, as an engine that is told to stop cuts them

@@ -1,0 +1,169 @@
+"""Fits the few constants of one machine to a measurement or two on it.
+
+    a step with one sequence   from the time per token of one agent alone
+    what further ones add      from the time per token at a higher level
+    prompts                    from the time to the first token of long prompts, one at a time
+
+Each factor carries how sure the measurement was of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from skep.planner.constants import Constants
+from skep.planner.forecast import Outcome
+from skep.planner.points import Case
+from skep.planner.predict import predict, value_of
+from skep.planner.prospect import Prospect, prospect
+from skep.planner.setup import Load, Rig, Setup
+from skep.planner.step import UNTUNED, Tuning
+from skep.records import Interval
+
+_LEAST, _MOST = 0.1, 10.0
+_USUAL = 0.7  # deviation of the factor on further sequences from machine to machine, before anything was measured
+_SIGMAS = 1.96  # half of a 95 % interval
+
+
+def tuning_from(case: Case, constants: Constants) -> Tuning:
+    """How much longer a step takes on this machine than predicted, from one measured point at C=1.
+
+    Prompts are left as predicted: they are bound by the tensor cores, of which decoding says nothing.
+    """
+    slow = 1.0
+    for _ in range(4):  # the value is nearly proportional to 1 / slow: a few corrections settle it
+        value = value_of(case, predict(case, constants, Tuning(decode=slow)), constants)
+        slow = min(_MOST, max(_LEAST, slow * value / case.published))
+    return Tuning(decode=slow)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One level as it was measured. The intervals are 95 %, over its runs; `tpot_s` is of their median tasks."""
+
+    concurrency: int
+    input_tokens: float
+    output_tokens: float
+    tpot_s: Interval
+    ttft_s: Interval
+    effective_tok_s: Interval
+    runs: int
+    cached_share: float = 0.0
+
+    def load(self) -> Load:
+        return Load(self.concurrency, self.input_tokens, self.output_tokens, cached_share=self.cached_share)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a calibration measured: one agent alone, perhaps a higher level, long prompts, levels held back."""
+
+    alone: Seen
+    crowd: Seen | None
+    prompts: Seen
+    held_back: tuple[Seen, ...] = ()  # not fitted to: the fit is held against them
+
+    @property
+    def levels(self) -> tuple[Seen, ...]:
+        return tuple(sorted(filter(None, (self.alone, self.crowd, *self.held_back)), key=lambda s: s.concurrency))
+
+    @property
+    def context(self) -> int:
+        return math.ceil(max(seen.input_tokens + seen.output_tokens for seen in (*self.levels, self.prompts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Factors on predicted times, with their 95 % intervals. `batch` None: nothing was measured that tells it."""
+
+    decode: Interval
+    batch: Interval | None
+    prompt: Interval
+    at_limit: tuple[str, ...] = ()  # whose factor was cut to what may be believed
+
+    @property
+    def tuning(self) -> Tuning:
+        return Tuning(self.decode.estimate, self.batch.estimate if self.batch else 1.0, self.prompt.estimate)
+
+    def __str__(self) -> str:
+        told = [f"steps take {_words(self.decode)} as long as predicted"]
+        if self.batch is not None:
+            told.append(f"further sequences add {_words(self.batch)}")
+        told.append(f"prompts take {_words(self.prompt)}")
+        return ", ".join(told)
+
+
+Foresee = Callable[[Tuning], Prospect]
+
+
+def foresight(setup: Setup, rig: Rig, constants: Constants, measured: Measured) -> Foresee:
+    """The setup with any tuning. What was measured fitted, so the pool holds it whatever the arithmetic says."""
+
+    def foresee(tuning: Tuning) -> Prospect:
+        found = prospect(setup, rig, constants, context=measured.context, tuning=tuning)
+        widest = max(seen.concurrency for seen in measured.levels)
+        return replace(found, pool_tokens=max(found.pool_tokens, 1.1 * widest * measured.context))
+
+    return foresee
+
+
+def fit(foresee: Foresee, measured: Measured) -> Fitted:
+    """Times of one agent alone are proportional to their factor; those of many grow with theirs in a straight line."""
+    plain = foresee(UNTUNED)
+    alone = plain.outcome(measured.alone.load())
+    prompts = plain.outcome(measured.prompts.load())
+    decode = _scaled(measured.alone.tpot_s, alone.tpot_s)
+    prompt = _scaled(measured.prompts.ttft_s, prompts.ttft_s)
+    batch = _batch(foresee, measured.crowd, _bounded(decode)) if measured.crowd else None
+    named = {"steps": decode, "further sequences": batch, "prompts": prompt}
+    cut = tuple(name for name, found in named.items() if found and not _LEAST <= found.estimate <= _MOST)
+    return Fitted(_bounded(decode), _bounded(batch) if batch else None, _bounded(prompt), cut)
+
+
+def before_and_after(foresee: Foresee, fitted: Fitted, seen: Seen) -> tuple[Outcome, Outcome]:
+    """What was predicted for a level without the calibration, and what is with it."""
+    return foresee(UNTUNED).outcome(seen.load()), foresee(fitted.tuning).outcome(seen.load())
+
+
+def _batch(foresee: Foresee, crowd: Seen, decode: Interval) -> Interval | None:
+    """Where further sequences cost next to nothing, noise decides: then the factor stays near 1."""
+
+    def tpot(batch: float) -> float:
+        return _crowded_tpot(foresee(Tuning(decode.estimate, batch)), crowd)
+
+    low, high = tpot(_LEAST), tpot(1.0)
+    slope = (high - low) / (1.0 - _LEAST)
+    if slope <= 1e-4 * high:
+        return None
+    wanted = crowd.tpot_s.estimate
+    found = 1.0 + (wanted - high) / slope
+    unsure = math.hypot(_half(crowd.tpot_s), decode.half_width * wanted) / slope
+    share = _USUAL**2 / (_USUAL**2 + (unsure / _SIGMAS / max(1.0, found)) ** 2)
+    found = 1.0 + (found - 1.0) * share
+    return Interval(max(0.0, found - unsure), found, found + unsure)
+
+
+def _crowded_tpot(found: Prospect, crowd: Seen) -> float:
+    """Of the median task: tasks of one length end and begin together, so it meets no prompt while it decodes."""
+    step, sequences = found.step, max(1, round(crowd.concurrency / found.setup.layout.replicas))
+    context = sequences * (crowd.input_tokens + crowd.output_tokens / 2)
+    return step.seconds(sequences, context) / step.tokens_per_step(sequences)
+
+
+def _scaled(measured: Interval, predicted: float) -> Interval:
+    return Interval(measured.low / predicted, measured.estimate / predicted, measured.high / predicted)
+
+
+def _bounded(found: Interval) -> Interval:
+    low, middle, high = (min(_MOST, max(_LEAST, value)) for value in (found.low, found.estimate, found.high))
+    return Interval(low, middle, high)
+
+
+def _half(found: Interval) -> float:
+    return (found.high - found.low) / 2
+
+
+def _words(found: Interval) -> str:
+    return f"{found.estimate:.2f}x (± {100 * found.half_width:.0f} %)"

@@ -1,0 +1,262 @@
+"""What could be started: layouts x quantizations x KV types x speculation, each with slots and context that fit.
+
+Knows memory and what is on offer; knows nothing of speed. A user's pins are never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from skep.catalog.devices import Device
+from skep.catalog.geometry import Geometry
+from skep.errors import UserError
+from skep.planner.fitting_in import Verdict, fits, smallest
+from skep.planner.memory import memory
+from skep.planner.memory_facts import defaults, has_pool
+from skep.planner.parts import part_bits
+from skep.planner.quants import KV_TYPES, QUANTS, KvType, Quant
+from skep.planner.rules_engine import SAFE_HYBRID_UTILIZATION
+from skep.planner.setup import Layout, Link, Load, Rig, Setup, Speculation
+
+ENGINES = ("vllm", "sglang", "llamacpp")
+DEFAULT_CONTEXT = 8192
+_UTILIZATIONS = (0.92, 0.95, 0.85, 0.80)  # where the engine's own does not do
+_DEPTHS = (1, 3, 5)  # of MTP: the write-ups' sweep peaked at 5 alone and at 3 under load
+_SPREAD_MIXED = 1.0  # answers as uneven as chat's
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What the user has fixed. None: free."""
+
+    quant: Quant | None = None
+    kv: KvType | None = None
+    tp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
+    replicas: int | None = None
+    slots: int | None = None
+    context: int | None = None
+    utilization: float | None = None
+    spec: Speculation | None = None
+    no_spec: bool = False
+    graphs: bool = True
+    batched_tokens: int | None = None
+    version: str | None = None
+
+    @property
+    def layout_words(self) -> str:
+        """The pinned part of a layout, as flags."""
+        named = (("--tp", self.tp), ("--pp", self.pp), ("--replicas", self.replicas))
+        return " ".join(f"{flag} {value}" for flag, value in named if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`limits`: (ttft | tpot | total, milliseconds at most)."""
+
+    kind: str = "throughput"  # throughput, latency, context
+    agents: int = 4
+    input_tokens: float = 1024
+    output_tokens: float = 512
+    shape: str = "steady"
+    limits: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def need_tokens(self) -> int:
+        """Of one whole sequence."""
+        return ceil(self.input_tokens + self.output_tokens)
+
+    def load(self, concurrency: int | None = None) -> Load:
+        spread = _SPREAD_MIXED if self.shape == "mixed" else 0.0
+        agents = self.agents if concurrency is None else concurrency
+        return Load(agents, self.input_tokens, self.output_tokens, shape=self.shape, spread=spread)
+
+
+def layouts(rig: Rig, model: Geometry, engine: str, goal: Goal, pins: Pins) -> list[Layout]:
+    """As many replicas as cards and agents allow; on mixed cards fewer too, as the slow ones may be better left out."""
+    count = len(rig.cards)
+    mixed = len({card.id for card in rig.cards}) > 1
+    found = []
+    for tp in _range(pins.tp, count):
+        for pp in _range(pins.pp, max(1, count // tp)):
+            most = max(1, min(count // (tp * pp), max(1, goal.agents)))
+            wanted = [pins.replicas] if pins.replicas else list(range(most, 0, -1)) if mixed else [most]
+            found += [Layout(tp, pp, ep, r) for r in wanted for ep in _expert_sizes(model, engine, tp, pins)]
+    return found
+
+
+def _range(pinned: int | None, most: int) -> Sequence[int]:
+    return (pinned,) if pinned else range(1, most + 1)
+
+
+def _expert_sizes(model: Geometry, engine: str, tp: int, pins: Pins) -> tuple[int, ...]:
+    if pins.ep:
+        return (pins.ep,)
+    return (1, tp) if model.is_moe and tp > 1 and engine != "llamacpp" else (1,)
+
+
+def offered_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tuple[Quant, ...]:
+    """Formats that checkpoints are published in, for this engine and these cards; nothing below 4 bits."""
+    if model.native_bits is not None and model.native_bits < 5:
+        return (QUANTS["mxfp4"],)
+    native8 = model.native_bits == 8
+    if engine == "llamacpp":
+        names = ["q4_k_m", "q5_k_m", "q6_k", "q8_0", *([] if native8 else ["f16"])]
+        return tuple(QUANTS[name] for name in names)
+    names = ["awq"]
+    if part_bits(QUANTS["awq"], model) != part_bits(QUANTS["gptq"], model):
+        names.append("gptq")  # AWQ checkpoints of hybrid mixtures keep more in 16 bit: not the same size
+    if all("fp4" in card.formats for card in cards):
+        names.append("nvfp4")
+    names.append("fp8")
+    if not native8:
+        names.append("bf16")
+    return tuple(QUANTS[name] for name in names)
+
+
+def offered_kv(engine: str, quant: Quant, cards: Sequence[Device]) -> tuple[KvType, ...]:
+    """16 bit first, then the half-size type that this engine reads on these cards."""
+    half = KV_TYPES["bf16"]
+    if engine == "llamacpp":
+        return half, KV_TYPES["q8_0"]
+    if all("fp8" in card.formats for card in cards):
+        return half, KV_TYPES["fp8"]
+    ampere = all(card.vendor == "nvidia" and (card.compute_capability or 0) >= 8.0 for card in cards)
+    return (half, KV_TYPES["fp8_e5m2"]) if ampere and quant.family != "fp8" else (half,)
+
+
+def offered_spec(model: Geometry, engine: str, pins: Pins) -> tuple[Speculation | None, ...]:
+    """Without a draft model of one's own, only what the checkpoint itself carries."""
+    if pins.spec is not None:
+        return (pins.spec,)
+    if pins.no_spec or not model.mtp_layers or engine == "llamacpp":
+        return (None,)
+    return (None, *(Speculation("mtp", depth) for depth in _DEPTHS))
+
+
+def base_setups(model: Geometry, rig: Rig, engine: str, layout: Layout, pins: Pins) -> Iterator[Setup]:
+    """One for each quantization: 16-bit KV and no speculation unless pinned."""
+    cards = rig.cards[: layout.cards]
+    for quant in (pins.quant,) if pins.quant else offered_quants(model, engine, cards):
+        kv = pins.kv or offered_kv(engine, quant, cards)[0]
+        yield Setup(
+            model, quant, kv, engine, layout, pins.slots, pins.context, pins.utilization, pins.graphs, pins.spec,
+            pins.batched_tokens, pins.version,
+        )  # fmt: skip
+
+
+def variants(setup: Setup, rig: Rig, pins: Pins) -> Iterator[Setup]:
+    """The same with the other KV types and speculations on offer."""
+    kinds = (pins.kv,) if pins.kv else offered_kv(setup.engine, setup.quant, rig.cards[: setup.layout.cards])
+    for kv in kinds:
+        for spec in offered_spec(setup.model, setup.engine, pins):
+            if (kv, spec) != (setup.kv, setup.spec):
+                yield replace(setup, kv=kv, spec=spec)
+
+
+def sizing_card(rig: Rig, layout: Layout) -> Device:
+    """Of all cards in use the one with the least memory."""
+    return smallest(rig.cards[: layout.cards])
+
+
+def place(setup: Setup, card: Device, goal: Goal, pins: Pins) -> Setup | None:
+    """The setup with slots, context and utilization that fit; None where not even its smallest form does.
+
+    Slots are enough for the agents where memory allows. An engine with a pool needs room for one sequence of the whole
+    context and for all slots at the load's length; one without takes slots x context at start.
+    """
+    wanted = pins.slots or ceil(max(1, goal.agents) / setup.layout.replicas)
+    contexts = _contexts(setup, goal, pins)
+    shares = _utilizations(setup, card, goal, pins)
+    fewest = wanted if pins.slots else 1
+    if not any(_holds(replace(setup, utilization=u), card, contexts[-1], fewest, goal.need_tokens) for u in shares):
+        return None
+    for slots in _fewer(wanted, fewest):
+        for context in contexts:
+            for share in shares:
+                tried = replace(setup, slots=slots, context=context, utilization=share)
+                if _holds(tried, card, context, slots, goal.need_tokens):
+                    return tried
+    return None
+
+
+def shortfall(setup: Setup, card: Device, goal: Goal, pins: Pins) -> Verdict:
+    """On the smallest form of a setup that has no place."""
+    fewest = pins.slots or 1
+    return fits(setup, card, context=_contexts(setup, goal, pins)[-1], slots=fewest, at_once=fewest)
+
+
+def _contexts(setup: Setup, goal: Goal, pins: Pins) -> list[int]:
+    if pins.context:
+        return [pins.context]
+    need = -(-goal.need_tokens // 256) * 256
+    usual = max(DEFAULT_CONTEXT, need)
+    most = setup.model.max_context
+    return list(dict.fromkeys(min(c, most) if most and most >= goal.need_tokens else c for c in (usual, need)))
+
+
+def _utilizations(setup: Setup, card: Device, goal: Goal, pins: Pins) -> tuple[float | None, ...]:
+    """Said even where it is the engine's own: that has changed from version to version. Hybrids stay where they are
+    safe."""
+    if pins.utilization or not has_pool(setup.engine):
+        return (pins.utilization,)
+    most = SAFE_HYBRID_UTILIZATION if setup.model.is_hybrid else 1.0
+    usual = (defaults(setup.engine, card).utilization, *(share for share in _UTILIZATIONS if share <= most))
+    return tuple(sorted(usual, reverse=True)) if goal.kind == "context" else tuple(dict.fromkeys(usual))
+
+
+def _holds(setup: Setup, card: Device, context: int, slots: int, need: int) -> bool:
+    plan = memory(setup, card, context=context, slots=slots)
+    if plan.over_inside_bytes > 0 or plan.over_outside_bytes > 0:
+        return False
+    if not has_pool(setup.engine) or slots == 1:
+        return True
+    full = memory(setup, card, context=min(need, context), slots=slots, at_once=slots)
+    return full.over_inside_bytes <= 0 and full.over_outside_bytes <= 0
+
+
+def _fewer(wanted: int, fewest: int) -> list[int]:
+    """From what is wanted down: by one where there are few, by eighths where there are many."""
+    found, slots = [], wanted
+    while slots >= fewest:
+        found.append(slots)
+        slots -= max(1, slots // 8)
+    return found
+
+
+def arranged(rig: Rig) -> tuple[Rig, tuple[int, ...]]:
+    """Fast cards first and bridged ones side by side: groups are made of neighbours."""
+    left = list(range(len(rig.cards)))
+    order: list[int] = []
+    while left:
+        last = order[-1] if order else None
+        bridged = [n for n in left if last is not None and _is_nvlink(rig.link(last, n)) and len(order) % 2]
+        chosen = min(bridged or left, key=lambda n: (-rig.cards[n].bandwidth_gbs, -rig.cards[n].memory_gib, n))
+        order.append(chosen)
+        left.remove(chosen)
+    where = {old: new for new, old in enumerate(order)}
+    pairs = tuple((where[a], where[b], link) for a, b, link in rig.pairs)
+    return replace(rig, cards=tuple(rig.cards[n] for n in order), pairs=pairs), tuple(order)
+
+
+def _is_nvlink(link: Link | None) -> bool:
+    return link is not None and link.kind == "nvlink"
+
+
+def contradiction(rig: Rig, goal: Goal, pins: Pins) -> None:
+    """Flags that cannot all be meant."""
+    needed = (pins.tp or 1) * (pins.pp or 1) * (pins.replicas or 1)
+    if needed > len(rig.cards):
+        there = f"{len(rig.cards)} card{'s' if len(rig.cards) > 1 else ''}"
+        raise UserError(
+            f"{pins.layout_words} needs {needed} cards, `{rig.title}` has {there}",
+            hint="the cards are TP x PP x replicas; leave one of them out and it is chosen",
+        )
+    if pins.context is not None and pins.context < goal.need_tokens:
+        raise UserError(
+            f"--context {pins.context} is less than a task's {goal.need_tokens} tokens",
+            hint="raise --context, or lower --input-tokens and --output-tokens",
+        )

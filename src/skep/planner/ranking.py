@@ -1,0 +1,160 @@
+"""Which of two setups is better for a goal, by how much, and what is expected of each at several concurrencies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from skep.catalog.devices import Device
+from skep.planner.bands import band
+from skep.planner.candidates import Goal, sizing_card
+from skep.planner.constants import Constants, published_constants
+from skep.planner.findings import Finding
+from skep.planner.fitting_in import largest
+from skep.planner.forecast import Outcome
+from skep.planner.memory import MemoryPlan, memory
+from skep.planner.prospect import Prospect, prospect
+from skep.planner.setup import Rig, Setup
+from skep.planner.step import UNTUNED, Tuning
+
+# Near ties. More bits answer better, so they may be this much slower; below 4 bits answers suffer visibly.
+_QUALITY = {3: 0.85, 4: 1.0, 5: 1.01, 6: 1.02, 8: 1.04, 16: 1.05}
+_SMALL_KV = 0.98  # a cache of fewer than 16 bits has to bring more than 2 %
+_DEPENDS = 0.99  # each rule that says "depends on version or checkpoint" is a chance that it does not start
+_WHOLE_EXPERTS = 1.005  # the speed model sees no difference between cut and whole experts: whole ones cut no group
+_ALONE = 0.25  # exponent of a single agent's speed in throughput: a swarm ends with its last task alone
+_MOST_LEVELS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What speeds are computed with. `tuning`: what a calibration on this machine found."""
+
+    constants: Constants
+    tuning: Tuning = UNTUNED
+    calibrated: bool = False
+    note: str = ""
+
+
+BasisOf = Callable[[str], Basis]  # by engine
+
+
+def published_basis(engine: str) -> Basis:  # noqa: ARG001
+    return Basis(published_constants())
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """At `concurrency` agents. `low` and `high` bound the effective tok/s in 8 of 10 cases."""
+
+    concurrency: int
+    effective_tok_s: float
+    task_tok_s: float
+    ttft_ms: float
+    tpot_ms: float
+    low: float
+    high: float
+    band_why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """A setup that fits and breaks no rule, with what it does at the goal's number of agents."""
+
+    setup: Setup
+    rig: Rig
+    card: Device  # that sizes the pool
+    findings: tuple[Finding, ...]
+    prospect: Prospect
+    outcome: Outcome
+    context_each: int  # the longest with every slot full; 0 unless the goal asks for it
+    over_limit: float  # the worst figure as a share of its limit; 1 or less is within
+    score: float
+
+    @property
+    def key(self) -> tuple[bool, float]:
+        within = self.over_limit <= 1.0
+        return within, self.score if within else -self.over_limit
+
+    def memory(self) -> MemoryPlan:
+        assert self.setup.context is not None
+        return memory(self.setup, self.card, context=self.setup.context)
+
+    def largest(self) -> tuple[int, int]:
+        """The longest context with every slot full, and the most slots at this context, all full."""
+        return largest(self.setup, self.card, context=self.setup.context, slots=self.setup.slots)
+
+
+def coarse(found: Prospect, goal: Goal) -> float:
+    """Tokens a second of one decode step with the agents' sequences in it; queues and prompts left out."""
+    replicas = found.setup.layout.replicas
+    sequences = max(1, min(found.slots, -(-goal.agents // replicas)))
+    each = goal.input_tokens + goal.output_tokens / 2
+    seconds = found.step.seconds(sequences, sequences * each)
+    speed = sequences * found.step.tokens_per_step(sequences) / seconds
+    speed *= min(replicas, goal.agents) if goal.kind != "latency" else 1.0 / sequences
+    return speed * _weight(found.setup, ())
+
+
+def prospect_of(setup: Setup, rig: Rig, goal: Goal, basis: Basis) -> Prospect:
+    return prospect(setup, rig, basis.constants, context=goal.need_tokens, tuning=basis.tuning)
+
+
+def rate(setup: Setup, rig: Rig, goal: Goal, findings: tuple[Finding, ...], basis: Basis) -> Rated:
+    card, context = sizing_card(rig, setup.layout), 0
+    if goal.kind == "context":
+        context = largest(setup, card, slots=setup.slots)[0]
+        setup = replace(setup, context=max(context, setup.context or 0))
+    found = prospect_of(setup, rig, goal, basis)
+    outcome = found.outcome(goal.load())
+    figures = {
+        "ttft": outcome.ttft_s * 1000,
+        "tpot": outcome.tpot_s * 1000,
+        "total": (outcome.ttft_s + outcome.tpot_s * goal.output_tokens) * 1000,
+    }
+    over = max((figures[name] / most for name, most in goal.limits), default=0.0)
+    value = _value(goal, outcome, context, found) * _weight(setup, findings)
+    return Rated(setup, rig, card, findings, found, outcome, context, over, value)
+
+
+def _value(goal: Goal, outcome: Outcome, context: int, found: Prospect) -> float:
+    """More is better. Of equal contexts the quicker wins, of near equal throughputs the one quicker for one agent."""
+    if goal.kind == "latency":
+        return 1.0 / max(1e-9, outcome.ttft_s + outcome.tpot_s * goal.output_tokens)
+    if goal.kind == "context":
+        return context + min(0.99, outcome.effective_tok_s / 1e6)
+    alone = found.step.tokens_per_step(1) / found.step.seconds(1, goal.input_tokens + goal.output_tokens / 2)
+    return float(outcome.effective_tok_s * alone**_ALONE)
+
+
+def _weight(setup: Setup, findings: tuple[Finding, ...]) -> float:
+    weight = _QUALITY.get(setup.quant.nominal, 1.0)
+    if setup.kv.family != "half":
+        weight *= _SMALL_KV
+    if setup.layout.ep > 1:
+        weight *= _WHOLE_EXPERTS
+    return weight * _DEPENDS ** sum(finding.verdict == "depends" for finding in findings)
+
+
+def levels(agents: int) -> tuple[int, ...]:
+    """1, 2, 4, ... up to the agents, the agents, and one doubling beyond."""
+    steps = [1 << n for n in range(_MOST_LEVELS) if 1 << n < agents]
+    return (*steps, agents, 2 * agents)
+
+
+def predict_levels(rated: Rated, goal: Goal, basis: Basis, at: tuple[int, ...]) -> tuple[Predicted, ...]:
+    found = []
+    setup = rated.setup
+    for level in at:
+        outcome = rated.outcome if level == goal.agents else rated.prospect.outcome(goal.load(level))
+        sure = band(
+            setup.model, rated.prospect.card, setup.layout, setup.spec, level, engine=setup.engine,
+            calibrated=basis.calibrated,
+        )  # fmt: skip
+        found.append(
+            Predicted(
+                level, outcome.effective_tok_s, outcome.task_tok_s, outcome.ttft_s * 1000, outcome.tpot_s * 1000,
+                outcome.effective_tok_s * sure.low, outcome.effective_tok_s * sure.high, sure.why,
+            )
+        )  # fmt: skip
+    return tuple(found)

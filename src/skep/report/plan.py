@@ -1,0 +1,188 @@
+"""The page of a plan: what is expected of the best layouts, what one card holds, where a step's time goes, and why.
+
+Takes the document of `skep plan --json --explain`, gives text. Nothing on it was measured, and it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skep.report import theme
+from skep.report.marks import Spec, concurrency, halo, label, layer, line, point, quantity, rule, spread
+from skep.report.markup import Markup, banner, card, join, section, table, tag, text
+from skep.report.style import document, mark
+from skep.report.svg import chart_figure
+
+Document = Mapping[str, Any]
+_DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3))
+_SHAPES = ("circle", "square", "triangle-up")
+_DRAWN = len(_SHAPES)
+_GIB = 1 << 30
+
+
+def plan_page(found: Document) -> str:
+    """One HTML document that needs no other file and no network."""
+    plans: Sequence[Document] = found["plans"]
+    best, agents = plans[0], found["goal"]["agents"]
+    drawn = [plan for plan in plans if len(plan["predicted"]) > 2][:_DRAWN]
+    header = tag(
+        "header",
+        mark("plan"),
+        tag("h1", text(f"{found['model']} on {best['rig']}")),
+        banner("note", "Predicted, not measured.", "LOW to HIGH is where 8 of 10 measurements should lie."),
+        tag("p", text(_lead(best, agents)), class_="lead"),
+    )
+    legend = "; ".join(f"{chr(65 + n)}: {_name(plan)} on {plan['rig']}" for n, plan in enumerate(drawn))
+    pictures = tag(
+        "div",
+        chart_figure(_curves(drawn, "effective_tok_s", "tok/s", banded=True), "Effective tok/s", legend),
+        chart_figure(_curves(drawn, "ttft_ms", "ms"), "Time to the first token", "mean over all tasks"),
+        chart_figure(_bars([(t["term"], t["bytes"] / _GIB) for t in best["memory"]], "GiB"), "What one card holds",
+                     f"{best['card_bytes'] / _GIB:.1f} GiB are there"),
+        *(_step(part) for part in best.get("explain", ())[-1:]),
+        class_="charts",
+    )  # fmt: skip
+    main = tag(
+        "main",
+        _cards(best, agents),
+        section("pictures", "What to expect", pictures),
+        section("layouts", "Layouts, best first", _layouts(plans, agents)),
+        section("why", "Why this one", _list(best["why"])),
+        section("rules", "What depends, and what costs", _list(_rules(best))),
+        section("start", "How to start it", *(tag("p", tag("code", text(one))) for one in _commands(best))),
+        section("dropped", "What was dropped", _dropped(found["rejected"])),
+        section("notes", "Notes", _list(found["notes"])) if found["notes"] else None,
+    )
+    return document(f"{found['model']} on {best['rig']}: skep plan", header, main)
+
+
+def _lead(best: Document, agents: int) -> str:
+    at = _at(best, agents)
+    return (
+        f"{_name(best)} gives {agents} agents {at['effective_tok_s']:,.0f} tok/s together ({at['low']:,.0f} to "
+        f"{at['high']:,.0f}), {at['task_tok_s']:,.0f} each, the first token after {_seconds(at['ttft_ms'])}."
+    )
+
+
+def _name(plan: Document) -> str:
+    layout = plan["topology"]
+    parts = [f"TP={layout['tp']}", *(f"{k.upper()}={layout[k]}" for k in ("pp", "ep") if layout[k] > 1)]
+    where = f"{layout['replicas']} x {' + '.join(parts)}" if layout["replicas"] > 1 else " + ".join(parts)
+    return ", ".join(filter(None, (where, plan["quant"], plan["spec"], plan["engine"])))
+
+
+def _at(plan: Document, agents: int) -> Document:
+    found: Document = next((p for p in plan["predicted"] if p["concurrency"] == agents), plan["predicted"][-1])
+    return found
+
+
+def _seconds(ms: float) -> str:
+    return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
+
+
+def _cards(best: Document, agents: int) -> Markup:
+    at = _at(best, agents)
+    shown = [
+        card(f"{at['effective_tok_s']:,.0f}", "tok/s together", f"{at['low']:,.0f} to {at['high']:,.0f}"),
+        card(f"{at['task_tok_s']:,.0f}", "tok/s each", f"with {agents} at once"),
+        card(_seconds(at["ttft_ms"]), "first token", f"then one every {at['tpot_ms']:.1f} ms"),
+        card(f"{best['largest_context']:,}", "tokens of context", "with every slot full"),
+    ]
+    return tag("dl", *shown, class_="cards")
+
+
+def _curves(plans: Sequence[Document], field: str, unit: str, *, banded: bool = False) -> Spec | None:
+    """One curve a plan, its letter at the end; where banded, a rule from low to high at each level."""
+    if not plans:
+        return None
+    every = [(level["concurrency"], level[field]) for plan in plans for level in plan["predicted"]]
+    largest = max(value for _, value in every)
+    scale = 1000 if unit == "ms" and largest >= 10_000 else 1
+    highest = max(level["high"] for plan in plans for level in plan["predicted"]) if banded else largest
+    top = 1.12 * min(highest, 2 * largest) / scale
+    x, y = concurrency([c for c, _ in every]), quantity("value", "s" if scale > 1 else unit, [0, top])
+    layers: list[Spec] = []
+    ends = []
+    for place, plan in enumerate(plans):
+        colour = theme.SERIES[place]
+        rows = [
+            {"c": p["concurrency"], "value": p[field] / scale, "low": p["low"], "high": min(top, p["high"])}
+            for p in plan["predicted"]
+        ]
+        if banded:
+            layers.append(layer(rows, rule(colour), x=x, y={**y, "field": "low"}, y2={"field": "high"}))
+        layers += [
+            layer(rows, line(colour, width=2.5, dash=_DASHES[place]), x=x, y=y),
+            layer(rows, {**point(colour, _SHAPES[place]), "fill": colour}, x=x, y=y),
+        ]
+        ends.append((rows[-1], colour, chr(65 + place)))
+    heights = spread([row["value"] for row, _, _ in ends], 0.07 * top, 0.0, top)
+    for (row, colour, letter), at in zip(ends, heights, strict=True):
+        named = {"c": row["c"], "at": at, "label": letter}
+        layers += halo([named], label("left", dx=9, weight=700, color=colour), x=x, y={**y, "field": "at"})
+    return {"layer": layers}
+
+
+def _bars(values: Sequence[tuple[str, float]], unit: str) -> Spec:
+    digits = 2 if unit == "GiB" else 0
+    rows = [{"name": name, "value": value, "label": f"{value:,.{digits}f}"} for name, value in values]
+    top = 1.25 * max(value for _, value in values)
+    x = quantity("value", unit, [0, top])
+    y = {"field": "name", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 190}}
+    bar = {"type": "bar", "color": theme.HONEY, "height": {"band": 0.7}}
+    padding = {"left": 42, "top": 5, "right": 5, "bottom": 5}  # names are wider than the renderer takes them to be
+    return {"padding": padding, "layer": [layer(rows, bar, x=x, y=y), *halo(rows, label("left", dx=5), x=x, y=y)]}
+
+
+def _step(part: Document) -> Markup:
+    values = [(term["name"], term["seconds"] * 1e6) for term in part["terms"]]
+    caption = f"{part['sequences']} sequences, {part['seconds'] * 1e6:,.0f} us in all"
+    return chart_figure(_bars(values, "us"), "Where a step's time goes", caption)
+
+
+def _layouts(plans: Sequence[Document], agents: int) -> Markup:
+    names = ("Rig", "Layout", "KV", "Slots", "Context", "tok/s", "low", "high", "each", "first token")
+    head = [
+        tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in names[:3] else None) for name in names))
+    ]
+    rows = []
+    for place, plan in enumerate(plans):
+        at = _at(plan, agents)
+        cells = (_name(plan), plan["kv_dtype"])
+        numbers = (plan["slots"], f"{plan['context']:,}", f"{at['effective_tok_s']:,.0f}", f"{at['low']:,.0f}",
+                   f"{at['high']:,.0f}", f"{at['task_tok_s']:,.0f}", _seconds(at["ttft_ms"]))  # fmt: skip
+        rows.append(
+            tag(
+                "tr",
+                tag("th", text(plan["rig"]), scope="row"),
+                *(tag("td", text(cell), class_="left") for cell in cells),
+                *(tag("td", text(value)) for value in numbers),
+                class_="best" if place == 0 else None,
+            )
+        )
+    return table(f"Expected with {agents} agents at once", head, rows)
+
+
+def _rules(best: Document) -> list[str]:
+    spoken = [r for r in best["rules"] if r["verdict"] in ("costs", "depends")]
+    return [f"{r['verdict']}: {r['sentence']} ({r['source']})" for r in spoken] or ["nothing"]
+
+
+def _commands(best: Document) -> list[str]:
+    return [*best["launch"], *([best["gateway"]] if best["gateway"] else [])]
+
+
+def _dropped(rejected: Sequence[Document]) -> Markup:
+    if not rejected:
+        return tag("p", text("Nothing."))
+    shown = []
+    for one in rejected:
+        layout = one["topology"]
+        name = f"{layout['replicas']} x TP={layout['tp']} PP={layout['pp']} EP={layout['ep']}"
+        shown.append(f"{one['rig']}, {name}, {', '.join(one['quants'])}: {one['reason']}")
+    return _list(shown)
+
+
+def _list(lines: Sequence[str]) -> Markup:
+    return tag("ul", join(tag("li", text(one)) for one in lines))

@@ -1,0 +1,213 @@
+"""The simulated engine as clients see it: a real process, real sockets, the real `openai` client."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import openai
+import pytest
+from simulated_process import MODEL, MTP, Simulated, small_plan
+
+from skep.engines.simulated_plan import plan_from_json
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Simulated(small_plan()) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(engine):
+    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def eventually(check, timeout_s=10):
+    deadline = time.monotonic() + timeout_s
+    while not (found := check()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # asking another process: there is no event to await
+    return found
+
+
+def streaming(engine, **fields):
+    """A plain socket with an answer under way, its first bytes read."""
+    body = json.dumps({"messages": HELLO, "stream": True, **fields}).encode()
+    sock = socket.create_connection(("127.0.0.1", int(engine.url.rpartition(":")[2])), timeout=20)
+    sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    return sock
+
+
+def test_a_chat_is_answered_and_marked(client):
+    raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=HELLO, max_tokens=12)
+    answer = raw.parse()
+    assert raw.headers["x-skep-simulated"] == "1"
+    assert answer.model_extra["simulated"] is True
+    assert answer.choices[0].message.content.startswith("[simulated] ")
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (8, 12, 20)
+
+
+def test_a_stream_brings_every_token_and_its_last_chunk_the_usage_and_the_mark(client):
+    options = {"include_usage": True}
+    stream = client.chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=20, stream=True, stream_options=options
+    )
+    chunks = list(stream)
+    texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
+    assert len(texts) == 20
+    assert texts[0] == "[simulated]"
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].usage.completion_tokens == 20
+    assert all(chunk.model_extra["simulated"] is True for chunk in chunks)
+
+
+def test_the_same_prompt_gets_the_same_words_streamed_or_whole(client):
+    whole = client.chat.completions.create(model=MODEL, messages=HELLO).choices[0]
+    streamed = client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == whole.message.content
+    assert whole.finish_reason == "stop"
+
+
+def test_plain_completions_take_text_and_token_ids_and_stop_where_asked(client):
+    answer = client.completions.create(model=MODEL, prompt=list(range(100)), max_tokens=400, stop=[" comb"])
+    assert answer.usage.prompt_tokens == 100
+    assert answer.choices[0].finish_reason == "stop"
+    assert "comb" not in answer.choices[0].text
+    pieces = client.completions.create(model=MODEL, prompt="x" * 400, max_tokens=400, stop=" comb", stream=True)
+    assert "comb" not in "".join(piece.choices[0].text for piece in pieces)
+    assert client.completions.create(model=MODEL, prompt="x").usage.completion_tokens == 16
+
+
+def test_a_fixed_output_is_as_long_as_asked(client):
+    fixed = {"ignore_eos": True}
+    answer = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=300, extra_body=fixed)
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (300, "length")
+
+
+def test_beyond_the_context_vllms_own_error_is_given(client):
+    with pytest.raises(openai.BadRequestError, match="This model's maximum context length is 4096 tokens") as caught:
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "word " * 4000}])
+    assert caught.value.body["type"] == "BadRequestError"
+    with pytest.raises(openai.BadRequestError, match=r"you requested 4104 tokens \(8 in the messages, 4096 in"):
+        client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=4096)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"[]", 400, "not a JSON object"),
+        ({"messages": []}, 400, "`messages`"),
+        ({"messages": ["hi"]}, 400, "`role`"),
+        ({"messages": [{"role": "user", "content": 3}]}, 400, "`content`"),
+        ({"messages": HELLO, "max_tokens": 0}, 400, "max_tokens must be at least 1, got 0"),
+        ({"messages": HELLO, "max_tokens": "9"}, 400, "got '9'"),
+        ({"messages": HELLO, "max_tokens": 3, "min_tokens": 4}, 400, "min_tokens"),
+        ({"messages": HELLO, "stop": 4}, 400, "`stop`"),
+        ({"messages": HELLO, "n": 2}, 400, "`n`"),
+        ({"messages": HELLO, "model": "other"}, 404, "`other` does not exist"),
+    ],
+    ids=str,
+)
+def test_what_it_cannot_do_is_refused_in_one_line(engine, body, status, said):
+    got, headers, answer = engine.post("/v1/chat/completions", body)
+    document = json.loads(answer)
+    assert (got, document["error"]["code"], document["simulated"]) == (status, status, True)
+    assert headers["x-skep-simulated"] == "1"
+    assert said in document["error"]["message"]
+
+
+def test_the_model_list_says_what_it_is(engine, client):
+    model = client.models.list().data[0]
+    assert (model.id, model.owned_by, model.model_extra["max_model_len"]) == (MODEL, "skep-simulated", 4096)
+    assert model.model_extra["simulated"] is True
+    assert model.model_extra["skep"] == {"simulated": True, "engine": "simulated: a small rig", "slots": 4}
+    assert plan_from_json(engine.get("/simulated")[2].decode()) == small_plan()
+    assert engine.get("/v1/nothing")[0] == 404
+
+
+def test_skeps_own_reader_finds_the_engines_figures(engine, client):
+    from skep.bench.counters import counted
+
+    before = engine.figures()
+    client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=30, extra_body={"ignore_eos": True})
+    found = counted(before, engine.figures())
+    assert (found["prompt_tokens"], found["output_tokens"]) == (8, 30)
+    assert 0 < found["tpot_s"] < found["total_s"]
+    assert found["ttft_s"] == pytest.approx(found["queue_s"] + found["prefill_s"])
+    assert found["total_s"] == pytest.approx(found["ttft_s"] + found["decode_s"])
+
+
+def test_more_than_the_slots_wait_and_a_client_that_leaves_makes_room():
+    """A hang-up frees its slot for the one that waits, without an answer being finished."""
+    long = {"max_tokens": 4000, "ignore_eos": True}
+    with Simulated(small_plan(slots=2, card="rtx-3090")) as engine:
+        first, second = streaming(engine, **long), streaming(engine, **long)
+        assert b"[simulated]" in first.recv(65536) + first.recv(65536)
+        third = streaming(engine, max_tokens=5)
+        eventually(lambda: engine.figures()["vllm:num_requests_waiting"] == 1)
+        assert engine.figures()["vllm:num_requests_running"] == 2
+        assert engine.figures()["vllm:kv_cache_usage_perc"] > 0
+        first.close()
+        received = b""
+        while b"[DONE]" not in received:
+            received += third.recv(65536)
+        second.close()
+        third.close()
+        eventually(lambda: engine.figures()["vllm:num_requests_running"] == 0)
+        assert engine.figures()["vllm:request_success_total"] == 3  # two of them left
+
+
+def test_it_loads_before_it_serves():
+    with Simulated(small_plan(load_s=0.4)) as engine:
+        assert engine.get("/health")[0] == 503
+        assert engine.get("/v1/models")[0] == 503
+        eventually(lambda: engine.get("/health")[0] == 200)
+
+
+def test_speculation_brings_several_tokens_a_chunk():
+    with Simulated(small_plan(spec=MTP)) as engine, openai.OpenAI(base_url=f"{engine.url}/v1", api_key="x") as client:
+        stream = client.completions.create(
+            model=MODEL, prompt="x", max_tokens=120, stream=True, extra_body={"ignore_eos": True}
+        )
+        texts = [chunk.choices[0].text for chunk in stream if chunk.choices[0].text]
+        assert len("".join(texts).split()) == 120
+        assert 30 < len(texts) < 80
+        figures = engine.figures()
+        drafts = figures["vllm:spec_decode_num_drafts_total"]
+        assert figures["vllm:spec_decode_num_draft_tokens_total"] == 3 * drafts
+        assert drafts < figures["vllm:spec_decode_num_accepted_tokens_total"] < 3 * drafts
+
+
+def test_clients_at_once_share_the_passes(engine, client):
+    """Four at once take little longer than one alone: they are decoded in one batch."""
+    fixed = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
+
+    def work():
+        client.chat.completions.create(model=MODEL, messages=HELLO, **fixed)
+
+    before = engine.figures()["skep_simulated_passes_total"]
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert engine.figures()["skep_simulated_passes_total"] - before < 500  # one after the other: 800
+
+
+def test_a_start_that_cannot_work_ends_at_once_with_one_line():
+    argv = [sys.executable, "-m", "skep.engines.simulated_server", "--model", "x"]
+    broken = subprocess.run([*argv, "--plan", "{}"], capture_output=True, text=True, timeout=20)
+    assert (broken.returncode, broken.stderr.count("\n")) == (78, 1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        held = [*argv, "--port", port, "--plan", small_plan().to_json()]
+        busy = subprocess.run(held, capture_output=True, text=True, timeout=20)
+    assert (busy.returncode, busy.stderr) == (78, f"error: port {port} is in use: choose another one, or 0 for any\n")

@@ -1,0 +1,151 @@
+"""Continuous batching without a clock: who is in a pass, what it brings, what is free afterwards."""
+
+import random
+
+import pytest
+
+from skep.catalog.gpus import device
+from skep.catalog.models import geometry
+from skep.planner.batching import Replica, Sequence
+from skep.planner.constants import published_constants
+from skep.planner.forecast import lengths, play
+from skep.planner.quants import find_kv, find_quant
+from skep.planner.setup import Layout, Load, Speculation
+from skep.planner.step import step_model
+
+
+def step(spec=None):
+    return step_model(
+        geometry("qwen3-8b"), find_quant("awq"), find_kv("bf16"), device("rtx-3090"), Layout(), None, spec=spec,
+        constants=published_constants(),
+    )  # fmt: skip
+
+
+def drain(replica):
+    """Passes until nothing is left; what each sequence saw, in order."""
+    seconds, started, ended = 0.0, [], []
+    while (following := replica.next_pass()) is not None:
+        seconds += following.seconds
+        progress = replica.finish(following)
+        started += [s.id for s in progress.started]
+        ended += [s.id for s in progress.ended]
+    return seconds, started, ended
+
+
+def test_every_sequence_starts_and_ends_exactly_once():
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(30):
+        replica = Replica(step(), chance.randint(1, 9), chance.uniform(100, 9000), chance.choice([64, 512, 2048]))
+        count = chance.randint(1, 40)
+        for place in range(count):
+            replica.submit(Sequence(place, chance.uniform(1, 900), chance.uniform(1, 300), chance.uniform(0, 200)))
+        _, started, ended = drain(replica)
+        assert sorted(started) == sorted(ended) == list(range(count))
+        assert (replica.load, replica.running) == (0, 0)
+        assert replica.kv_tokens == pytest.approx(0, abs=1e-3)
+
+
+def test_no_more_sequences_run_than_there_are_slots():
+    replica = Replica(step(), 2, 1e9, 2048)
+    for place in range(5):
+        replica.submit(Sequence(place, 100, 50))
+    while (following := replica.next_pass()) is not None:
+        assert replica.running <= 2
+        replica.finish(following)
+
+
+def test_a_sequence_waits_while_the_pool_has_no_room_for_its_prompt():
+    replica = Replica(step(), 8, 1000, 2048)
+    for place in range(3):
+        replica.submit(Sequence(place, 600, 100))
+    replica.next_pass()
+    assert (replica.running, len(replica.waiting)) == (1, 2)
+
+
+def test_one_too_large_for_the_pool_still_runs_alone():
+    replica = Replica(step(), 8, 100, 2048)
+    replica.submit(Sequence(0, 5000, 10))
+    assert drain(replica)[2] == [0]
+
+
+def test_a_cancelled_sequence_frees_its_slot_wherever_it_is():
+    replica = Replica(step(), 1, 1e9, 256)
+    first, second = Sequence(0, 1000, 100), Sequence(1, 10, 10)
+    replica.submit(first)
+    replica.submit(second)
+    replica.finish(replica.next_pass(at_most=1))
+    replica.cancel(first)
+    replica.cancel(first)
+    assert drain(replica)[2] == [1]
+    replica.submit(third := Sequence(2, 10, 100))
+    replica.finish(replica.next_pass(at_most=1))
+    replica.cancel(third)
+    assert replica.next_pass() is None
+    assert replica.kv_tokens == pytest.approx(0)
+
+
+def test_many_steps_at_once_are_as_long_as_one_after_the_other():
+    jumped, walked = Replica(step(), 4, 1e9, 2048), Replica(step(), 4, 1e9, 2048)
+    for place in range(4):
+        jumped.submit(Sequence(place, 200, 150))
+        walked.submit(Sequence(place, 200, 150))
+    at_once = drain(jumped)[0]
+    stepwise = 0.0
+    while (following := walked.next_pass(at_most=1)) is not None:
+        stepwise += following.seconds
+        walked.finish(following)
+    assert at_once == pytest.approx(stepwise, rel=0.01)
+
+
+def test_speculation_ends_sequences_in_fewer_steps():
+    plain, drafted = Replica(step(), 1, 1e9, 2048), Replica(step(Speculation("mtp", 3)), 1, 1e9, 2048)
+    steps = []
+    for replica in (plain, drafted):
+        replica.submit(Sequence(0, 10, 301))
+        count = 0
+        while (following := replica.next_pass()) is not None:
+            count += following.steps
+            replica.finish(following)
+        steps.append(count)
+    assert steps[1] < 0.6 * steps[0]
+
+
+def run(concurrency, **more):
+    slots = more.pop("slots", 64)
+    replicas = more.pop("replicas", 1)
+    return play(step(), Load(concurrency, 512, 256, **more), slots=slots, pool_tokens=1e9, chunk_tokens=2048,
+                replicas=replicas)  # fmt: skip
+
+
+def test_effective_speed_grows_with_agents_until_the_slots_are_full():
+    assert run(1).effective_tok_s < run(4).effective_tok_s < run(16).effective_tok_s
+    at, beyond = run(8, slots=8), run(32, slots=8)
+    assert beyond.effective_tok_s == pytest.approx(at.effective_tok_s, rel=0.1)
+    assert beyond.ttft_s > 5 * at.ttft_s
+
+
+def test_two_replicas_do_twice_the_work_of_one():
+    assert run(8, replicas=2).effective_tok_s == pytest.approx(2 * run(4).effective_tok_s, rel=0.02)
+
+
+def test_uneven_answers_cost_a_burst_its_tail():
+    assert run(8, shape="burst", spread=1.0).effective_tok_s < 0.85 * run(8, shape="burst").effective_tok_s
+
+
+def test_an_open_loop_serves_what_arrives_and_no_more():
+    slow = run(50, tasks=50, rate_per_s=0.5)
+    assert slow.effective_tok_s == pytest.approx(0.5 * 256, rel=0.1)
+    assert slow.ttft_s < 1
+
+
+def test_a_cached_prefix_brings_the_first_token_sooner():
+    assert run(4, cached_share=0.9).ttft_s < 0.5 * run(4).ttft_s
+
+
+def test_drawn_lengths_have_the_mean_asked_for():
+    drawn = lengths(500, 200, 1.0)
+    assert sum(drawn) / 500 == pytest.approx(200, rel=1e-3)
+    assert max(drawn) > 3 * min(drawn)
+    assert lengths(3, 10, 0) == [10, 10, 10]

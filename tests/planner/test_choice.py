@@ -1,0 +1,197 @@
+"""What is offered, what is dropped and why, and who wins."""
+
+from dataclasses import replace
+
+import pytest
+
+from skep.catalog.models import geometries, geometry
+from skep.errors import DoesNotFit, UserError
+from skep.planner.candidates import Goal, Pins, arranged, offered_quants
+from skep.planner.choice import choose, fits_nowhere
+from skep.planner.fitting_in import fits
+from skep.planner.quants import find_kv, find_quant
+from skep.planner.ranking import levels
+from skep.planner.rig_words import parse_rig
+from skep.planner.rules import refusal
+from skep.planner.setup import Layout, Speculation
+
+TWO = parse_rig("2x rtx-3090")
+
+
+def chosen(model="qwen3.6-27b", rig=TWO, goal=None, pins=None, **more):
+    return choose(geometry(model), rig, goal or Goal(), pins or Pins(), scale=False, **more)
+
+
+def test_plans_are_best_first_and_every_one_fits_and_breaks_no_rule():
+    found = chosen(goal=Goal(agents=8))
+    assert len(found.plans) > 2
+    assert [p.rated.score for p in found.plans] == sorted((p.rated.score for p in found.plans), reverse=True)
+    for plan in found.plans:
+        assert refusal(plan.rated.findings) is None
+        assert fits(plan.setup, plan.rated.card, context=plan.setup.context).fits
+
+
+@pytest.mark.parametrize("model", list(geometries()))
+def test_every_model_of_the_catalogue_has_a_plan_or_a_reason(model):
+    found = choose(geometry(model), TWO, Goal(), scale=False)
+    assert found.plans or found.rejected
+    for plan in found.plans:
+        assert plan.predicted[0].effective_tok_s > 0
+        assert plan.predicted[0].low <= plan.predicted[0].effective_tok_s <= plan.predicted[0].high
+        assert plan.why
+        assert plan.launch
+    if not found.plans:
+        assert isinstance(fits_nowhere(geometry(model), found, Goal(), Pins(), "vllm"), UserError)
+
+
+def test_levels_go_one_doubling_beyond_the_agents():
+    assert levels(4) == (1, 2, 4, 8)
+    assert levels(6) == (1, 2, 4, 6, 12)
+    assert levels(1) == (1, 2)
+
+
+def test_what_is_pinned_stays():
+    pins = Pins(
+        quant=find_quant("awq"), kv=find_kv("fp8_e5m2"), tp=2, slots=3, context=16384, utilization=0.85,
+        spec=Speculation("mtp", 2), graphs=False,
+    )  # fmt: skip
+    found = chosen(pins=pins)
+    for plan in found.plans:
+        setup = plan.setup
+        assert (setup.quant, setup.kv, setup.layout.tp, setup.slots) == (pins.quant, pins.kv, 2, 3)
+        assert (setup.context, setup.utilization, setup.spec, setup.graphs) == (16384, 0.85, pins.spec, False)
+
+
+def test_slots_are_enough_for_the_agents_where_memory_allows():
+    found = chosen("qwen3-8b", goal=Goal(agents=9))
+    for plan in found.plans:
+        assert plan.setup.slots == -(-9 // plan.setup.layout.replicas)
+
+
+def test_there_are_no_more_replicas_than_agents():
+    found = chosen("qwen3-8b", parse_rig("4x rtx-3090"), Goal(agents=2))
+    assert max(plan.setup.layout.replicas for plan in found.plans) == 2
+
+
+def test_nothing_below_four_bits_is_offered():
+    for engine in ("vllm", "sglang", "llamacpp"):
+        assert all(quant.nominal >= 4 for quant in offered_quants(geometry("qwen3-8b"), engine, TWO.cards))
+
+
+def test_a_model_published_in_four_bits_is_offered_in_those():
+    (quant,) = offered_quants(geometry("gpt-oss-20b"), "vllm", TWO.cards)
+    assert quant.id == "mxfp4"
+
+
+def test_fp4_is_offered_where_the_cards_compute_it():
+    names = {q.id for q in offered_quants(geometry("qwen3-8b"), "vllm", parse_rig("rtx-5090").cards)}
+    assert "nvfp4" in names
+    assert "nvfp4" not in {q.id for q in offered_quants(geometry("qwen3-8b"), "vllm", TWO.cards)}
+
+
+def test_what_is_dropped_says_which_term_is_the_largest():
+    found = chosen("qwen3.6-27b", parse_rig("rtx-3090"), pins=Pins(quant=find_quant("bf16")))
+    assert not found.plans
+    (dropped,) = found.rejected
+    assert dropped.rule == "memory"
+    assert "the largest term is weights (50.0 GiB a card)" in dropped.reason
+
+
+def test_a_model_that_fits_nowhere_says_what_would():
+    model, rig, pins = geometry("qwen3.6-27b"), parse_rig("rtx-3090"), Pins(quant=find_quant("bf16"))
+    error = fits_nowhere(model, choose(model, rig, Goal(), pins), Goal(), pins, "vllm")
+    assert isinstance(error, DoesNotFit)
+    assert error.exit_code == 3
+    assert "--quant" in error.hint
+    assert "x rtx-3090" in error.hint
+
+
+def test_what_would_fit_does_fit():
+    model, pins = geometry("llama-3.3-70b"), Pins(quant=find_quant("awq"))
+    error = fits_nowhere(model, choose(model, parse_rig("rtx-3090"), Goal(), pins), Goal(), pins, "vllm")
+    count = int(error.hint.partition("what would fit: ")[2].partition("x rtx-3090")[0])
+    assert choose(model, parse_rig(f"{count}x rtx-3090"), Goal(), pins).plans
+    assert not choose(model, parse_rig(f"{count - 1}x rtx-3090"), Goal(), pins).plans
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        (Pins(tp=4), "--tp 4 needs 4 cards"),
+        (Pins(tp=2, replicas=2), "--tp 2 --replicas 2 needs 4 cards"),
+        (Pins(context=100), "--context 100 is less than a task's 1536 tokens"),
+    ],
+)
+def test_flags_that_contradict_are_refused(pins, words):
+    with pytest.raises(UserError, match=words):
+        chosen(pins=pins)
+
+
+def test_a_promise_that_only_a_slower_layout_keeps_puts_it_first():
+    free = chosen(goal=Goal(agents=4))
+    quickest = min(free.plans, key=lambda plan: plan.rated.outcome.ttft_s)
+    assert quickest is not free.plans[0]
+    limit = (quickest.rated.outcome.ttft_s + free.plans[0].rated.outcome.ttft_s) / 2 * 1000
+    bound = chosen(goal=Goal(agents=4, limits=(("ttft", limit),)))
+    assert bound.plans[0].rated.over_limit <= 1
+    assert bound.plans[0].setup.layout == quickest.setup.layout
+    assert bound.plans[-1].rated.over_limit > 1
+
+
+def test_the_context_goal_takes_the_longest_that_fits_with_every_slot_full():
+    found = chosen(goal=Goal("context"))
+    best = found.plans[0]
+    assert best.setup.context == best.largest_context
+    assert best.setup.context == max(plan.setup.context for plan in found.plans)
+    assert best.setup.context > chosen().plans[0].largest_context
+
+
+def test_the_runner_up_has_another_layout_and_is_behind():
+    found = chosen()
+    runner = found.runner_up
+    assert runner.plan.setup.layout != found.plans[0].setup.layout
+    assert 0 <= runner.behind < 1
+    assert set(runner.wins_if) <= set(runner.tried)
+    assert {"NVLink between the cards", "1 agent", "8 agents"} <= set(runner.tried)
+
+
+@pytest.mark.parametrize("agents", [1, 3, 4, 8])
+def test_what_is_said_to_turn_the_order_does(agents):
+    found = chosen("qwen3.6-27b", goal=Goal(agents=agents))
+    first, second = found.plans[0].setup.layout, found.runner_up.plan.setup.layout
+    for words in found.runner_up.wins_if:
+        number = words.partition(" agent")[0]
+        goal = Goal("latency", agents) if words == "--goal latency" else None
+        if number.isdigit() and int(number) >= second.replicas:
+            goal = Goal(agents=int(number))
+        if goal is not None:
+            order = [plan.setup.layout for plan in chosen(goal=goal).plans]
+            assert first not in order or order.index(second) < order.index(first), words
+
+
+def test_what_a_further_card_adds_never_falls():
+    found = choose(geometry("qwen3-8b"), parse_rig("4x rtx-3090"), Goal(agents=16))
+    speeds = [step.effective_tok_s for step in found.further]
+    assert [step.cards for step in found.further] == [1, 2, 3, 4]
+    assert speeds == sorted(speeds)
+    assert found.further[-1].share == 1.0
+
+
+def test_bridged_cards_are_put_side_by_side():
+    rig, order = arranged(parse_rig("4x rtx-3090: nvlink(0-2,1-3)"))
+    assert order == (0, 2, 1, 3)
+    assert (rig.link(0, 1).kind, rig.link(2, 3).kind, rig.link(1, 2).kind) == ("nvlink", "nvlink", "pcie")
+
+
+def test_a_slow_card_beside_a_fast_one_may_be_left_out():
+    found = chosen("qwen3-8b", parse_rig("rtx-3060 + rtx-5090"), Goal(agents=2))
+    assert found.order == (1, 0)
+    assert found.plans[0].setup.layout == Layout()
+    assert "CUDA_VISIBLE_DEVICES=1 " in found.plans[0].launch[0]
+
+
+def test_more_bandwidth_never_plans_slower():
+    slow = chosen("qwen3-8b", parse_rig("rtx-3090"))
+    card = replace(parse_rig("rtx-3090").cards[0], bandwidth_gbs=1800.0)
+    fast = chosen("qwen3-8b", replace(parse_rig("rtx-3090"), cards=(card,)))
+    assert fast.plans[0].rated.outcome.effective_tok_s > slow.plans[0].rated.outcome.effective_tok_s

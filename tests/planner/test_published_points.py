@@ -1,0 +1,128 @@
+"""A row of a table of measurements becomes a setup, a load and a figure; what it lacks is named."""
+
+import csv
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from skep.planner.points import Unpredictable, read_case, source_of
+from skep.planner.validation import validate
+
+DATA = Path(__file__).parent.parent / "data"
+ROW = {
+    "source_url": "https://github.com/owner/repo/blob/main/a.json", "gpu": "RTX 3090", "n_gpu": "1",
+    "model": "Qwen3-8B", "quant_bits": "4", "engine": "vllm", "tp": "1", "replicas": "1", "concurrency": "1",
+    "stream_tok_s": "90", "notes": "",
+}  # fmt: skip
+
+
+def case(**changes):
+    return read_case(2, {**ROW, **changes})
+
+
+def rows(name):
+    with (DATA / name).open(encoding="utf-8", newline="") as file:
+        return list(enumerate(csv.DictReader(file), 2))
+
+
+@pytest.mark.parametrize(
+    ("url", "source"),
+    [
+        ("https://github.com/Owner/Repo/blob/main/x.json", "github.com/owner/repo"),
+        ("https://github.com/owner/repo/issues/7", "github.com/owner/repo"),
+        ("https://www.example.dev/en/posts/one", "example.dev"),
+        ("https://huggingface.co/datasets/who/what/tree/main", "huggingface.co/datasets/who/what"),
+        ("https://huggingface.co/who/model", "huggingface.co/who/model"),
+    ],
+)
+def test_addresses_of_one_place_are_one_source(url, source):
+    assert source_of(url) == source
+
+
+@pytest.mark.parametrize(
+    ("changes", "fact"),
+    [
+        ({"gpu": ""}, "gpu"),
+        ({"gpu": "Voodoo 2"}, "gpu"),
+        ({"n_gpu": ""}, "count"),
+        ({"n_gpu": "0"}, "count"),
+        ({"model": "Mystery-X"}, "model"),
+        ({"quant_bits": ""}, "bits"),
+        ({"concurrency": ""}, "concurrency"),
+        ({"concurrency": "many"}, "concurrency"),
+        ({"stream_tok_s": ""}, "measurement"),
+        ({"gpu": "RTX 3090 + CPU expert offload"}, "memory"),
+        ({"spec": "block diffusion"}, "model"),
+    ],
+)
+def test_a_row_without_a_fact_says_which(changes, fact):
+    with pytest.raises(Unpredictable, match=f"^{fact}: "):
+        case(**changes)
+
+
+def test_published_is_the_aggregate_else_streams_times_agents_else_from_the_time_per_token():
+    told = {"concurrency": "4", "agg_tok_s": "100", "stream_tok_s": "40", "tpot_ms": "20"}
+    assert (case(**told).published, case(**told).metric) == (100, "effective")
+    assert (case(**{**told, "agg_tok_s": ""}).published, case(**{**told, "agg_tok_s": ""}).metric) == (160, "decode")
+    assert case(**{**told, "agg_tok_s": "", "stream_tok_s": ""}).published == 200
+
+
+def test_an_aggregate_that_is_streams_times_agents_counts_no_prompts():
+    assert case(concurrency="4", agg_tok_s="160", stream_tok_s="40").metric == "decode"
+
+
+def test_a_model_known_by_parameters_alone_is_predicted_from_them():
+    assert case(model="Mystery-X", params_total_b="9", params_active_b="9").model.estimated
+    assert case(model="Mystery-30B-A3B", params_total_b="30").model.is_moe
+
+
+def test_mixed_cards_are_paced_by_the_slowest():
+    both = case(gpu="RTX 5090 + RTX 3090 Ti", n_gpu="2", tp="2")
+    assert (both.card.bandwidth_gbs, both.card.memory_gib, both.layout.tp) == (1008, 24, 2)
+    assert both.link.p2p is False
+
+
+def test_layers_split_over_cards_take_turns():
+    split = case(engine="llama.cpp", n_gpu="4", tp="", notes="Q4_K_M")
+    assert (split.split, split.layout.tp, split.layout.pp, split.quant.id) == (True, 1, 4, "q4_k_m")
+
+
+def test_the_link_is_read_from_what_people_write():
+    assert case(n_gpu="2", tp="2", interconnect="NVLink").link.kind == "nvlink"
+    assert case(n_gpu="2", tp="2", interconnect="PCIe no NVLink").link.kind == "pcie"
+    slow = case(n_gpu="2", tp="2", interconnect="PCIe3 x16 + PCIe2 x4").link
+    assert slow.gbs < 5
+    assert case(n_gpu="2", tp="2", interconnect="PCIe4 x8/x8 (VM, P2P)").link.p2p
+
+
+def test_nearly_every_complete_row_becomes_a_case():
+    complete = read = 0
+    for number, cells in rows("published_points.csv"):
+        told = cells["gpu"] and cells["n_gpu"] and cells["quant_bits"] and cells["concurrency"]
+        if not told or not (cells["model"] or cells["params_total_b"]):
+            continue
+        complete += 1
+        try:
+            read_case(number, cells)
+        except Unpredictable:
+            continue
+        read += 1
+    assert complete > 780
+    assert read >= 0.98 * complete
+
+
+def test_a_row_of_nonsense_is_a_missing_fact_and_never_a_traceback():
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    pool = [cells for _, cells in rows("published_points.csv")]
+    junk = ["", "0", "-1", "nan", "inf", "1e400", "x" * 300, "NULL", "1,5", "🐝", "2x", "k=999999", "a100 + ", "+"]
+    for _ in range(300):
+        cells = dict(chance.choice(pool))
+        for name in chance.sample(sorted(cells), chance.randint(1, 6)):
+            cells[name] = chance.choice(junk)
+        with suppress(Unpredictable):
+            assert read_case(2, cells).published > 0
+        assert validate([(2, cells)]).rows == 1

@@ -1,0 +1,143 @@
+"""Rigs as people write them, and as a machine describes itself."""
+
+import pytest
+
+from skep.errors import UserError
+from skep.planner.rig_words import is_geforce, parse_rig, parse_spec, rig_of_host
+from skep.records import Gpu, HostFacts
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("rtx-3090", ["rtx-3090"]),
+        ("2x rtx-3090", ["rtx-3090"] * 2),
+        ("2 x RTX 3090", ["rtx-3090"] * 2),
+        ("8x3090", ["rtx-3090"] * 8),
+        ("rtx-3090 x2", ["rtx-3090"] * 2),
+        ("NVIDIA GeForce RTX 3090 * 2", ["rtx-3090"] * 2),
+        ("rtx-5090 + rtx-3090-ti", ["rtx-5090", "rtx-3090-ti"]),
+        ("rtx-5090 + 2x rtx-3090", ["rtx-5090", "rtx-3090", "rtx-3090"]),
+    ],
+)
+def test_cards_are_counted_however_they_are_typed(text, names):
+    assert [card.id for card in parse_rig(text).cards] == names
+
+
+def test_geforce_cards_have_no_peer_access_over_pcie_unless_said():
+    assert parse_rig("2x rtx-3090").link(0, 1).p2p is False
+    assert parse_rig("2x rtx-3090: p2p").link(0, 1).p2p is True
+    assert parse_rig("2x rtx-a6000").link(0, 1).p2p is True
+    assert parse_rig("2x rtx-6000-ada").link(0, 1).p2p is True
+    assert [is_geforce(parse_rig(name).cards[0]) for name in ("rtx-5090", "rtx-pro-6000", "l40s")] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_bridge_joins_two_cards_only():
+    """`--link nvlink` on four 3090s is two bridged pairs with PCIe between them."""
+    rig = parse_rig("4x rtx-3090", "nvlink")
+    kinds = {(a, b): rig.link(a, b).kind for a in range(4) for b in range(a + 1, 4)}
+    assert [pair for pair, kind in kinds.items() if kind == "nvlink"] == [(0, 1), (2, 3)]
+    assert parse_rig("2x rtx-3090", "nvlink").link(0, 1).gbs == 56.2
+
+
+def test_boards_with_nvlink_built_in_have_it_without_a_word():
+    assert parse_rig("8x h100-sxm").link(0, 7).kind == "nvlink"
+    assert parse_rig("8x h200").link(3, 4).kind == "nvlink"
+    assert parse_rig("2x h100-pcie").link(0, 1).kind == "pcie"
+    assert parse_rig("2x h100-sxm", "pcie").link(0, 1).kind == "pcie"
+
+
+def test_links_are_told_per_pair_and_lanes_per_slot():
+    rig = parse_rig("4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)")
+    assert (rig.link(0, 1).kind, rig.link(2, 3).kind) == ("nvlink", "nvlink")
+    assert rig.link(0, 2).title == rig.link(1, 3).title == "PCIe 4.0 x8"
+    plain = parse_rig("3x rtx-3090: pcie3x4(2)")
+    assert (plain.link(0, 1).gbs, plain.link(0, 2).gbs) == pytest.approx((31.5, 3.94), rel=0.01)
+
+
+def test_a_price_is_of_one_card():
+    assert parse_rig("2x rtx-3090@800").price == 1600
+    assert parse_rig("rtx-5090@2500 + rtx-3090@800").price == 3300
+    assert parse_rig("2x rtx-3090", price=700).price == 1400
+    assert parse_rig("rtx-5090 + rtx-3090@800").price is None
+
+
+@pytest.mark.parametrize(
+    ("text", "link", "words"),
+    [
+        ("", None, "names no card"),
+        ("2x", None, "no GPU is called `2x`"),
+        ("rtx-3095", None, "no GPU is called `rtx-3095`"),
+        ("2x rtx-5090", "nvlink", "rtx-5090 has no NVLink"),
+        ("rtx-5090", "nvlink", "rtx-5090 has no NVLink"),
+        ("2x rtx-3090", "carrier-pigeon", "is no link"),
+        ("2x rtx-3090: nvlink(0-2)", None, "has no cards `0-2`"),
+        ("2x rtx-3090: nvlink(1-1)", None, "has no cards `1-1`"),
+        ("2x rtx-3090: pcie9x8", None, "no PCIe generation"),
+        ("2x rtx-3090: ((", None, "not understood"),
+        ("2x rtx-3090@cheap", None, "`cheap`"),
+        ("99x rtx-3090", None, "99 cards"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(text, link, words):
+    with pytest.raises(UserError) as caught:
+        parse_rig(text, link)
+    assert words in caught.value.message
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_card_that_is_not_listed_is_described_by_flags():
+    card = parse_spec("name=My Card,memory=24GB,bandwidth=936,fp16=71,cc=8.6,nvlink=56,tdp=350")
+    assert (card.id, card.memory_gib, card.bandwidth_gbs, card.formats) == (
+        "my-card",
+        24,
+        936,
+        ("fp16", "bf16", "int8"),
+    )
+    rig = parse_rig("2x my-card", "nvlink", known={card.id: card})
+    assert (len(rig.cards), rig.link(0, 1).gbs) == (2, 56)
+
+
+@pytest.mark.parametrize("text", ["name=x", "name=x,memory=24GiB", "memory", "name=x,memory=1GiB,bandwidth=-3",
+                                  "name=x,memory=8GiB,bandwidth=100,colour=red"])  # fmt: skip
+def test_an_incomplete_description_is_one_line(text):
+    with pytest.raises(UserError) as caught:
+        parse_spec(text)
+    assert "\n" not in caught.value.message
+
+
+def host(*gpus, links=()):
+    return HostFacts("Linux", "x86_64", "3.11", None, 8, (), None, None, None, None, gpus=gpus, links=links)
+
+
+def gpu(index, name="NVIDIA GeForce RTX 3090", gib=24, **more):
+    return Gpu(index, name, gib << 30, **more)
+
+
+def test_this_machine_is_read_with_its_links():
+    slots = {"pcie_generation_max": 4, "pcie_lanes": 8}
+    facts = host(gpu(0, **slots), gpu(1, **slots), gpu(2, **slots), links=((0, 1, "NV4"), (0, 2, "PHB"), (1, 2, "SYS")))
+    rig = rig_of_host(facts).rig
+    assert [card.id for card in rig.cards] == ["rtx-3090"] * 3
+    assert (rig.link(0, 1).kind, rig.link(0, 1).gbs) == ("nvlink", 56.2)
+    assert (rig.link(0, 2).title, rig.link(0, 2).p2p) == ("PCIe 4.0 x8", False)
+
+
+def test_an_unknown_card_is_stood_in_for_by_its_nearest_relative_and_said_so():
+    found = rig_of_host(host(gpu(0, "NVIDIA GeForce RTX 5999", 48, compute_capability="12.0")))
+    (card,) = found.rig.cards
+    assert (card.memory_gib, card.family) == (48, "blackwell")
+    assert "is not in the catalogue" in found.notes[0]
+    with pytest.raises(UserError, match="does not tell enough"):
+        rig_of_host(host(Gpu(0, "Mystery", None)))
+
+
+def test_a_machine_without_a_gpu_says_what_to_pass():
+    with pytest.raises(UserError, match="no GPU was found") as caught:
+        rig_of_host(host())
+    assert "--gpu" in caught.value.hint

@@ -1,0 +1,92 @@
+"""What a forward pass takes, and what makes it take longer."""
+
+from dataclasses import replace
+
+import pytest
+
+from skep.catalog.gpus import device
+from skep.catalog.models import geometry
+from skep.planner.constants import published_constants
+from skep.planner.links import all_reduce, pcie_gbs
+from skep.planner.quants import find_kv, find_quant
+from skep.planner.setup import Layout, Link, Speculation
+from skep.planner.step import Tuning, step_model
+
+K = published_constants()
+NVLINK, PCIE = Link("nvlink", 56.2), Link("pcie", 31.5, p2p=False)
+
+
+def step(model="qwen3-14b", quant="awq", card="rtx-3090", tp=1, link=PCIE, kv="bf16", **more):
+    return step_model(
+        geometry(model), find_quant(quant), find_kv(kv), device(card), Layout(tp=tp), link if tp > 1 else None,
+        constants=K, **more,
+    )  # fmt: skip
+
+
+def test_a_step_takes_longer_with_more_sequences_and_with_longer_ones():
+    one = step()
+    assert one.seconds(1, 1000) < one.seconds(8, 8000) < one.seconds(64, 64000)
+    assert one.seconds(1, 1000) < one.seconds(1, 32000)
+
+
+def test_a_prompt_beside_the_decoding_takes_its_time():
+    one = step()
+    assert one.seconds(4, 4000) < one.seconds(4, 4000, 512) < one.seconds(4, 4000, 2048)
+    assert one.seconds(0, 0, 2048, 0) < one.seconds(0, 0, 2048, 30000)
+
+
+def test_fewer_bits_are_read_faster_and_faster_memory_reads_faster():
+    assert step(quant="awq").seconds(1, 100) < step(quant="fp8").seconds(1, 100) < step(quant="bf16").seconds(1, 100)
+    assert step(card="rtx-5090").seconds(1, 100) < step(card="rtx-3090").seconds(1, 100)
+
+
+def test_a_mixture_reads_few_experts_for_one_token_and_nearly_all_for_many():
+    moe = step("qwen3-coder-30b-a3b")
+    few, many = moe.seconds(1, 0), moe.seconds(64, 0)
+    assert few < 0.4 * step("qwen2.5-coder-32b").seconds(1, 0)
+    assert many > 2.5 * few
+
+
+def test_graphs_are_worth_more_than_half_of_a_step_on_a_small_card():
+    assert step("qwen3.6-27b", tp=2, graphs=False).seconds(1, 100) > 1.6 * step("qwen3.6-27b", tp=2).seconds(1, 100)
+
+
+def test_a_second_card_halves_reading_but_adds_all_reduces():
+    alone, two = step(), step(tp=2)
+    assert two.dense_s < 0.6 * alone.dense_s
+    assert two.comm_fixed_s > 0 == alone.comm_fixed_s
+    assert step(tp=2, link=NVLINK).seconds(1, 100) < two.seconds(1, 100)
+
+
+@pytest.mark.parametrize("kind", ["nvlink", "pcie"])
+def test_an_all_reduce_grows_with_size_and_with_cards(kind):
+    link = Link(kind, 31.5 if kind == "pcie" else 300.0)
+    two, eight = all_reduce(2, link, K), all_reduce(8, link, K)
+    assert two.seconds(1 << 10) < two.seconds(1 << 24)
+    assert two.seconds(1 << 16) < eight.seconds(1 << 16)
+    assert all_reduce(1, link, K).seconds(1 << 20) == 0
+
+
+def test_speculation_brings_more_tokens_a_step_and_makes_steps_longer():
+    plain, drafted = step("qwen3.6-27b"), step("qwen3.6-27b", spec=Speculation("mtp", 3))
+    assert 2 < drafted.tokens_per_step(1) < 4
+    assert drafted.seconds(1, 100) > plain.seconds(1, 100)
+    assert drafted.tokens_per_step(1) / drafted.seconds(1, 100) > 1 / plain.seconds(1, 100)
+    assert step("qwen3.6-27b", spec=Speculation("mtp", 3, acceptance=0.0)).tokens_per_step(1) == 1
+
+
+def test_a_calibration_multiplies_what_it_measured():
+    plain = step()
+    slow = step(tuning=Tuning(decode=2.0))
+    assert slow.seconds(8, 800) == pytest.approx(2 * plain.seconds(8, 800))
+    assert slow.seconds(0, 0, 512) == pytest.approx(plain.seconds(0, 0, 512))
+    prompts = replace(plain, tuning=Tuning(prompt=3.0))
+    assert prompts.seconds(0, 0, 512) == pytest.approx(3 * plain.seconds(0, 0, 512))
+    batch = replace(plain, tuning=Tuning(batch=2.0))
+    assert batch.seconds(1, 100) == pytest.approx(plain.seconds(1, 100))
+    assert batch.seconds(8, 800) > plain.seconds(8, 800)
+
+
+def test_lanes_are_read_from_the_words_of_a_slot():
+    assert pcie_gbs("4.0 x16") == pytest.approx(31.5, rel=0.01)
+    assert pcie_gbs("PCIe 3.0 x8") == pytest.approx(7.88, rel=0.01)
