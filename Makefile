@@ -36,8 +36,9 @@ fmt: $(VENV)/.installed-dev  ## format and apply safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.installed-dev  ## write docs/cli.md anew from the commands' own help
+docs: $(VENV)/.installed-dev  ## write docs/cli.md anew from the commands' help, docs/accuracy.md from the points
 	$(BIN)/python scripts/write_cli_docs.py
+	$(BIN)/python scripts/write_accuracy.py
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -45,11 +45,11 @@ def _give(name: str) -> float:
     """How far, in logarithms, a constant may go for the same price."""
     if name.startswith(("bw_", "on_", "mfu_")):
         return 0.22
-    if name.startswith("accept"):
-        return 0.05
-    if name.startswith("engine"):
-        return 0.12
-    if name in ("routing_skew", "run_tail", "tp_imbalance"):
+    if name.startswith(("engine", "accept")):
+        return 0.08
+    if name == "run_tail":
+        return 0.001  # not told apart from the steps by any row: held
+    if name in ("routing_skew", "tp_imbalance", "accept_mtp"):
         return 0.04
     if name.startswith(("draft_us", "batch_", "link_bytes", "layer_us_moe_amd")):
         return 0.8

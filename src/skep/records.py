@@ -28,7 +28,7 @@ class Run:
     """One benchmark run as stored. `config`, `host` and `engine` are JSON objects, kept as they were."""
 
     id: str
-    kind: str  # "sweep", "serial-vs-swarm", "ab", "matrix", "open", "classes", "replay", "imported"
+    kind: str  # "sweep", "serial-vs-swarm", "ab", "matrix", "open", "classes", "replay", "imported", "calibrate"
     state: RunState
     created_at: float  # unix time
     ended_at: float | None

@@ -59,7 +59,7 @@ def test_every_value_is_possible_and_says_where_it_was_read(found):
         ("h200", 140.4, 4800, 9.0, 450),
         ("b200", 179, 7700, 10.0, 900),
         ("v100-32gb", 32, 900, 7.0, 150),
-        ("dgx-spark", 119, 273, 12.1, None),
+        ("dgx-spark", 128, 273, 12.1, None),
         ("r9700", 32, 640, None, None),
         ("apple-m1-max", 64, 400, None, None),
     ],

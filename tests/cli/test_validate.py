@@ -69,6 +69,17 @@ def test_a_file_that_is_not_there_is_one_line(skep, tmp_path):
     assert "cannot be read" in skep("validate", tmp_path / "none.csv", check=2).stderr
 
 
+def test_a_picture_that_cannot_be_written_is_found_out_first(skep, tmp_path):
+    for place in (tmp_path, tmp_path / "none" / "a.svg"):
+        done = skep("validate", DATA / "own_points.csv", "--picture", place, check=2)
+        assert (done.stdout, "cannot be written" in done.stderr) == ("", True)
+
+
+def test_the_picture_is_an_svg(skep, tmp_path):
+    skep("validate", DATA / "own_points.csv", "--picture", tmp_path / "a.svg", check=0)
+    assert (tmp_path / "a.svg").read_text().startswith("<svg ")
+
+
 def test_a_table_without_rows_is_an_empty_report(skep, tmp_path):
     path = tmp_path / "points.csv"
     path.write_text("gpu,model,concurrency\n")

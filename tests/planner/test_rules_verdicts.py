@@ -1,6 +1,7 @@
 """Every rule, with every verdict it can give, each on a setup somebody might ask for."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ from memory_samples import (
 
 import skep.planner
 from skep.planner.rules import RULES, check, refusal
-from skep.planner.setup import Rig
+from skep.planner.setup import Rig, Speculation
 
 ONE, TWO, FOUR = rig(RTX_3090), rig(RTX_3090, 2, PCIE), rig(RTX_3090, 4, PCIE)
 BRIDGED = rig(RTX_3090, 2, NVLINK)
@@ -42,7 +43,7 @@ CASES = [
     # rule, verdict, setup, rig, a piece of the sentence
     ("cards", "refused", setup(QWEN3_8B, tp=4), TWO, "needs 4 cards, the rig has 2"),
     ("engine", "refused", setup(QWEN3_8B, engine="trtllm"), INTEL, "intel"),
-    ("engine", "depends", setup(QWEN3_8B), APPLE, "vllm-metal"),
+    ("engine", "refused", setup(QWEN3_8B), APPLE, "vllm-metal"),
     ("engine", "refused", setup(QWEN36_35B, "q4_k_m", engine="llamacpp", ep=2), TWO, "EP=2"),
     ("engine", "refused", setup(QWEN3_8B, "q4_k_m", engine="ollama", tp=2), TWO, "TP=2"),
     ("engine", "refused", setup(QWEN3_8B, "q4_k_m", "q8_0", "llamacpp", tp=2), TWO, "Q8_0"),
@@ -62,7 +63,8 @@ CASES = [
     ("widths", "depends", setup(QWEN3_CODER_30B, "awq", tp=4), FOUR, "into 192"),
     ("widths", "refused", setup(QWEN3_CODER_30B, "awq", tp=16), rig(H100, 16), "into 48"),
     ("pipeline", "refused", setup(QWEN3_8B, pp=40), rig(RTX_3090, 40), "36 layers"),
-    ("pipeline", "depends", setup(QWEN36_27B, pp=2, spec=3), TWO, "mtp n=3"),
+    ("pipeline", "refused", setup(QWEN36_27B, pp=2, spec=3), TWO, "mtp n=3"),
+    ("pipeline", "depends", replace(setup(QWEN36_27B, pp=2), spec=Speculation("ngram", 3)), TWO, "ngram n=3"),
     ("pipeline", "costs", setup(QWEN25_32B, pp=3), FOUR, "21 and 22 layers"),
     ("mixed-cards", "costs", setup(QWEN3_8B, tp=2), Rig((RTX_5090, RTX_3090)), "rtx-3090 sizes the pool"),
     ("links", "depends", setup(QWEN3_8B, tp=2), rig(RTX_3090, 2), "nobody described"),
@@ -84,7 +86,7 @@ CASES = [
     ("fp8-weights", "refused", setup(QWEN3_8B, "fp8"), VOLTA, "SM 7"),
     ("nvfp4", "fine", setup(QWEN3_8B, "nvfp4"), BLACKWELL, "rtx-5090"),
     ("nvfp4", "depends", setup(QWEN3_8B, "nvfp4"), ONE, "Blackwell-only"),
-    ("nvfp4", "refused", setup(QWEN3_8B, "nvfp4"), INTEL, "intel"),
+    ("nvfp4", "refused", setup(QWEN3_8B, "nvfp4"), INTEL, "NVIDIA's format"),
     ("mxfp4", "fine", setup(GPT_OSS_20B, "mxfp4"), BLACKWELL, "rtx-5090"),
     ("mxfp4", "depends", setup(GPT_OSS_20B, "mxfp4"), ONE, "Marlin"),
     ("mxfp4", "refused", setup(GPT_OSS_20B, "mxfp4"), VOLTA, "SM 7"),

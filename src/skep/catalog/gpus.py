@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
 from skep.catalog.devices import Device, Origin
-from skep.catalog.names import device_spellings, did_you_mean, near, split_memory
+from skep.catalog.names import device_spellings, did_you_mean, near, split_memory, squeeze
 from skep.catalog.tables import pieces, spellings, table
 from skep.errors import UserError
 
@@ -38,6 +39,16 @@ def device(name: str) -> Device:
         names = near(name, spellings(_FILE))
         raise UserError(f"no GPU is called `{name}`", hint=did_you_mean(names, "`skep catalog gpus` lists them"))
     return found
+
+
+def also_meant(name: str) -> tuple[str, ...]:
+    """Other cards that a short name could stand for: `h100` is one of three. Empty where the name is one card's own."""
+    found = find_device(name)
+    if found is None or squeeze(found.id) in device_spellings(name):
+        return ()
+    words = {squeeze(word) for word in re.split(r"[\s_-]+", name) if word}
+    alike = (slug for slug in pieces(_FILE) if words <= set(map(squeeze, slug.split("-"))))
+    return tuple(slug for slug in alike if slug != found.id)
 
 
 def _literally(name: str) -> Device | None:

@@ -44,7 +44,9 @@ def device_spellings(name: str) -> tuple[str, ...]:
     """The name as it is, without the vendor's words, with a family's word that people leave out."""
     words = [word for word in re.split(r"[\s_-]+", _UNSAID.sub(" ", name.casefold())) if word]
     bare = "-".join(word for word in words if word not in _VENDORS)
-    return _distinct(squeeze(text) for text in ("-".join(words), bare, *(f"{family}-{bare}" for family in _FAMILIES)))
+    with_family = "-".join(word for word in words if word not in _VENDORS or word in _FAMILIES)
+    tried = ("-".join(words), with_family, bare, *(f"{family}-{bare}" for family in _FAMILIES))
+    return _distinct(squeeze(text) for text in tried)
 
 
 def split_memory(name: str) -> tuple[str, float | None]:
@@ -63,6 +65,8 @@ def near(name: str, spelled: Mapping[str, str], *, count: int = 3) -> tuple[str,
     close = get_close_matches(wanted, spelled, n=2 * count, cutoff=0.6)
     if len(wanted) >= 3:
         close += [text for text in spelled if wanted in text]
+    if not close:  # better a far one than none, as long as something of it is alike
+        close = get_close_matches(wanted, spelled, n=count, cutoff=0.4)
     return tuple(dict.fromkeys(spelled[text] for text in close))[:count]
 
 

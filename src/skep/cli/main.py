@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from skep import __version__
-from skep.cli import catalog, gateway, judging, keys, measure, plan, running, serve, top, upkeep, validate
+from skep.cli import calibrate, catalog, gateway, judging, keys, measure, plan, running, serve, top, upkeep, validate
 from skep.errors import SkepError
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ upkeep.register(app)
 keys.register(app)
 catalog.register(app)
 plan.register(app)
+calibrate.register(app)
 top.register(app)
 validate.register(app)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
+import io
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +16,7 @@ GPU_HELP = (
     'The cards, e.g. "2x rtx-3090", "rtx-5090 + rtx-3090-ti", "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)"; '
     "repeated: rigs side by side. Default: this machine."
 )
+_STAND_INS = {"–": "-", "█": "#", "▏": "|"}
 
 
 def register(app: typer.Typer) -> None:
@@ -58,8 +62,12 @@ def plan(
 ) -> None:
     """Which layout, does it fit, how fast with N agents, and why."""
     from skep.cli.output import print_json
-    from skep.cli.planning import Flags, answer, document, nothing_fits, write_page
+    from skep.cli.plan_document import check_page, document, write_page
+    from skep.cli.planning import Flags, answer, nothing_fits
 
+    _speak_ascii()
+    if html is not None:
+        check_page(html)
     flags = Flags(
         model, tuple(gpu or ()), tuple(gpu_spec or ()), link, tuple(price or ()), agents=agents, goal=goal, slo=slo,
         input_tokens=input_tokens, output_tokens=output_tokens, shape=shape, engine=tuple(engine or ()), quant=quant,
@@ -78,3 +86,16 @@ def plan(
         print_plan(found, explain=explain)
     if html is not None:
         write_page(found, html)
+
+
+def _speak_ascii() -> None:
+    """Where the terminal's encoding lacks bars and dashes, plain characters stand in for them."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        codecs.register_error("skep-plain", _plain)
+        sys.stdout.reconfigure(errors="skep-plain")
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lost = error.object[error.start : error.end]
+    return "".join(_STAND_INS.get(one, "?") for one in lost), error.end

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skep.cli.output import number, print_table
-from skep.cli.planning import Answer, watts_of
-from skep.planner.choice import Choice, Plan, Rejected
+from skep.cli.plan_document import watts_of
+from skep.cli.planning import Answer
+from skep.planner.candidates import Goal
+from skep.planner.choice import Choice, Plan, RunnerUp
 from skep.planner.explain import StepAccount, account
 from skep.planner.ranking import Predicted
 from skep.planner.setup import Link
+from skep.planner.survey import Rejected
 from skep.units import GIB, format_bytes, format_seconds
 
 _BAR = 30
+CLOSE = 0.005  # a runner-up no further behind is second for another reason than its figure
 _DROPPED = 10
 _SPEED = ("AGENTS", "TOK/S", "LOW", "HIGH", "EACH", "FIRST TOKEN", "TOKEN EVERY")
 
@@ -178,13 +182,30 @@ def _runner_up(found: Answer, choice: Choice) -> None:
     if runner is None:
         return
     first, second = (_at(plan, found.goal.agents) for plan in (choice.plans[0], runner.plan))
-    _gap(f"Runner-up: {_what(runner.plan)}, {second.effective_tok_s:,.0f} tok/s, {runner.behind * 100:.0f} % behind")
+    _gap(f"Runner-up: {_what(runner.plan)}, {behind_words(runner, found.goal)}")
     if second.high > first.effective_tok_s:
         _say("  closer than either is known: where it matters, measure both")
     if runner.wins_if:
         _say(f"  it would win with: {'; '.join(runner.wins_if)}")
     else:
         _say(f"  nothing that was tried makes it win: {'; '.join(runner.tried)}")
+
+
+def behind_words(runner: RunnerUp, goal: Goal) -> str:
+    """How far the goal's figure is behind or ahead, and where it is no worse, why it is second all the same."""
+    outcome, share = runner.plan.rated.outcome, abs(runner.behind)
+    ahead = runner.behind < 0
+    if goal.kind == "latency":
+        longer = 1 / (1 - runner.behind) - 1 if runner.behind < 1 else 0.0
+        took = format_seconds(outcome.ttft_s + outcome.tpot_s * goal.output_tokens)
+        words = f"a task takes {took}, {abs(longer) * 100:.0f} % {'less' if ahead else 'longer'}"
+    elif goal.kind == "context":
+        words = f"{runner.plan.largest_context:,} tokens of context, {share * 100:.0f} % {'more' if ahead else 'less'}"
+    else:
+        words = f"{outcome.effective_tok_s:,.0f} tok/s, {share * 100:.0f} % {'more' if ahead else 'less'}"
+    if round(share * 100) == 0:
+        words = f"{words.rpartition(', ')[0]}, as much"
+    return f"{words}, but {runner.why}" if runner.why and runner.behind < CLOSE else words
 
 
 def _further(found: Answer, *, choices: Sequence[Choice]) -> None:

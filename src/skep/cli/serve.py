@@ -50,7 +50,7 @@ def up(
         bool, typer.Option("--simulate", help="Serve what the planner predicts, in real time: no weights, no GPU.")
     ] = False,
     gpu: Annotated[
-        str | None, typer.Option(help='Cards to simulate, such as "2x rtx-3090"; default: this machine\'s.')
+        list[str] | None, typer.Option(help='Cards to simulate, such as "2x rtx-3090"; default: this machine\'s.')
     ] = None,
     link: Annotated[str | None, typer.Option(help="Between simulated cards: nvlink or pcie.")] = None,
     engine: Annotated[str | None, typer.Option(help="To simulate: vllm (default), sglang or llamacpp.")] = None,
@@ -67,7 +67,9 @@ def up(
     from skep.settings import EMBEDDED_MODEL, Wishes
 
     serve = {"replicas": replicas, "slots": slots, "context_tokens": context, "threads": threads}
-    rig = given(gpu=gpu, link=link, engine=engine, quant=quant, kv=kv, spec=spec, tp=tp, agents=agents)
+    rig = given(
+        gpu=tuple(gpu) if gpu else None, link=link, engine=engine, quant=quant, kv=kv, spec=spec, tp=tp, agents=agents
+    )
     if simulate:
         from skep.cli.simulating import Simulation, simulated_serve
 

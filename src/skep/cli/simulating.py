@@ -25,7 +25,7 @@ class Simulation:
     """What the command line says about it. None: chosen."""
 
     model: str | None
-    gpu: str | None = None  # None: this machine's cards
+    gpu: tuple[str, ...] | None = None  # None: this machine's cards
     link: str | None = None
     engine: str | None = None
     quant: str | None = None
@@ -41,10 +41,14 @@ class Simulation:
         """As `skep plan` would get them. A context too small for the usual task is planned for tasks that it holds."""
         if self.model is None:
             raise UserError("--simulate wants a model", hint="`skep catalog models` lists those that are known")
+        rigs = self.gpu or ()
+        if len(rigs) > 1:
+            raise UserError(f"--simulate serves one rig, {len(rigs)} --gpu were given",
+                            hint='mixed cards are written as --gpu "rtx-5090 + rtx-3090"')  # fmt: skip
         share = min(1.0, (self.context or INPUT_TOKENS + OUTPUT_TOKENS) / (INPUT_TOKENS + OUTPUT_TOKENS))
         return Flags(
             self.model,
-            gpu=(self.gpu,) if self.gpu is not None else (),
+            gpu=rigs,
             link=self.link,
             agents=self.agents or max(AGENTS, (self.slots or 1) * (self.replicas or 1)),
             input_tokens=int(INPUT_TOKENS * share),

@@ -27,6 +27,9 @@ def validate(
     in_sample: Annotated[
         bool, typer.Option("--in-sample", help="With the shipped constants also for sources they were fitted on.")
     ] = False,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw published against predicted.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Predict every row of a table and say how far off the planner is.
@@ -34,9 +37,12 @@ def validate(
     A row is predicted with constants that were never fitted on its source. Rows that lack a fact are listed with it.
     """
     from skep.cli.output import print_json, progress_of
+    from skep.errors import UserError
     from skep.planner.constants import honest_constants, published_constants
     from skep.planner.validation import validate as held_against
 
+    if picture is not None and (picture.is_dir() or not picture.parent.is_dir()):
+        raise UserError(f"--picture `{picture}` cannot be written", hint="name a file in a folder that is there")
     rows = _rows(points)
     with progress_of("predicting", len(rows)) as tick:
         report = held_against(
@@ -45,10 +51,27 @@ def validate(
             constants_for=(lambda _source: published_constants()) if in_sample else honest_constants,
             tick=tick,
         )
+    if picture is not None:
+        _draw(report, points.name, picture)
     if as_json:
         print_json(document(report))
     else:
         _print(report, points.name, in_sample=in_sample)
+
+
+def _draw(report: Report, name: str, path: Path) -> None:
+    from skep.cli.output import note
+    from skep.errors import UserError
+    from skep.report.accuracy import accuracy_picture
+
+    error = report.overall.median_ape
+    if error is None:
+        raise UserError(f"no row of `{name}` was predicted: nothing to draw", hint="leave --picture out to see why")
+    subtitle = f"{len(report.points)} of {report.rows} rows of {name}; median |error| {error:.0%}; shaded: within 20 %"
+    drawn = accuracy_picture(report.points, "Predicted against published", subtitle)
+    assert drawn is not None
+    path.write_text(drawn, encoding="utf-8")
+    note(f"wrote {path}")
 
 
 def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:

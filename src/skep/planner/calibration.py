@@ -23,8 +23,8 @@ from skep.planner.step import UNTUNED, Tuning
 from skep.records import Interval
 
 _LEAST, _MOST = 0.1, 10.0
-_USUAL = 0.7  # deviation of the factor on further sequences from machine to machine, before anything was measured
-_SIGMAS = 1.96  # half of a 95 % interval
+_USUAL = 1.0  # deviation of the factor on further sequences from machine to machine, before anything was measured
+_SIGMAS = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}  # in half of a 95 % interval, by the number of runs
 
 
 def tuning_from(case: Case, constants: Constants) -> Tuning:
@@ -140,8 +140,8 @@ def _batch(foresee: Foresee, crowd: Seen, decode: Interval) -> Interval | None:
     wanted = crowd.tpot_s.estimate
     found = 1.0 + (wanted - high) / slope
     unsure = math.hypot(_half(crowd.tpot_s), decode.half_width * wanted) / slope
-    share = _USUAL**2 / (_USUAL**2 + (unsure / _SIGMAS / max(1.0, found)) ** 2)
-    found = 1.0 + (found - 1.0) * share
+    share = _USUAL**2 / (_USUAL**2 + (unsure / _SIGMAS.get(crowd.runs, 1.96)) ** 2)
+    found, unsure = 1.0 + (found - 1.0) * share, unsure * math.sqrt(share)
     return Interval(max(0.0, found - unsure), found, found + unsure)
 
 

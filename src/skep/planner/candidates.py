@@ -17,6 +17,7 @@ from skep.planner.memory import memory
 from skep.planner.memory_facts import defaults, has_pool
 from skep.planner.parts import part_bits
 from skep.planner.quants import KV_TYPES, QUANTS, KvType, Quant
+from skep.planner.rig_words import of_machines
 from skep.planner.rules_engine import SAFE_HYBRID_UTILIZATION
 from skep.planner.setup import Layout, Link, Load, Rig, Setup, Speculation
 
@@ -80,7 +81,8 @@ def layouts(rig: Rig, model: Geometry, engine: str, goal: Goal, pins: Pins) -> l
     count = len(rig.cards)
     mixed = len({card.id for card in rig.cards}) > 1
     found = []
-    for tp in _range(pins.tp, count):
+    widest = 1 if engine == "llamacpp" and of_machines(rig) else count  # over a network it splits by layers
+    for tp in _range(pins.tp, widest):
         for pp in _range(pins.pp, max(1, count // tp)):
             most = max(1, min(count // (tp * pp), max(1, goal.agents)))
             wanted = [pins.replicas] if pins.replicas else list(range(most, 0, -1)) if mixed else [most]
@@ -101,7 +103,7 @@ def _expert_sizes(model: Geometry, engine: str, tp: int, pins: Pins) -> tuple[in
 def offered_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tuple[Quant, ...]:
     """Formats that checkpoints are published in, for this engine and these cards; nothing below 4 bits."""
     if model.native_bits is not None and model.native_bits < 5:
-        return (QUANTS["mxfp4"],)
+        return (QUANTS["gguf_mxfp4" if engine == "llamacpp" else "mxfp4"],)
     native8 = model.native_bits == 8
     if engine == "llamacpp":
         names = ["q4_k_m", "q5_k_m", "q6_k", "q8_0", *([] if native8 else ["f16"])]
@@ -109,7 +111,7 @@ def offered_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tup
     names = ["awq"]
     if part_bits(QUANTS["awq"], model) != part_bits(QUANTS["gptq"], model):
         names.append("gptq")  # AWQ checkpoints of hybrid mixtures keep more in 16 bit: not the same size
-    if all("fp4" in card.formats for card in cards):
+    if all("fp4" in card.formats and card.vendor == "nvidia" for card in cards):
         names.append("nvfp4")
     names.append("fp8")
     if not native8:
@@ -140,12 +142,17 @@ def offered_spec(model: Geometry, engine: str, pins: Pins) -> tuple[Speculation 
 def base_setups(model: Geometry, rig: Rig, engine: str, layout: Layout, pins: Pins) -> Iterator[Setup]:
     """One for each quantization: 16-bit KV and no speculation unless pinned."""
     cards = rig.cards[: layout.cards]
-    for quant in (pins.quant,) if pins.quant else offered_quants(model, engine, cards):
+    for quant in (pinned(pins.quant, engine),) if pins.quant else offered_quants(model, engine, cards):
         kv = pins.kv or offered_kv(engine, quant, cards)[0]
         yield Setup(
             model, quant, kv, engine, layout, pins.slots, pins.context, pins.utilization, pins.graphs, pins.spec,
             pins.batched_tokens, pins.version,
         )  # fmt: skip
+
+
+def pinned(quant: Quant, engine: str) -> Quant:
+    """MXFP4 in llama.cpp's own file: there the rest has 8 bits, not 16."""
+    return QUANTS["gguf_mxfp4"] if quant.id == "mxfp4" and engine == "llamacpp" else quant
 
 
 def variants(setup: Setup, rig: Rig, pins: Pins) -> Iterator[Setup]:
@@ -203,8 +210,9 @@ def _utilizations(setup: Setup, card: Device, goal: Goal, pins: Pins) -> tuple[f
     safe."""
     if pins.utilization or not has_pool(setup.engine):
         return (pins.utilization,)
-    most = SAFE_HYBRID_UTILIZATION if setup.model.is_hybrid else 1.0
-    usual = (defaults(setup.engine, card).utilization, *(share for share in _UTILIZATIONS if share <= most))
+    own = defaults(setup.engine, card).utilization
+    most = own if card.unified_memory else SAFE_HYBRID_UTILIZATION if setup.model.is_hybrid else 1.0
+    usual = (own, *(share for share in _UTILIZATIONS if share <= most))
     return tuple(sorted(usual, reverse=True)) if goal.kind == "context" else tuple(dict.fromkeys(usual))
 
 
@@ -246,8 +254,19 @@ def _is_nvlink(link: Link | None) -> bool:
     return link is not None and link.kind == "nvlink"
 
 
-def contradiction(rig: Rig, goal: Goal, pins: Pins) -> None:
-    """Flags that cannot all be meant."""
+def contradiction(rig: Rig, goal: Goal, pins: Pins, model: Geometry | None = None) -> None:
+    """Flags that cannot all be meant, or not of this model."""
+    most = model.max_context if model is not None else None
+    if model is not None and most is not None and (pins.context or 0) > most:
+        raise UserError(
+            f"--context {pins.context} is beyond the {most} tokens that {model.id} was made for",
+            hint=f"at most --context {most}, or a config.json with rope scaling",
+        )
+    if model is not None and most is not None and goal.need_tokens > most:
+        raise UserError(
+            f"a task of {goal.need_tokens} tokens is beyond the {most} that {model.id} was made for",
+            hint="lower --input-tokens or --output-tokens, or name a config.json with rope scaling",
+        )
     needed = (pins.tp or 1) * (pins.pp or 1) * (pins.replicas or 1)
     if needed > len(rig.cards):
         there = f"{len(rig.cards)} card{'s' if len(rig.cards) > 1 else ''}"

@@ -73,7 +73,7 @@ class Constants:
     # experts
     routing_skew: float = 0.97  # exponent of the tokens of a batch in the count of distinct experts
     # speculation
-    accept_mtp: float = 0.80
+    accept_mtp: float = 0.85
     accept_dflash: float = 0.85
     accept_eagle: float = 0.65
     accept_draft: float = 0.50
@@ -84,7 +84,7 @@ class Constants:
     draft_us_llamacpp: float = 1000.0
     spec_batch_llamacpp: float = 0.30  # how much of the gain is left for each doubling of the sequences
     # what runs lose beside steps: stragglers, uneven ends, clients
-    run_tail: float = 0.95
+    run_tail: float = 0.98
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

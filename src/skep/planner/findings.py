@@ -30,6 +30,7 @@ DUAL_3090 = "From 25 to 283 tok/s: Serving Qwen3.6 on Dual RTX 3090s"
 QUAD_3090 = "vLLM TP=4 on 4x RTX 3090: 76.9 tok/s, no marketing spin"
 SWARM = "Local LLM Bench part 2: swarms on dual RTX 3090 with NVLink, vLLM 0.17"
 
+OLDEST_CC = 7.0  # vLLM documentation: "compute capability 7.0 or higher"
 MARLIN_CC = 7.5  # vllm pull 45306: "its layers run on Marlin, which needs only cc >= 7.5"
 
 
@@ -54,6 +55,12 @@ def worst_link(setup: Setup, rig: Rig) -> Link | None:
 
 def capability(card: Device) -> float | None:
     return card.compute_capability if card.vendor == "nvidia" else None
+
+
+def runs_cuda_kernels(card: Device) -> bool:
+    """What vLLM and SGLang are built for: not CPUs and Apple's chips, and of NVIDIA's Volta and newer."""
+    cc = capability(card)
+    return card.vendor not in ("apple", "cpu") and (cc is None or cc >= OLDEST_CC)
 
 
 def gpu_engine(setup: Setup) -> bool:

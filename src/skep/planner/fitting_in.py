@@ -127,7 +127,8 @@ def _held(setup: Setup, plan: MemoryPlan) -> float:
 
 def _too_large(setup: Setup, plan: MemoryPlan) -> str:
     inside, outside = plan.over_inside_bytes, plan.over_outside_bytes
-    what = f"{setup.model.id} {setup.quant.title} with {plan.context} tokens and {plan.slots} slots, {setup.layout},"
+    slots = f"{plan.slots} slot{'s' if plan.slots > 1 else ''}"
+    what = f"{setup.model.id} {setup.quant.title} with {plan.context} tokens and {slots}, {setup.layout},"
     if inside > 0:
         asked = format_bytes(plan.budget_bytes + inside)
         return f"{what} needs {asked} a card, {plan.card.id} gives {format_bytes(plan.budget_bytes)}"

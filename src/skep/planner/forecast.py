@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -11,7 +12,7 @@ from skep.planner.setup import Load
 from skep.planner.step import StepModel
 
 _GOLDEN = 0.6180339887498949
-_ROUNDS = 3  # tasks an agent does in a steady load, so that the level has settled
+_ROUNDS, _UNEVEN_ROUNDS = 3, 14  # tasks an agent does in a steady load: the level has settled, the end weighs little
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +26,23 @@ class Outcome:
     wall_s: float
     tasks: int
     running: float  # sequences in the engine at once, on average
-    queue_s: float  # of the time to first token: waiting for a slot
 
 
 def play(
     step: StepModel, load: Load, *, slots: int, pool_tokens: float, chunk_tokens: int, replicas: int = 1
 ) -> Outcome:
-    return _Play(step, load, slots, pool_tokens, chunk_tokens, replicas).run()
+    """On replicas that are all alike."""
+    return play_on([Replica(step, slots, pool_tokens, chunk_tokens) for _ in range(replicas)], load)
+
+
+def play_on(replicas: Several[Replica], load: Load) -> Outcome:
+    """On empty replicas, each at its own pace: a task goes where the least wait for their share of slots."""
+    return _Play(replicas, load).run()
 
 
 def lengths(count: int, mean: float, spread: float) -> list[float]:
     """Evenly drawn from one distribution, in a mixed order; without chance, so that a plan can be repeated."""
-    if spread <= 0:
+    if spread <= 0 or count < 1:
         return [max(1.0, mean)] * count
     drawn = []
     for place in range(count):
@@ -47,17 +53,17 @@ def lengths(count: int, mean: float, spread: float) -> list[float]:
 
 
 class _Play:
-    def __init__(
-        self, step: StepModel, load: Load, slots: int, pool_tokens: float, chunk_tokens: int, replicas: int
-    ) -> None:
+    def __init__(self, replicas: Several[Replica], load: Load) -> None:
         self.load = load
-        self.replicas = [Replica(step, slots, pool_tokens, chunk_tokens) for _ in range(replicas)]
+        self.replicas = list(replicas)
+        self.pace = [1.0 / replica.step.seconds(1, 1000.0) for replica in self.replicas]
         self.busy: list[tuple[float, int, Pass]] = []
-        self.idle = set(range(replicas))
+        self.idle = set(range(len(self.replicas)))
         self.sent: dict[int, float] = {}
         self.first: dict[int, float] = {}
         self.ended: dict[int, float] = {}
-        tasks = load.tasks or (load.concurrency * (1 if load.shape == "burst" else _ROUNDS))
+        rounds = 1 if load.shape == "burst" else _UNEVEN_ROUNDS if load.spread else _ROUNDS
+        tasks = load.tasks or load.concurrency * rounds
         self.outputs = lengths(tasks, load.output_tokens, load.spread)
         self.prompt = max(1.0, load.input_tokens * (1 - load.cached_share))
         self.cached = load.input_tokens - self.prompt if load.input_tokens > self.prompt else 0.0
@@ -74,26 +80,31 @@ class _Play:
             for _ in range(min(total, total if self.load.shape == "burst" else self.load.concurrency)):
                 self._send(now)
         while len(self.ended) < total:
-            while arrivals and self.upcoming < total and arrivals[self.upcoming] <= now + 1e-12:
+            following = arrivals[self.upcoming] if arrivals and self.upcoming < total else None
+            self._start(now, following)
+            if following is not None and (not self.busy or following <= self.busy[0][0]):
+                now = max(now, following)
                 self._send(now)
-            self._start(now, arrivals[self.upcoming] if arrivals and self.upcoming < total else None)
-            if not self.busy:
-                if not arrivals or self.upcoming >= total:
-                    break
-                now = arrivals[self.upcoming]
-                continue
-            then, index, done = heappop(self.busy)
-            now = then
-            self._finish(index, done, now)
+            elif self.busy:
+                now, index, done = heappop(self.busy)
+                self._finish(index, done, now)
+            else:
+                break
         return self._outcome(now)
 
     def _send(self, now: float) -> None:
         place = self.upcoming
         self.upcoming += 1
         self.sent[place] = now
-        target = min(self.replicas, key=lambda replica: replica.load)
-        sequence = Sequence(place, self.prompt, self.outputs[place], self.cached)
-        target.submit(sequence)
+        self._target().submit(Sequence(place, self.prompt, self.outputs[place], self.cached))
+
+    def _target(self) -> Replica:
+        """The fewest in it; of several with a free slot the fastest."""
+        order = range(len(self.replicas))
+        best = min(
+            order, key=lambda n: (self.replicas[n].load >= self.replicas[n].slots, self.replicas[n].load, -self.pace[n])
+        )
+        return self.replicas[best]
 
     def _start(self, now: float, next_arrival: float | None) -> None:
         for index in sorted(self.idle):
@@ -134,5 +145,4 @@ class _Play:
             wall_s=wall,
             tasks=len(self.ended),
             running=self.area / wall if wall else 0.0,
-            queue_s=0.0,
         )

@@ -9,10 +9,12 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from skep.planner.findings import capability
+from skep.planner.findings import capability, used_cards
+from skep.planner.rig_words import of_machines
 from skep.planner.setup import Rig, Setup
 
 FIRST_PORT = 8001
+_RPC_PORT = 50052  # of llama.cpp's rpc-server
 _VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
 _VLLM_KV = {"int8": "int8_per_token_head", "turboquant_3bit": "turboquant_3bit_nc"}
 _VLLM_METHODS = {"draft": "draft_model", "eagle": "eagle3"}
@@ -21,11 +23,14 @@ _LLAMA_METHODS = {"mtp": "draft-mtp", "draft": "draft-simple", "eagle": "draft-e
 
 def checkpoint_name(setup: Setup) -> str:
     """Stands for the user's own files: which checkpoint to take is not known here."""
-    return f"path/to/{setup.model.id}-{setup.quant.id}" + (".gguf" if setup.engine == "llamacpp" else "")
+    ending = ".gguf" if setup.engine == "llamacpp" else ""
+    return f"path/to/{setup.model.id}-{setup.quant.id.removeprefix('gguf_')}{ending}"
 
 
 def launch(setup: Setup, rig: Rig, *, checkpoint: str | None = None, order: Sequence[int] = ()) -> tuple[str, ...]:
-    """One shell line a replica. `order`: the machine's numbers of the rig's cards, where they were rearranged."""
+    """One shell line a replica, or a machine. `order`: the machine's numbers of the rig's cards, where rearranged."""
+    if of_machines(rig):
+        return _on_machines(setup, rig, checkpoint)
     numbers = tuple(order) or tuple(range(len(rig.cards)))
     each = setup.layout.cards if shares_experts(setup) else setup.layout.cards_each
     lines = []
@@ -36,17 +41,39 @@ def launch(setup: Setup, rig: Rig, *, checkpoint: str | None = None, order: Sequ
     return tuple(lines)
 
 
+def _on_machines(setup: Setup, rig: Rig, checkpoint: str | None) -> tuple[str, ...]:
+    """One line a machine, each with its name as a comment: engines find each other over the network."""
+    each, lines = setup.layout.cards_each, []
+    for machine in range(setup.layout.cards):
+        rank, head = machine % each, f"machine-{machine // each * each + 1}"
+        words = _argv(setup, rig, FIRST_PORT, checkpoint)
+        if setup.engine == "vllm" and each > 1:
+            words += ["--nnodes", str(each), "--node-rank", str(rank), "--master-addr", head]
+            words += ["--headless"] if rank else []
+        elif setup.engine == "sglang" and each > 1:
+            words += ["--nnodes", str(each), "--node-rank", str(rank), "--dist-init-addr", f"{head}:20000"]
+        elif setup.engine == "llamacpp" and each > 1:
+            helpers = (f"machine-{machine + other + 1}:{_RPC_PORT}" for other in range(1, each))
+            helper = ["rpc-server", "--host", "0.0.0.0", "--port", str(_RPC_PORT)]  # noqa: S104
+            words = helper if rank else [*words, "--rpc", ",".join(helpers)]
+        lines.append(" ".join((*words, f"# on machine-{machine + 1}")))
+    return tuple(lines)
+
+
 def shares_experts(setup: Setup) -> bool:
     """Replicas that spread one set of experts over all of them are one engine with data parallelism."""
     return setup.layout.replicas > 1 and setup.layout.ep > setup.layout.tp
 
 
-def gateway(setup: Setup) -> str | None:
+def gateway(setup: Setup, rig: Rig | None = None) -> str | None:
     """One endpoint for all replicas; None where there is but one engine."""
     if setup.layout.replicas < 2 or setup.slots is None or shares_experts(setup):
         return None
-    ports = range(FIRST_PORT, FIRST_PORT + setup.layout.replicas)
-    urls = " ".join(f"--upstream http://127.0.0.1:{port}" for port in ports)
+    replicas, each = range(setup.layout.replicas), setup.layout.cards_each
+    where = [f"127.0.0.1:{FIRST_PORT + n}" for n in replicas]
+    if rig is not None and of_machines(rig):
+        where = [f"machine-{n * each + 1}:{FIRST_PORT}" for n in replicas]
+    urls = " ".join(f"--upstream http://{one}" for one in where)
     return f"skep gateway {urls} --slots {setup.slots}"
 
 
@@ -75,6 +102,8 @@ def _vllm(setup: Setup, rig: Rig, model: str, port: int) -> list[str]:
         words.append("--enable-expert-parallel")
     if shares_experts(setup):
         words += ["--data-parallel-size", str(layout.replicas)]
+    if _without_bf16(setup, rig):
+        words += ["--dtype", "half"]
     if setup.kv.family != "half":
         words += ["--kv-cache-dtype", _VLLM_KV.get(setup.kv.id, setup.kv.id)]
     if layout.tp > 1 and any(capability(card) == 8.6 for card in rig.cards):
@@ -94,6 +123,10 @@ def _vllm(setup: Setup, rig: Rig, model: str, port: int) -> list[str]:
     return words
 
 
+def _without_bf16(setup: Setup, rig: Rig) -> bool:
+    return any("bf16" not in card.formats for card in used_cards(setup, rig))
+
+
 def _sglang(setup: Setup, rig: Rig, model: str, port: int) -> list[str]:
     layout = setup.layout
     words = ["python", "-m", "sglang.launch_server", "--model-path", model, "--served-model-name", setup.model.id]
@@ -109,6 +142,8 @@ def _sglang(setup: Setup, rig: Rig, model: str, port: int) -> list[str]:
         words += ["--pp-size", str(layout.pp)]
     if layout.ep > 1:
         words += ["--ep-size", str(layout.ep)]
+    if _without_bf16(setup, rig):
+        words += ["--dtype", "half"]
     if setup.kv.family != "half":
         words += ["--kv-cache-dtype", "fp8_e4m3" if setup.kv.id == "fp8" else setup.kv.id]
     if layout.tp > 1 and any(capability(card) == 8.6 for card in rig.cards):
@@ -136,7 +171,7 @@ def _llamacpp(setup: Setup, rig: Rig, model: str, port: int) -> list[str]:
     words += ["--n-gpu-layers", "999", "--ctx-size", str(setup.context * setup.slots), "--parallel", str(setup.slots)]
     words += ["--flash-attn", "on"]
     if setup.layout.tp > 1:
-        words += ["--split-mode", "tensor"]
+        words += ["--split-mode", "tensor", "--fit", "off"]  # it cannot be fitted: docs/multi-gpu.md
     elif setup.layout.pp > 1:
         words += ["--split-mode", "layer"]
         shares = [f"{card.memory_gib:g}" for card in rig.cards[: setup.layout.pp]]

@@ -8,6 +8,7 @@ budget leaves, so every term says on which side it stands.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, log2
 
 from skep.catalog.devices import Device
@@ -87,6 +88,7 @@ def weights_bytes(model: Geometry, quant: Quant, with_draft: bool = False, with_
     return int(total / 8)
 
 
+@lru_cache(maxsize=4096)  # a plan asks for the same ones many times
 def memory(
     setup: Setup,
     rig_card: Device,

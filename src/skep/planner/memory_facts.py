@@ -18,6 +18,7 @@ _USABLE_GIB = ((0, 0), (8, 7.63), (12, 11.63), (16, 15.47), (24, 23.56), (32, 31
                (96, 94.97), (141, 139.8), (192, 191.5), (288, 287.5))  # fmt: skip
 APPLE_SHARE = 0.75  # of unified memory that Metal lets a process wire down by default (recommendedMaxWorkingSetSize)
 UNIFIED_SHARE = 0.95  # DGX Spark reports 121.7 of 128 GiB to CUDA; Strix Halo's GTT limit is set near that by its users
+UNIFIED_UTILIZATION = 0.85  # vLLM's recipe for DGX Spark: more is not free when the engine asks
 UNIFIED_RESERVE_BYTES = 6 * GIB  # the system and the engine's own host memory, where they share it (a guess)
 
 # A process's CUDA context with its kernels, on the card before the engine takes its first snapshot: vLLM's budget does
@@ -88,7 +89,8 @@ def defaults(engine: str, card: Device) -> Defaults:
         return Defaults(0.88, 256 if large else 64, 8192 if large else 2048)
     if not has_pool(engine):
         return Defaults(1.0, LLAMACPP_SLOTS, LLAMACPP_BATCH_TOKENS)
-    return Defaults(0.9, 1024 if large else 256, 8192 if large else 2048)
+    use = UNIFIED_UTILIZATION if card.unified_memory else 0.9
+    return Defaults(use, 1024 if large else 256, 8192 if large else 2048)
 
 
 def has_pool(engine: str) -> bool:

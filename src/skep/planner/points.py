@@ -78,14 +78,14 @@ def read_case(row: int, cells: Mapping[str, str]) -> Case:
     engine = _engine(text)
     quant = _quant(text, notes, engine, model)
     split, layout = _layout(text, cards, engine, notes, model)
-    card = pace_setter(devices, split=split)
+    card = pace_setter(devices, in_turn=split)
     load, slots = _load(text, notes)
     published, metric = _published(text, load)
     link = _link(text.get("interconnect", ""), card, layout.tp) if layout.tp > 1 else None
     kv = _kv(text.get("kv_dtype", ""))
     pool = re.search(r"kv pool[= ]*([\d,]+) ?tok", notes)
-    share = re.search(r"util=(0\.\d+)", notes)
-    chunk = re.search(r"max-num-batched-tokens[= ](\d+)", notes)
+    share = re.search(r"(?:util|gpu-memory-utilization)[= ](0\.\d+)", notes)
+    chunk = re.search(r"(?:max-num-batched-tokens|max_num_tokens)[= ](\d+)", notes)
     if slots is None and engine == "llamacpp":
         slots = load.concurrency
     curve = tuple(
@@ -112,7 +112,7 @@ def read_case(row: int, cells: Mapping[str, str]) -> Case:
         pool_tokens=float(pool[1].replace(",", "")) if pool else None,
         chunk_tokens=int(chunk[1]) if chunk else None,
         utilization=float(share[1]) if share else None,
-        spec=_spec(text.get("spec", "")),
+        spec=_spec(text.get("spec", ""), notes),
         graphs="enforce-eager" not in notes and "eager mode" not in notes,
         weight_only="backend marlin" in notes or "marlin" in notes,
         load=load,
@@ -182,7 +182,8 @@ def _engine(text: Mapping[str, str]) -> str:
 
 _GGUF_BY_BITS = {3: "q3_k_m", 4: "q4_k_m", 5: "q5_k_m", 6: "q6_k", 8: "q8_0"}
 _QUANT_WORDS = (
-    ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("autoround int8", "int8"), ("int8 autoround", "int8"), ("w8a8", "int8"),
+    ("fp8 weights", "fp8"), ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"),
+    ("autoround int8", "int8"), ("int8 autoround", "int8"), ("w8a8", "int8"),
     ("w8a16", "int8"), ("int8", "int8"), ("autoround", "autoround"), ("gptq", "gptq"), ("awq", "awq"), ("w4a8", "w4a8"),
     ("w4a16", "int4"), ("fp8", "fp8"),
 )  # fmt: skip
@@ -195,6 +196,8 @@ def _quant(text: Mapping[str, str], notes: str, engine: str, model: Geometry) ->
     if engine in ("llamacpp", "ollama", "ik_llamacpp"):
         named = re.search(r"\b(?:ud-)?(i?q\d_[0k](?:_[smx]l?)?|iq4_xs|iq4_ks|f16)\b", notes)
         flavour = known_quant(named[1]) if named else None  # one that is not in the table: its bits decide
+        if model.native_bits and bits <= 5 and flavour is None:
+            return find_quant("gguf_mxfp4")
         return flavour or find_quant(
             {3: "q3_k_m", 4: "q4_k_m", 5: "q5_k_m", 6: "q6_k", 8: "q8_0"}.get(int(bits), "f16")
         )
@@ -217,15 +220,21 @@ def _layout(text: Mapping[str, str], cards: int, engine: str, notes: str, model:
     if local and "tensor" not in notes and tp == 1 and cards > 1:
         split = True
     ep = int(tp) if text.get("ep", "") not in ("", "0") and model.is_moe else 1
-    pp = cards if split else 1
-    return split, Layout(tp=int(tp), pp=1 if not split else pp, ep=ep, replicas=replicas)
+    staged = re.search(r"\bpp=(\d+)", notes)
+    pp = cards if split else min(cards, int(staged[1])) if staged else 1
+    return split, Layout(tp=int(tp), pp=max(1, pp), ep=ep, replicas=replicas)
 
 
 def _load(text: Mapping[str, str], notes: str) -> tuple[Load, int | None]:
     prompt = _positive(text.get("input_len", "")) or _PROMPT
     answer = _positive(text.get("output_len", "")) or _ANSWER
     slots = _whole(text.get("max_num_seqs", ""))
+    running = re.search(r"max-running-requests[= ](\d+)", notes)
+    if slots is None and running:
+        slots = _whole(running[1])
     told = text.get("concurrency", "").lower()
+    if not told and (all_of := re.search(r"all requests at once \((\d+)\)", notes)):
+        told = all_of[1]
     chat = 1.0 if "sharegpt" in notes else 0.0
     if told.startswith("offline"):
         batch = re.search(r"max_num_seqs (\d+)", notes)
@@ -303,16 +312,17 @@ def _kv(name: str) -> KvType:
     return known_kv(cleaned) or find_kv("bf16")
 
 
-def _spec(text: str) -> Speculation | None:
+def _spec(text: str, notes: str) -> Speculation | None:
     lower = text.lower()
     if not lower:
         return None
-    depth = re.search(r"(?:k|n|n-max)=(\d+)", lower)
+    depth = re.search(r"num_speculative_tokens\W+(\d+)|speculative-num-steps\W+(\d+)", notes)
+    depth = depth or re.search(r"(?:k|n|n-max)=(\d+)", lower)
     for word, method in (("dflash", "dflash"), ("eagle", "eagle"), ("draft model", "draft"), ("mtp", "mtp"),
                          ("ngram", "ngram"), ("spec", "mtp")):  # fmt: skip
         if word in lower:
             default = {"mtp": 2, "dflash": 5, "draft": 4}.get(method, 3)
-            return Speculation(method, min(16, int(depth[1]) if depth else default))
+            return Speculation(method, min(16, int(next(filter(None, depth.groups()))) if depth else default))
     return Speculation("mtp", 2)
 
 

@@ -16,6 +16,8 @@ from skep.units import GIB
 
 _AT_ONCE = {"sglang": 2048, "trtllm": 2048}  # bounded by memory alone, as far as people meet it
 _AT_ONCE_DRAFTING = {"sglang": 48}  # set by SGLang itself as soon as it speculates
+_FEW = 8  # sequences: who has room for fewer raises the engine's share of the card
+_FILLED = 0.96
 _PUSHED_OUT = 0.2  # of what the prefix cache could have answered, where the pool is too small to keep it
 
 
@@ -54,6 +56,8 @@ def case_pool_tokens(case: Case) -> float:
         reported = pool_tokens_as_reported(setup, plan)
         scale = held / reported if case.model.sliding_layers and reported else 1.0
         held = case.pool_tokens * scale
+    if held < _FEW * context and held < case.load.concurrency * context:
+        held = max(held, (_FILLED * case.card.memory_gib * GIB * each - weights) / each / sequence * context)
     return max(1.1 * context, held)
 
 

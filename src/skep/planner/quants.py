@@ -19,6 +19,7 @@ class Quant:
     keeps_ends: bool = True
     keeps_small: bool = False  # linear attention, shared experts and attention of a MoE stay 16 bit too
     end_bits: float = 16.0
+    small_bits: float = 16.0  # of what `keeps_small` keeps
     source: str = ""
 
 
@@ -44,6 +45,18 @@ QUANTS: dict[str, Quant] = {
         _Q("w4a8", "W4A8", 4.156, 4, "int4", source="4-bit weights, 8-bit activations"),
         _Q("nvfp4", "NVFP4", 4.5, 4, "fp4", source="4 bits, FP8 scale a block of 16"),
         _Q("mxfp4", "MXFP4", 4.25, 4, "fp4", keeps_small=True, source="4 bits, 8-bit scale a block of 32"),
+        _Q(
+            "gguf_mxfp4",
+            "MXFP4 GGUF",
+            4.25,
+            4,
+            "gguf",
+            keeps_ends=False,
+            keeps_small=True,
+            small_bits=8.5,
+            end_bits=8.5,
+            source="experts MXFP4, the rest Q8_0, as published",
+        ),
         _Q("q3_k_m", "Q3_K_M", 3.91, 3, "gguf", keeps_ends=False, end_bits=5.5, source="llama.cpp quantize table"),
         _Q("q4_0", "Q4_0", 4.55, 4, "gguf", keeps_ends=False, end_bits=6.56, source="llama.cpp quantize table"),
         _Q("iq4_xs", "IQ4_XS", 4.3, 4, "gguf", keeps_ends=False, end_bits=6.56, source="llama.cpp quantize table"),

@@ -20,6 +20,7 @@ from skep.planner.step import UNTUNED, Tuning
 # Near ties. More bits answer better, so they may be this much slower; below 4 bits answers suffer visibly.
 _QUALITY = {3: 0.85, 4: 1.0, 5: 1.01, 6: 1.02, 8: 1.04, 16: 1.05}
 _SMALL_KV = 0.98  # a cache of fewer than 16 bits has to bring more than 2 %
+_COSTS = 0.95  # each rule that says "costs": the speed model may see less of it than people met
 _DEPENDS = 0.99  # each rule that says "depends on version or checkpoint" is a chance that it does not start
 _WHOLE_EXPERTS = 1.005  # the speed model sees no difference between cut and whole experts: whole ones cut no group
 _ALONE = 0.25  # exponent of a single agent's speed in throughput: a swarm ends with its last task alone
@@ -127,12 +128,38 @@ def _value(goal: Goal, outcome: Outcome, context: int, found: Prospect) -> float
     return float(outcome.effective_tok_s * alone**_ALONE)
 
 
+def figure(rated: Rated, goal: Goal) -> float:
+    """What the goal asks for, as it is shown: no weights for near ties in it. More is better."""
+    if goal.kind == "latency":
+        return 1.0 / max(1e-9, rated.outcome.ttft_s + rated.outcome.tpot_s * goal.output_tokens)
+    return float(rated.context_each) if goal.kind == "context" else rated.outcome.effective_tok_s
+
+
+def why_second(first: Rated, second: Rated, alone: tuple[float, float]) -> str | None:
+    """What speaks against the second beside its figure. `alone`: what both give a single agent, in tok/s."""
+    found = []
+    ours, theirs = first.setup, second.setup
+    if second.over_limit > max(1.0, first.over_limit):
+        found.append("farther from --slo" if first.over_limit > 1 else "not within --slo")
+    if round(alone[1]) < round(alone[0]):
+        found.append(f"slower for a single agent: {alone[1]:,.0f} against {alone[0]:,.0f} tok/s")
+    if theirs.quant.nominal < ours.quant.nominal:
+        found.append(f"fewer bits: {theirs.quant.title} against {ours.quant.title}")
+    if theirs.kv.family != "half" and ours.kv.family == "half":
+        found.append(f"{theirs.kv.title} KV against 16 bit")
+    depend = [sum(f.verdict == "depends" for f in rated.findings) for rated in (first, second)]
+    if depend[1] > depend[0]:
+        found.append(f"{depend[1]} rules depend on version or checkpoint, against {depend[0]}")
+    return ", ".join(found) or None
+
+
 def _weight(setup: Setup, findings: tuple[Finding, ...]) -> float:
     weight = _QUALITY.get(setup.quant.nominal, 1.0)
     if setup.kv.family != "half":
         weight *= _SMALL_KV
     if setup.layout.ep > 1:
         weight *= _WHOLE_EXPERTS
+    weight *= _COSTS ** sum(finding.verdict == "costs" for finding in findings)
     return weight * _DEPENDS ** sum(finding.verdict == "depends" for finding in findings)
 
 

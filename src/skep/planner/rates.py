@@ -9,7 +9,9 @@ from skep.planner.constants import Constants
 from skep.planner.quants import KvType, Quant
 
 LLAMACPP = ("llamacpp", "ollama", "ik_llamacpp")
-_DATACENTER = {"volta", "hopper", "blackwell-dc", "cdna3", "cdna2", "cdna"}
+_DATACENTER = {"volta", "hopper", "blackwell-dc", "cdna4", "cdna3", "cdna2", "cdna"}
+_DATACENTER_AMPERE = ("a100", "a30", "a800", "cmp-170hx")  # the die with HBM, not the one of the GeForce cards
+_TUNED_AMD = {"cdna3", "cdna4"}  # with kernels of AMD's own for experts
 _GGUF_IN_VLLM = 0.2  # "GGUF in vLLM is slow: 5 to 10 times slower than Marlin"
 
 
@@ -29,7 +31,7 @@ class Rates:
 
 
 def is_datacenter(card: Device) -> bool:
-    return card.family in _DATACENTER or (card.family == "ampere" and card.bandwidth_gbs > 1200)
+    return card.family in _DATACENTER or (card.family == "ampere" and card.id.startswith(_DATACENTER_AMPERE))
 
 
 def rates_of(quant: Quant, kv: KvType, card: Device, engine: str, c: Constants, *, weight_only: bool = False) -> Rates:
@@ -45,7 +47,7 @@ def rates_of(quant: Quant, kv: KvType, card: Device, engine: str, c: Constants, 
         compute_half=_compute(None, card, llamacpp, c),
         host=c.overhead_datacenter if is_datacenter(card) else 1.0,
         llamacpp=llamacpp,
-        tuned_experts=llamacpp or card.vendor != "amd",
+        tuned_experts=llamacpp or card.vendor != "amd" or card.family in _TUNED_AMD,
     )
 
 

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from skep.catalog.devices import Device, Origin
-from skep.catalog.gpus import device, devices, find_device
+from skep.catalog.gpus import also_meant, device, devices, find_device
 from skep.errors import UserError
-from skep.planner.links import PCIE_GBS, pcie_gbs
+from skep.planner.links import PCIE_GBS, default_link, pcie_gbs
 from skep.planner.setup import Link, Rig
 from skep.records import Gpu, HostFacts
 from skep.units import GIB, parse_bytes
 
 MOST_CARDS = 64
-_COUNT_FIRST = re.compile(r"(\d{1,2})\s*[x*]\s*(.+)", re.IGNORECASE)
+_COUNT_FIRST = re.compile(r"(\d{1,3}|\d{4,}(?=\s*[x*]\s*[a-z]))\s*[x*]\s*(.+)", re.IGNORECASE)
 _COUNT_LAST = re.compile(r"(.+?)\s+[x*]\s*(\d+)", re.IGNORECASE)
 _LINK = re.compile(r"\s*([a-z0-9.]+)\s*(?:\(([^)]*)\))?\s*(?:,|$)", re.IGNORECASE)
 _PCIE = re.compile(r"pcie\s*(\d(?:\.\d)?)?(?:x(\d+))?", re.IGNORECASE)
@@ -28,7 +28,10 @@ _HINT = 'write it as "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: nv
 _SPEC_HINT = 'write it as --gpu-spec "name=my-card,memory=24GiB,bandwidth=936,fp16=71"'
 _SPEC_NUMBERS = ("bandwidth", "fp16", "fp8", "fp4", "int8", "cc", "tdp", "nvlink")  # GB/s, TFLOPS, W, GB/s one way
 _SPEC_KEYS = ("name", "memory", "formats", "pcie", "vendor", *_SPEC_NUMBERS)
-_BRIDGE = ("bridge", "2x", "1x")  # what a catalogue's NVLink is called where it joins two cards only
+_AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
+_LANES = (1, 2, 4, 8, 12, 16, 32)
+_LINK_WORDS = "known: nvlink, pcie, pcie4x8 and p2p"
+_CABLE = Link("pcie", 5.0, p2p=False, title="40 Gbit/s network")  # USB4 or Thunderbolt between machines
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +46,43 @@ def parse_rig(
     text: str, link: str | None = None, *, price: float | None = None, known: Mapping[str, Device] | None = None
 ) -> Rig:
     """`link`: `nvlink` or `pcie` for all pairs. `price` of one card. `known`: cards the user described."""
+    return find_rig(text, link, price=price, known=known).rig
+
+
+def find_rig(
+    text: str, link: str | None = None, *, price: float | None = None, known: Mapping[str, Device] | None = None
+) -> Found:
+    """`parse_rig`, with what a short name was taken for and what joins machines of their own."""
     names, _, links = text.partition(":")
     cards: list[Device] = []
     prices: list[float | None] = []
-    for part in names.split("+"):
+    notes: list[str] = []
+    for part in _AND.split(names):
         name, count, each = _part(part.strip(), text)
-        found = (known or {}).get(name.casefold()) or device(name)
+        described = (known or {}).get("-".join(name.casefold().split()))
+        found = described or device(name)
+        if described is None and (others := also_meant(name)):
+            notes.append(f"`{name}` is taken as {found.id}; there is also {', '.join(others)}")
+        if len(cards) + count > MOST_CARDS:
+            raise UserError(f"--gpu `{text}` has {len(cards) + count} cards", hint=f"a rig has at most {MOST_CARDS}")
         cards += [found] * count
         prices += [price if each is None else each] * count
-    if len(cards) > MOST_CARDS:
-        raise UserError(f"`{text}` has {len(cards)} cards", hint=f"a rig has at most {MOST_CARDS}")
+    if price is not None and price not in prices:
+        raise UserError(f"--gpu `{text}` has prices of its own beside --price {price:g}", hint="say them once")
     total = sum(p for p in prices if p is not None) if all(p is not None for p in prices) else None
     rig = Rig(tuple(cards), _usual(cards), title=_title(cards), price=total)
     if link is not None:
         rig = _all_linked(rig, link)
-    return _with_links(rig, links, text) if links.strip() else rig
+    if links.strip():
+        rig = _with_links(rig, links, text)
+    if of_machines(rig) and link is None and not links.strip() and rig.default_link is not None:
+        notes.append(f"{rig.title} is {len(cards)} machines, taken as joined by a {rig.default_link.title}")
+    return Found(rig, tuple(dict.fromkeys(notes)))
+
+
+def of_machines(rig: Rig) -> bool:
+    """Chips whose memory is the machine's: several of them are several machines."""
+    return len(rig.cards) > 1 and any(card.unified_memory for card in rig.cards)
 
 
 def _part(part: str, text: str) -> tuple[str, int, float | None]:
@@ -89,16 +114,26 @@ def is_geforce(card: Device) -> bool:
 def _usual(cards: Sequence[Device]) -> Link:
     """Of all pairs, without a word from the user: the board's NVLink where it is built in, else the slowest slot."""
     slow = min((_own_link(card) for card in cards), key=lambda link: (link.kind == "nvlink", link.gbs))
-    return slow if slow.kind == "nvlink" else replace(slow, p2p=not any(is_geforce(card) for card in cards))
+    return slow if slow.kind == "nvlink" else _over_pcie(slow, cards)
+
+
+def slot_link(cards: Sequence[Device]) -> Link:
+    """Without any NVLink: the slowest slot."""
+    return _over_pcie(min((_own_link(replace(c, nvlink_gbs=None)) for c in cards), key=lambda link: link.gbs), cards)
+
+
+def _over_pcie(link: Link, cards: Sequence[Device]) -> Link:
+    return replace(link, p2p=link.p2p and not any(is_geforce(card) for card in cards))
 
 
 def _own_link(card: Device) -> Link:
-    if card.nvlink_gbs and not _bridged(card) and card.vendor in ("nvidia", "amd"):
-        return Link("nvlink", card.nvlink_gbs, title="NVLink" if card.vendor == "nvidia" else "xGMI")
-    return Link("pcie", pcie_gbs(card.pcie or "4.0 x16"), title=f"PCIe {card.pcie or '4.0 x16'}")
+    own = default_link(card)
+    return _CABLE if card.unified_memory and own.kind != "nvlink" and own.title.startswith("PCIe") else own
 
 
 def _all_linked(rig: Rig, word: str) -> Rig:
+    if word.lower() not in ("nvlink", "p2p") and _PCIE.fullmatch(word.lower()) is None:
+        raise UserError(f"--link `{word}` is no link", hint=_LINK_WORDS)
     lacking = next((card for card in rig.cards if not card.nvlink_gbs), None)
     if word.lower() == "nvlink" and lacking is not None:
         raise UserError(f"--link nvlink: {lacking.id} has no NVLink", hint="--link pcie, or leave --link out")
@@ -140,7 +175,8 @@ def _linked(rig: Rig, word: str, members: Sequence[str], text: str) -> Rig:
 
 
 def _bridged(card: Device) -> bool:
-    return card.nvlink is not None and any(word in card.nvlink for word in _BRIDGE)
+    """NVLink that is not the board's own joins two cards."""
+    return card.nvlink_gbs is not None and default_link(card).kind != "nvlink"
 
 
 def _members(member: str, count: int, text: str) -> list[tuple[int, int]]:
@@ -169,7 +205,7 @@ def _make(word: str, rig: Rig, a: int, b: int, text: str) -> Link:
         return replace(old, p2p=True)
     match = _PCIE.fullmatch(lower)
     if match is None:
-        raise UserError(f"`{word}` is no link in `{text}`", hint="known: nvlink, pcie, pcie4x8 and p2p")
+        raise UserError(f"`{word}` is no link in `{text}`", hint=_LINK_WORDS)
     p2p = old.p2p if old.kind == "pcie" else not any(is_geforce(card) for card in cards)
     if match[1] is None and match[2] is None:
         slot = min((card.pcie or "4.0 x16" for card in cards), key=pcie_gbs)
@@ -177,6 +213,8 @@ def _make(word: str, rig: Rig, a: int, b: int, text: str) -> Link:
     generation = match[1] if match[1] and "." in match[1] else f"{match[1] or '4'}.0"
     if generation not in PCIE_GBS:
         raise UserError(f"`{word}` is no PCIe generation in `{text}`", hint="known: " + ", ".join(PCIE_GBS))
+    if int(match[2] or 16) not in _LANES:
+        raise UserError(f"`{word}` is no slot in `{text}`", hint="lanes are 1, 2, 4, 8 or 16")
     written = f"{generation} x{match[2] or '16'}"
     return Link("pcie", pcie_gbs(written), p2p=p2p, title=f"PCIe {written}")
 
@@ -189,22 +227,7 @@ def parse_spec(text: str) -> Device:
         if not equals or not value.strip():
             raise UserError(f"--gpu-spec `{text}` has no value in `{part.strip()}`", hint=_SPEC_HINT)
         values[key.strip().lower()] = value.strip()
-    plain = {
-        "name",
-        "memory",
-        "bandwidth",
-        "fp16",
-        "fp8",
-        "fp4",
-        "int8",
-        "cc",
-        "formats",
-        "tdp",
-        "pcie",
-        "nvlink",
-        "vendor",
-    }
-    unknown = next((key for key in values if key not in plain), None)
+    unknown = next((key for key in values if key not in _SPEC_KEYS), None)
     missing = next((key for key in ("name", "memory", "bandwidth") if key not in values), None)
     if unknown or missing:
         what = f"knows no `{unknown}`" if unknown else f"lacks {missing}"

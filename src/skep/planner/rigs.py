@@ -16,12 +16,12 @@ def groups(layout: Layout) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(first * each, (first + 1) * each)) for first in range(layout.replicas))
 
 
-def pace_setter(cards: Sequence[Device], *, split: bool = False) -> Device:
+def pace_setter(cards: Sequence[Device], *, in_turn: bool = False) -> Device:
     """Of cards that work on every layer together the slowest sets the pace; where layers are split they take turns."""
     if len({card.id for card in cards}) == 1:
         return cards[0]
     memory = min(card.memory_gib for card in cards)
-    if split:
+    if in_turn:
         rate = len(cards) / sum(1 / card.bandwidth_gbs for card in cards)
         return replace(cards[0], bandwidth_gbs=rate, memory_gib=memory)
     slowest = min(cards, key=lambda card: card.bandwidth_gbs)

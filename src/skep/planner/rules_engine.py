@@ -19,7 +19,13 @@ CROWD = 8
 def sane_numbers(setup: Setup, rig: Rig) -> Finding | None:  # noqa: ARG001
     use = setup.utilization
     if use is not None and not 0 < use <= 1:
-        return Finding("utilization", "refused", f"a utilization of {use:g} is no share of a card", "arithmetic", "0.9")
+        return Finding(
+            "utilization",
+            "refused",
+            f"a utilization of {use:g} is no share of a card",
+            "arithmetic",
+            "--utilization 0.9",
+        )
     if use is not None and use > 0.95 and gpu_engine(setup):
         sentence = f"a utilization of {use:g} leaves {(1 - use) * 100:.0f} % of the card for graphs and late buffers"
         return Finding("utilization", "costs", sentence, DUAL_3090, "0.92")
@@ -149,7 +155,7 @@ def speculation_possible(setup: Setup, rig: Rig) -> Finding | None:  # noqa: ARG
             "refused",
             f"ollama has no speculation, {spec} was asked for",
             "Ollama documentation",
-            "llamacpp or vllm",
+            "--engine llamacpp or --engine vllm",
         )
     if spec.method == "mtp" and not model.mtp_layers:
         return Finding(
@@ -157,7 +163,7 @@ def speculation_possible(setup: Setup, rig: Rig) -> Finding | None:  # noqa: ARG
             "refused",
             f"{model.id} has no MTP layers to draft with, {spec} was asked for",
             "the model's configuration",
-            "ngram or a draft model",
+            "--spec ngram:4, or none",
         )
     if spec.method == "mtp" and gguf_engine(setup):
         sentence = f"{spec} in {setup.engine}: since May 2026, with a GGUF that kept its MTP layers"

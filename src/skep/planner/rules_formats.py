@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from skep.catalog.devices import Device
 from skep.planner.findings import (
     DUAL_3090,
     MARLIN_CC,
@@ -59,7 +60,11 @@ def engine_reads(setup: Setup, rig: Rig) -> Finding | None:  # noqa: ARG001
             "AWQ",
         )
     return Finding(
-        "engine-format", "refused", f"{engine} does not read {quant.title}", "TensorRT-LLM documentation", "AWQ or FP8"
+        "engine-format",
+        "refused",
+        f"{engine} does not read {quant.title}",
+        "TensorRT-LLM documentation",
+        "--quant awq or --quant fp8",
     )
 
 
@@ -80,7 +85,7 @@ def fp8_weights(setup: Setup, rig: Rig) -> Finding | None:
         return Finding("fp8-weights", "depends", sentence, "vLLM documentation, supported hardware", "INT4")
     if cc < MARLIN_CC or setup.engine == "trtllm":
         sentence = f"{card.id} (SM {cc:g}) has no FP8 units and {setup.engine} no kernel that would do without"
-        return Finding("fp8-weights", "refused", sentence, "vllm pull 45306: Marlin needs 7.5", "AWQ or GPTQ")
+        return Finding("fp8-weights", "refused", sentence, "vllm pull 45306: Marlin needs 7.5", "--quant gptq")
     if setup.engine == "sglang":
         sentence = (
             f"sglang on {card.id} (SM {cc:g}) answers `type fp8e4nv not supported` to {setup.quant.title}; newer "
@@ -98,6 +103,10 @@ def fp4_weights(setup: Setup, rig: Rig) -> Finding | None:
     quant = setup.quant
     if quant.id != "nvfp4" or not gpu_engine(setup):
         return None
+    other = next((card for card in used_cards(setup, rig) if card.vendor != "nvidia"), None)
+    if other is not None:
+        sentence = f"NVFP4 is NVIDIA's format, {other.id} has no kernel for it"
+        return Finding("nvfp4", "refused", sentence, "vLLM documentation, supported hardware", _instead_of_nvfp4(other))
     card = without(setup, rig, "fp4")
     if card is None:
         return Finding("nvfp4", "fine", f"{used_cards(setup, rig)[0].id} computes NVFP4", "data sheet")
@@ -109,12 +118,17 @@ def fp4_weights(setup: Setup, rig: Rig) -> Finding | None:
             "refused",
             f"{card.id} ({level}) has no FP4 units and {setup.engine} no way around",
             QUAD_3090,
-            "AWQ",
+            "--quant awq",
         )
     sentence = (
         f"{card.id} (SM {cc:g}) has no FP4 units: `Blackwell-only` in one write-up, unpacked by Marlin in newer vLLM"
     )
     return Finding("nvfp4", "depends", sentence, f"{QUAD_3090}; vllm pull 45306", "AWQ")
+
+
+def _instead_of_nvfp4(card: Device) -> str:
+    """AMD's cards with FP4 units compute the other four-bit format."""
+    return "--quant mxfp4" if "fp4" in card.formats else "--quant awq"
 
 
 def mxfp4_weights(setup: Setup, rig: Rig) -> Finding | None:
@@ -130,7 +144,7 @@ def mxfp4_weights(setup: Setup, rig: Rig) -> Finding | None:
             "refused",
             f"{card.id} (SM {cc:g}) is too old for the kernels that unpack MXFP4",
             "vllm issue 23203",
-            "llamacpp",
+            "--engine llamacpp",
         )
     level = f"SM {cc:g}" if cc else card.vendor
     sentence = (
@@ -156,7 +170,9 @@ def int8_weights(setup: Setup, rig: Rig) -> Finding | None:
             sentence = f"INT8 W8A8 is not supported on {card.id} (SM {cc:g}); weights alone in INT8 (W8A16) load"
             return Finding("int8-weights", "depends", sentence, source, "FP8")
         if cc is not None and cc < MARLIN_CC:
-            return Finding("int8-weights", "refused", f"{card.id} (SM {cc:g}) has no INT8 tensor cores", source, "GPTQ")
+            return Finding(
+                "int8-weights", "refused", f"{card.id} (SM {cc:g}) has no INT8 tensor cores", source, "--quant gptq"
+            )
         if "int8" not in card.formats:
             return Finding(
                 "int8-weights", "depends", f"nobody told whether {card.id} computes INT8", "data sheet", "INT4 or FP8"
@@ -174,7 +190,11 @@ def half_precision(setup: Setup, rig: Rig) -> Finding | None:
             f"{card.id} has no BF16 and {setup.model.id} overflows in FP16: {setup.engine} refuses or computes in FP32"
         )
         return Finding(
-            "bf16", "refused", sentence, "vLLM: `does not support float16. Reason: Numerical instability`", "llamacpp"
+            "bf16",
+            "refused",
+            sentence,
+            "vLLM: `does not support float16. Reason: Numerical instability`",
+            "--engine llamacpp",
         )
     sentence = f"{card.id} has no BF16: {setup.model.id} runs with --dtype half, at the risk of overflow in some models"
     return Finding("bf16", "costs", sentence, "vLLM documentation, --dtype", "--dtype half")
@@ -195,7 +215,7 @@ def int4_kernels(setup: Setup, rig: Rig) -> Finding | None:
         if cc < MARLIN_CC:
             verdict: Answer = "refused" if quant.id == "awq" else "costs"
             sentence = f"{quant.title} on {card.id} (SM {cc:g}): AWQ needs 7.5, GPTQ runs on an older, slower kernel"
-            remedy = "GPTQ" if quant.id == "awq" else None
+            remedy = "--quant gptq" if quant.id == "awq" else None
             return Finding("int4-kernels", verdict, sentence, "vLLM documentation, supported hardware", remedy)
         if cc < 8.0:
             sentence = (
@@ -224,7 +244,7 @@ def kv_engine(setup: Setup, rig: Rig) -> Finding | None:  # noqa: ARG001
             "refused",
             f"{engine} keeps KV in 16 bit, q8_0, q5_0 or q4_0, not in {kv.title}",
             "llama.cpp --cache-type-k",
-            "q8_0",
+            "--kv q8_0",
         )
     if not gguf_engine(setup) and kv.family == "gguf":
         return Finding(
@@ -232,12 +252,16 @@ def kv_engine(setup: Setup, rig: Rig) -> Finding | None:  # noqa: ARG001
             "refused",
             f"{engine} does not keep KV in {kv.title}, that is llama.cpp's",
             "vLLM --kv-cache-dtype",
-            "fp8",
+            "--kv fp8",
         )
     if engine != "vllm" and kv.family in ("turboquant", "int8"):
         verdict: Answer = "depends" if engine == "trtllm" and kv.family == "int8" else "refused"
         return Finding(
-            "kv-engine", verdict, f"{kv.title} KV is vLLM's, {engine} was asked for", "engines' documentation", "fp8"
+            "kv-engine",
+            verdict,
+            f"{kv.title} KV is vLLM's, {engine} was asked for",
+            "engines' documentation",
+            "--kv fp8",
         )
     return None
 
@@ -255,7 +279,7 @@ def kv_fp8(setup: Setup, rig: Rig) -> Finding | None:
     cc = capability(card)
     if cc is not None and cc < 8.0:
         sentence = f"{kv.title} KV (e4m3) is refused on {card.id} (SM {cc:g})"
-        return Finding("kv-fp8", "refused", sentence, "vllm issue 18182: `type fp8e4nv not supported`", "bf16")
+        return Finding("kv-fp8", "refused", sentence, "vllm issue 18182: `type fp8e4nv not supported`", "--kv bf16")
     if cc is None:
         sentence = (
             f"{kv.title} KV (e4m3) on {card.id}: {setup.engine} on {card.vendor} converts it where a kernel exists"
@@ -273,7 +297,7 @@ def _kv_e5m2(setup: Setup) -> Finding:
     if quant.family == "fp8":
         sentence = f"fp8_e5m2 KV is refused with {quant.title} checkpoints"
         return Finding(
-            "kv-fp8", "refused", sentence, "vLLM attention.py: `not supported with fp8 checkpoints`", "fp8_e4m3 or bf16"
+            "kv-fp8", "refused", sentence, "vLLM attention.py: `not supported with fp8 checkpoints`", "--kv fp8_e4m3"
         )
     if quant.family not in ("int4", "int8", "fp4") or setup.engine != "vllm":
         return Finding("kv-fp8", "fine", f"fp8_e5m2 KV beside {quant.title}: half of BF16's bytes", DUAL_3090)
@@ -301,9 +325,7 @@ def kv_int8(setup: Setup, rig: Rig) -> Finding | None:  # noqa: ARG001
     version = version_of(setup.version)
     source = f"{QUAD_3090} (vllm issue 33480); vllm pull 53299"
     if version is not None and version[:2] < INT8_KV_SINCE:
-        return Finding(
-            "kv-int8", "refused", f"vLLM {setup.version} has no INT8 KV", source, "fp8_e5m2, or vLLM of mid-2026"
-        )
+        return Finding("kv-int8", "refused", f"vLLM {setup.version} has no INT8 KV", source, "--kv fp8_e5m2")
     sentence = f"{setup.kv.title} KV: not implemented in vLLM 0.19, `int8_per_token_head` in those of mid-2026"
     return Finding("kv-int8", "depends", sentence, source, "fp8_e5m2")
 
@@ -313,7 +335,7 @@ def kv_turboquant(setup: Setup, rig: Rig) -> Finding | None:  # noqa: ARG001
         return None
     version, title = version_of(setup.version), setup.kv.title
     if version is not None and version[:2] < TURBOQUANT_SINCE:
-        return Finding("turboquant", "refused", f"vLLM {setup.version} has no {title}, 0.20 has", QUAD_3090, "fp8")
+        return Finding("turboquant", "refused", f"vLLM {setup.version} has no {title}, 0.20 has", QUAD_3090, "--kv fp8")
     if setup.model.is_hybrid:
         if version is not None and version[:2] >= TURBOQUANT_HYBRID_SINCE:
             sentence = (
@@ -330,7 +352,7 @@ def kv_turboquant(setup: Setup, rig: Rig) -> Finding | None:  # noqa: ARG001
             "refused",
             sentence,
             f"{DUAL_3090}: `NotImplementedError`",
-            "fp8_e5m2, vLLM after 0.20, or the Genesis patches",
+            "--kv fp8_e5m2, vLLM after 0.20, or the Genesis patches",
         )
     sentence = (
         f"{title} trades 50 to 65 % of decode speed for a larger pool in one write-up, 8 % in another (82.5 "
@@ -342,9 +364,11 @@ def kv_turboquant(setup: Setup, rig: Rig) -> Finding | None:  # noqa: ARG001
 def kv_nvfp4(setup: Setup, rig: Rig) -> Finding | None:
     if setup.kv.id != "nvfp4" or not gpu_engine(setup):
         return None
-    card = without(setup, rig, "fp4")
+    card = without(setup, rig, "fp4") or next((c for c in used_cards(setup, rig) if c.vendor != "nvidia"), None)
     if card is not None:
-        return Finding("kv-nvfp4", "refused", f"NVFP4 KV needs FP4 units, {card.id} has none", "vllm pull 53299", "fp8")
+        return Finding(
+            "kv-nvfp4", "refused", f"NVFP4 KV needs NVIDIA's FP4 units, {card.id} has none", "vllm pull 53299", "fp8"
+        )
     return Finding(
         "kv-nvfp4",
         "depends",

@@ -11,6 +11,7 @@ from skep.planner.findings import (
     capability,
     gguf_engine,
     gpu_engine,
+    runs_cuda_kernels,
     used_cards,
     worst_link,
 )  # fmt: skip
@@ -41,24 +42,26 @@ def engine_can(setup: Setup, rig: Rig) -> Finding | None:
             "refused",
             f"trtllm runs on NVIDIA only, this rig has {other}",
             "TensorRT-LLM documentation",
-            "take vllm or llamacpp",
+            "--engine vllm or --engine llamacpp",
         )
-    if engine in ("vllm", "sglang") and "apple" in vendors:
-        sentence = f"{engine} on Apple is a plugin of its own (vllm-metal) with fewer features"
-        return Finding("engine", "depends", sentence, "github.com/vllm-project/vllm-metal", "take llamacpp")
+    unfit = next((card for card in used_cards(setup, rig) if not runs_cuda_kernels(card)), None)
+    if engine in ("vllm", "sglang") and unfit is not None:
+        if unfit.vendor == "apple":
+            sentence = f"{engine} does not run on {unfit.id}: its plugin for Apple (vllm-metal) is another program"
+            return Finding("engine", "refused", sentence, "github.com/vllm-project/vllm-metal", "--engine llamacpp")
+        sentence = f"{engine} does not run on {unfit.id} (SM {unfit.compute_capability:g}): its kernels begin at SM 7.0"
+        return Finding("engine", "refused", sentence, "vLLM documentation, GPU requirements", "--engine llamacpp")
     if gguf_engine(setup) and layout.ep > 1:
         return Finding(
             "engine",
             "refused",
             f"{engine} has no expert parallel, EP={layout.ep} was asked for",
             "llama.cpp docs/multi-gpu.md",
-            "leave EP at 1",
+            "--ep 1",
         )
     if engine == "ollama" and layout.tp > 1:
         sentence = f"ollama splits by layers only, TP={layout.tp} was asked for"
-        return Finding(
-            "engine", "refused", sentence, QUAD_3090, f"PP={layout.tp}, or llamacpp with --split-mode tensor"
-        )
+        return Finding("engine", "refused", sentence, QUAD_3090, f"--pp {layout.tp}, or --engine llamacpp")
     if gguf_engine(setup) and layout.tp > 1:
         if setup.kv.family == "gguf":
             sentence = (
@@ -70,7 +73,7 @@ def engine_can(setup: Setup, rig: Rig) -> Finding | None:
                 "refused",
                 sentence,
                 "llama.cpp pull 19378, as LocalAI pull 9560 sums it up",
-                "16-bit KV, or layers split with PP",
+                "--kv bf16, or layers split with --pp",
             )
         sentence = (
             f"TP={layout.tp} in {engine} is --split-mode tensor: new, marked experimental, and needs flash attention"
@@ -99,7 +102,7 @@ def heads_divide(setup: Setup, rig: Rig) -> Finding | None:
     listed = ", ".join(str(n) for n in rungs)
     sentence = f"TP={tp} is refused: {what} of {model.id}; valid are TP={listed}"
     fitting = [n for n in rungs if n <= min(tp, max(1, len(rig.cards)))]
-    return Finding("heads", "refused", sentence, QUAD_3090, f"TP={max(fitting)}" if fitting else None)
+    return Finding("heads", "refused", sentence, QUAD_3090, f"--tp {max(fitting)}" if fitting else None)
 
 
 def valid_rungs(model: Geometry) -> tuple[int, ...]:
@@ -162,14 +165,18 @@ def expert_parallel(setup: Setup, rig: Rig) -> Finding | None:  # noqa: ARG001
             "refused",
             f"{model.id} is dense: EP={layout.ep} has no experts to spread",
             "the model's configuration",
-            "EP=1",
+            "--ep 1",
         )
     if layout.ep not in (layout.tp, layout.tp * layout.replicas):
         sentence = (
             f"EP={layout.ep} is refused: the expert group is TP x data parallel, here {layout.tp} x {layout.replicas}"
         )
         return Finding(
-            "expert-parallel", "refused", sentence, "vLLM documentation, expert parallel deployment", f"EP={layout.tp}"
+            "expert-parallel",
+            "refused",
+            sentence,
+            "vLLM documentation, expert parallel deployment",
+            f"--ep {layout.tp}",
         )
     if model.experts % layout.ep:
         sentence = (
@@ -201,13 +208,13 @@ def widths_divide(setup: Setup, rig: Rig) -> Finding | None:  # noqa: ARG001
             "refused",
             sentence,
             "vLLM divides each layer's width by TP",
-            "a smaller TP" + (" or EP" if model.is_moe else ""),
+            "a smaller --tp" + (f", or --ep {layout.tp}" if model.is_moe else ""),
         )
     part = width // layout.tp
     grouped = quant.family in ("int4", "fp8")
     if not grouped or part % GROUP == 0:
         return None
-    remedy = f"EP={layout.tp} keeps experts whole" if model.is_moe else "a smaller TP"
+    remedy = f"--ep {layout.tp} keeps experts whole" if model.is_moe else "a smaller --tp"
     cut = f"TP={layout.tp} cuts the {kind} width {width} into {part}"
     if quant.family == "fp8":
         sentence = f"{cut}, no multiple of {GROUP}: block-quantized FP8 checkpoints are refused, channel-wise ones load"
@@ -247,8 +254,11 @@ def pipeline(setup: Setup, rig: Rig) -> Finding | None:  # noqa: ARG001
             "refused",
             f"PP={pp} has more stages than the {model.layers} layers of {model.id}",
             "arithmetic",
-            "a smaller PP",
+            f"--pp {model.layers} or less",
         )
+    if setup.spec is not None and setup.spec.method == "mtp" and setup.engine == "vllm":
+        sentence = f"vLLM does not start with {setup.spec} and PP={pp}: 0.26 to 0.29 end with an error"
+        return Finding("pipeline", "refused", sentence, "vllm issues 52069 and 57755", "--pp 1, or --spec none")
     if setup.spec is not None and setup.engine == "vllm":
         sentence = f"{setup.spec} with PP={pp}: long refused by vLLM, newer ones allow some methods"
         return Finding("pipeline", "depends", sentence, "vllm issue 6911", "TP instead of PP, or no speculation")

@@ -12,7 +12,7 @@ from skep.catalog.devices import Device
 from skep.catalog.geometry import Geometry
 from skep.planner.constants import Constants
 from skep.planner.drafting import drafting
-from skep.planner.links import NO_LINK, all_reduce
+from skep.planner.links import NO_LINK, all_reduce, is_built_in
 from skep.planner.parts import part_bits, parts_of
 from skep.planner.quants import KvType, Quant
 from skep.planner.rates import Rates, rates_of
@@ -149,11 +149,12 @@ def step_model(
     experts_s = parts.experts * bits["experts"] / 8 / (rates.read * c.bw_experts) * uneven
     routed = model.experts_per_token / model.experts if model.experts else 0.0
     fixed_s = _fixed_s(model, rates, c, graphs=graphs)
-    reduce = all_reduce(ways, link, c, graphs=graphs) if link is not None else NO_LINK
+    reduce = all_reduce(ways, link, c, graphs=graphs, family=card.family) if link is not None else NO_LINK
     reductions = 2 * model.layers + 1
     draft = drafting(
         spec, model, rates, c, ways=ways, draft_bits=bits["draft"], head_s=head_s,
         experts_s=experts_s * routed / max(1, model.expert_layers), reduce_s=reductions * reduce.fixed_s,
+        built_in_link=link is not None and is_built_in(link),
     )  # fmt: skip
     head_width = model.heads * (model.full_head_dim or model.head_dim)
     kv_ways = 1 if model.mla_rank else min(ways, model.full_kv_heads or model.kv_heads)

@@ -132,6 +132,7 @@ def groups_of(case: Case) -> tuple[str, ...]:
         "spec" if case.spec is not None else "no spec",
         f"gpu {case.card.family}",
         f"engine {case.engine}",
+        "open loop" if case.load.rate_per_s is not None else "closed loop",
     )
 
 

@@ -20,6 +20,14 @@ from typing import Any, Literal, Self
 
 from skep.errors import StoreError, UserError
 from skep.records import GatewayRequest, Request, Run, RunState
+from skep.store.calibrations import (
+    CALIBRATIONS,
+    INSERT_CALIBRATION,
+    NEWEST_FIRST,
+    Calibration,
+    calibration_of,
+    calibration_row,
+)
 from skep.store.connection import connect
 from skep.store.copies import copy_database
 from skep.store.faults import translated
@@ -172,6 +180,10 @@ class Store:
                 for start in range(0, len(values), GATEWAY_ROWS_AT_ONCE):
                     self._insert_gateway_rows(values[start : start + GATEWAY_ROWS_AT_ONCE])
 
+    def append_calibration(self, found: Calibration) -> None:
+        with self._transaction():
+            self._connection.execute(INSERT_CALIBRATION, calibration_row(found))
+
     def end_run(
         self, run_id: str, ended_at: float, outcome: Literal["done", "failed"], error: str | None = None
     ) -> None:
@@ -213,6 +225,11 @@ class Store:
         values = (float("-inf") if since is None else since, -1 if limit is None else limit)
         return [gateway_request_of(row) for row in self._read(_GATEWAY_REQUESTS, *values)]
 
+    def calibrations(self, host: str | None = None) -> list[Calibration]:
+        """Newest first; of one host, or all."""
+        where, values = (" WHERE host = ?", (host,)) if host is not None else ("", ())
+        return [calibration_of(row) for row in self._read(CALIBRATIONS + where + NEWEST_FIRST, *values)]
+
     def count_gateway_requests(self, before: float | None = None) -> int:
         limit = float("inf") if before is None else before
         return int(self._read("SELECT count(*) FROM gateway_requests WHERE arrived_at < ?", limit)[0][0])
@@ -238,6 +255,15 @@ class Store:
                 self._connection.execute(f"DELETE FROM {table} WHERE {key} IN (SELECT run_id FROM deleting)")  # noqa: S608
             self._connection.execute("DELETE FROM deleting")
         return len(doomed)
+
+    def delete_calibrations(self, ids: Iterable[str]) -> int:
+        """How many there were to delete."""
+        with self._transaction():
+            self._connection.executemany("INSERT INTO deleting VALUES (?)", [(name,) for name in sorted(set(ids))])
+            doomed = "DELETE FROM calibrations WHERE id IN (SELECT run_id FROM deleting)"
+            deleted = self._connection.execute(doomed).rowcount
+            self._connection.execute("DELETE FROM deleting")
+        return deleted
 
     def size_bytes(self) -> int:
         """On disk, side files included."""

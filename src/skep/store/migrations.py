@@ -295,10 +295,57 @@ def _m003_shapes_of_load(connection: Connection) -> None:
         connection.execute(statement)
 
 
+# `host` is a fingerprint or an address, `document` has the setup and every figure measured. The runs it was made from
+# may be deleted later: their ids are in the document, and no reference holds them.
+_CALIBRATIONS = """
+CREATE TABLE calibrations (
+    id TEXT PRIMARY KEY,
+    created_at REAL NOT NULL,
+    host TEXT NOT NULL,
+    model TEXT NOT NULL,
+    engine TEXT NOT NULL,
+    quant TEXT NOT NULL,
+    layout TEXT NOT NULL,
+    rig TEXT NOT NULL,
+    simulated INTEGER NOT NULL CHECK (simulated IN (0, 1)),
+    decode REAL NOT NULL,
+    batch REAL,
+    prompt REAL NOT NULL,
+    document TEXT NOT NULL,
+    skep_version TEXT NOT NULL
+)"""
+
+_V_CALIBRATIONS = """
+CREATE VIEW v_calibrations AS
+SELECT
+    id AS calibration_id,
+    datetime(created_at, 'unixepoch') AS measured_utc,
+    host,
+    model,
+    engine,
+    quant,
+    layout,
+    rig,
+    simulated,
+    decode AS step_factor,
+    batch AS further_sequences_factor,
+    prompt AS prompt_factor,
+    skep_version
+FROM calibrations"""
+
+
+def _m004_calibrations(connection: Connection) -> None:
+    index = "CREATE INDEX calibrations_by_host ON calibrations (host, engine, created_at)"
+    guards = (form.format(table="calibrations", key="id") for form in (_NO_UPDATE, _NO_DELETE))
+    for statement in (_CALIBRATIONS, index, *guards, _V_CALIBRATIONS):
+        connection.execute(statement)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _m001_runs_and_requests,
     _m002_gateway_requests,
     _m003_shapes_of_load,
+    _m004_calibrations,
 )
 
 

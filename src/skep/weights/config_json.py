@@ -6,7 +6,7 @@ Parameters are counted from the widths, as a configuration does not state them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +31,41 @@ _METHOD_BITS = {
     "gptq": 4.0,
 }
 _TIED_BY_DEFAULT = ("gemma", "cohere")
+_ENCODERS = (
+    "bert", "roberta", "xlm-roberta", "distilbert", "deberta", "deberta-v2", "electra", "albert", "modernbert",
+    "nomic_bert", "mpnet", "camembert", "xlnet", "clip", "siglip", "vit",
+)  # fmt: skip
+_WRITES_NOTHING = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+                   "ForImageClassification")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What `quantization_config` says. `bits`: of one value without its scales; None where it does not say."""
+    """What `quantization_config` says. `bits`: of one value without its scales; None where it does not say.
+
+    `floats`: whether the values are floating-point numbers; None where it does not say.
+    """
 
     method: str
     bits: float | None
+    floats: bool | None = field(default=None, compare=False)
 
 
-def geometry_from_config(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Geometry:
-    """`name` is what errors call the file, and the geometry's title."""
+def geometry_from_config(
+    text_or_mapping: str | bytes | Mapping[str, Any], name: str, *, title: str | None = None
+) -> Geometry:
+    """`name` is what errors call the file, and the geometry's title where it has no other."""
     document = parsed(text_or_mapping, name)
     settings = Settings.of(document, name)
+    _writes(settings)
+    title = title or name
     listed = len(block_pattern(settings)) or None
     layers = settings.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers", high=_MAX_LAYERS, default=listed)
     hidden = settings.whole("hidden_size", "n_embd", "d_model", "dim", high=_MAX_WIDTH)
     kinds, experts = layers_of(settings, layers), experts_of(settings, layers)
     drawn = Geometry(
-        id="-".join(name.casefold().split()) or "unnamed",
-        title=name,
+        id="-".join(title.casefold().split()) or "unnamed",
+        title=title,
         hidden=hidden,
         layers=layers,
         vocab=settings.whole("vocab_size", high=_MAX_VOCAB),
@@ -83,20 +97,24 @@ def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], n
     bits = inner.number("bits", low=1, high=32) or inner.number("w_bit", low=1, high=32)
     if bits is None:
         bits = _compressed_bits(said) or _METHOD_BITS.get((inner.text("quant_algo") or method).casefold())
-    return Quantization(method, bits)
+    return Quantization(method, bits, _floats(said))
 
 
 def read_config(path: Path) -> Geometry:
     """Of a config.json, or of the folder it lies in."""
-    return geometry_from_config(_text(path), _shown(path))
+    return geometry_from_config(_text(path), str(_file(path)), title=_shown(path))
 
 
 def read_quantization(path: Path) -> Quantization | None:
-    return quantization_from_config(_text(path), _shown(path))
+    return quantization_from_config(_text(path), str(_file(path)))
+
+
+def _file(path: Path) -> Path:
+    return path / "config.json" if path.is_dir() else path
 
 
 def _text(path: Path) -> bytes:
-    file = path / "config.json" if path.is_dir() else path
+    file = _file(path)
     if not file.is_file():
         raise UserError(f"there is no file `{file}`", hint="name a config.json or the folder it lies in")
     try:
@@ -107,8 +125,21 @@ def _text(path: Path) -> bytes:
 
 
 def _shown(path: Path) -> str:
-    """A config.json is called by its folder: that is the model's name."""
-    return path.parent.name or path.name if path.name == "config.json" else path.name
+    """A config.json is called by its folder: that is the model's name, also where the folder is this one."""
+    folder = path.parent if path.name == "config.json" and not path.is_dir() else path
+    return folder.name or folder.resolve().name or path.name
+
+
+def _writes(settings: Settings) -> None:
+    """Raises on encoders: they write no tokens, so no speed that is planned here applies to them."""
+    kinds = settings.outer.get("architectures")
+    names = [name for name in kinds if isinstance(name, str)] if isinstance(kinds, list) else []
+    kind = settings.outer.get("model_type")
+    mute = bool(names) and all(name.endswith(_WRITES_NOTHING) for name in names)
+    if mute or (isinstance(kind, str) and kind.casefold() in _ENCODERS):
+        what = ", ".join(names) or str(kind)
+        raise UserError(f"`{settings.name}` is of a model that writes no text: {what}",
+                        hint="plans are for models that generate tokens")  # fmt: skip
 
 
 def _attention(settings: Settings, hidden: int) -> dict[str, Any]:
@@ -194,6 +225,17 @@ def _vision(settings: Settings) -> float:
     width = inner.whole("hidden_size", "width", "embed_dim", low=0, high=_MAX_WIDTH, default=0)
     mlp = inner.whole("intermediate_size", low=0, high=_MAX_WIDTH, default=4 * width)
     return float(depth * (4 * width * width + 2 * width * mlp))
+
+
+def _floats(said: Mapping[str, Any]) -> bool | None:
+    """compressed-tensors and modelopt say for each group whether it holds `int` or `float`."""
+    groups = said.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        kind = weights.get("type") if isinstance(weights, Mapping) else None
+        if kind in ("int", "float"):
+            return bool(kind == "float")
+    return None
 
 
 def _compressed_bits(said: Mapping[str, Any]) -> float | None:

@@ -11,6 +11,7 @@ from skep.errors import UserError
 
 _HINT = "take the config.json that lies beside the model's weights"
 _MAX_CHARACTERS = 4 << 20
+_SPOKEN = {type(None): "null", list: "a list", str: "a text", bool: "true or false"}
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
@@ -25,7 +26,8 @@ def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mappi
         what = error.msg + f" in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "damaged text"
         raise UserError(f"`{name}` is not JSON: {what}", hint=_HINT) from None
     if not isinstance(document, dict):
-        raise UserError(f"`{name}` holds a {type(document).__name__}, not an object of settings", hint=_HINT)
+        what = _SPOKEN.get(type(document), "a number")
+        raise UserError(f"`{name}` holds {what}, not an object of settings", hint=_HINT)
     return document
 
 

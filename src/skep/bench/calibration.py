@@ -1,0 +1,199 @@
+"""Measures an endpoint for a calibration: short prompts at each level, then long ones one at a time; all is stored.
+
+What spoils a fit ends it with the reason: failures, a client at its limit, a queue, a budget too short for a spread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from skep.bench.endpoint import Endpoint
+from skep.bench.metrics import by_repeat, repeat_of, tpot_values, ttft_values
+from skep.bench.request import Sender
+from skep.bench.sweep import OnProgress, SweepPlan, run_sweep
+from skep.bench.tasks import TaskMaker, Workload
+from skep.bench.tokens import tpot_ms
+from skep.errors import EndpointError, UserError
+from skep.planner.calibration import Measured, Seen
+from skep.records import HostFacts, Interval, Request, SweepSummary
+from skep.stats.intervals import mean_t_interval
+from skep.store.database import Store
+from skep.wire.client import Pool
+
+KIND = "calibrate"
+ANSWER_TOKENS = 192  # long against their prompts: those of others hardly show in the time per token
+LEAST_ANSWER_TOKENS = 32  # of a slow engine, where the budget does not hold longer ones
+FEW_TASKS = 4  # in a run of a slow engine; a level has as many as agents at least
+PACE_TOKENS = 16
+LONG_TOKENS, LONG_ANSWER_TOKENS, LONG_TASKS = 1024, 4, 4
+LEAST_TOKENS = 256
+PROMPTS_SHARE = 0.25  # of the budget
+QUEUED_SHARE = 0.05  # of a request's time, at most
+
+MakerFor = Callable[[Workload, Endpoint], Awaitable[TaskMaker]]
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationPlan:
+    crowd: int | None  # the higher level that is fitted to
+    held_back: tuple[int, ...] = ()
+    budget_s: float = 300.0
+    prompt_tokens: int = LONG_TOKENS
+    seed: int = 0
+    precision: float = 0.02
+    most_runs: int = 6
+    answer_tokens: int = ANSWER_TOKENS
+    tasks: int | None = None  # of a run; None: as a sweep has them
+    timeout_s: float = 900.0
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return tuple(sorted({1, *self.held_back, *([self.crowd] if self.crowd else [])}))
+
+    def paced(self, tpot_s: float) -> CalibrationPlan:
+        """Answers as long as the budget holds, if one token takes so long: about five runs of each level.
+
+        Where those would be short, an agent gets one task instead of three, and a token in a crowd is taken for four.
+        """
+        tokens = (1 - PROMPTS_SHARE) * self.budget_s / (5 * tpot_s)
+        whole, few = tokens / (6 + 6 * (len(self.levels) - 1)), tokens / (FEW_TASKS + 4 * (len(self.levels) - 1))
+        if whole >= min(self.answer_tokens, ANSWER_TOKENS / 2):
+            return replace(self, answer_tokens=min(self.answer_tokens, int(whole)))
+        longest = min(self.answer_tokens, max(LEAST_ANSWER_TOKENS, int(few)))
+        return replace(self, answer_tokens=longest, tasks=FEW_TASKS)
+
+    def decoding(self) -> SweepPlan:
+        load = Workload(size="short", max_tokens=self.answer_tokens, fixed_output=True, seed=self.seed)
+        return self._sweep(self.levels, load, 1 - PROMPTS_SHARE, tasks=self.tasks)
+
+    def prompts(self, token_s: float) -> SweepPlan:
+        """`token_s`: of a token of a prompt, by the short ones. Where the budget is too short, so are the prompts."""
+        held = PROMPTS_SHARE * self.budget_s / (7 * self.prompt_tokens * token_s)  # five runs and the warm-up
+        tokens = (
+            self.prompt_tokens
+            if held >= 1
+            else max(min(LEAST_TOKENS, self.prompt_tokens), int(self.prompt_tokens * held))
+        )
+        load = Workload(prompt_tokens=tokens, max_tokens=LONG_ANSWER_TOKENS, fixed_output=True, seed=self.seed)
+        tasks = max(1, min(LONG_TASKS, int(held)))
+        return replace(self._sweep((1,), load, PROMPTS_SHARE, tasks=tasks), quick_warm_up=True)
+
+    def _sweep(self, levels: tuple[int, ...], load: Workload, share: float, tasks: int | None) -> SweepPlan:
+        return SweepPlan(
+            concurrency=levels, tasks=tasks, precision=self.precision, most_runs=self.most_runs,
+            budget_s=share * self.budget_s, workload=load, timeout_s=self.timeout_s, keep_text=False, kind=KIND,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    measured: Measured
+    run_ids: tuple[str, ...]
+    drift: Interval | None
+
+
+async def measure(
+    plan: CalibrationPlan,
+    endpoint: Endpoint,
+    store: Store,
+    host: HostFacts,
+    maker_for: MakerFor,
+    on_progress: OnProgress = lambda _: None,
+) -> Taken:
+    plan = plan.paced(await pace(endpoint, plan))
+
+    async def take(sweep: SweepPlan) -> tuple[SweepSummary, dict[int, Seen]]:
+        maker = await maker_for(sweep.workload, endpoint)
+        summary = await run_sweep(sweep, endpoint, store, host, on_progress, maker=maker)
+        rows = [row for row in store.requests(summary.run_id) if row.level]
+        check(sweep, summary, rows)
+        return summary, {level: _seen(sweep, summary, level, rows) for level in sweep.concurrency}
+
+    decoded, levels = await take(plan.decoding())
+    short = levels[1]
+    try:
+        computed, prompts = await take(plan.prompts(short.ttft_s.estimate / max(1.0, short.input_tokens)))
+    except EndpointError as error:
+        error.hint = f"these were the long prompts: try fewer --prompt-tokens than {plan.prompt_tokens}"
+        raise
+    crowd = levels[plan.crowd] if plan.crowd else None
+    held_back = tuple(levels[level] for level in plan.held_back)
+    measured = Measured(levels[1], crowd, prompts[1], held_back)
+    return Taken(measured, (decoded.run_id, computed.run_id), decoded.drift)
+
+
+async def pace(endpoint: Endpoint, plan: CalibrationPlan) -> float:
+    """Seconds a token, from one short answer after another that warms up: enough to choose lengths by."""
+    load = Workload(size="short", max_tokens=PACE_TOKENS, fixed_output=True, seed=plan.seed)
+    pool = Pool(endpoint.origin)
+    try:
+        sender = Sender(endpoint, pool, time.monotonic(), timeout_s=plan.timeout_s)
+        for task in TaskMaker(load, salt="pace").tasks(0, 0, 2):
+            row, _ = await sender.ask(sender.letter(task))
+    finally:
+        await pool.close()
+    found = tpot_ms(row)
+    if found is None:
+        why = row.error or "its tokens came in one piece, or none did"
+        raise EndpointError(f"{endpoint.url} gave no answer to measure: {why}", hint="it must stream its answers")
+    return found / 1000
+
+
+def discard(store: Store, seed: int) -> None:
+    """The runs of a calibration that came to nothing. The seed is drawn anew for each, so others' runs stay."""
+    doomed = [run.id for run in store.runs(20) if run.kind == KIND and run.config["workload"]["seed"] == seed]
+    store.delete_runs(doomed)
+
+
+def check(plan: SweepPlan, summary: SweepSummary, rows: Sequence[Request]) -> None:
+    failed = [row for row in rows if not row.ok]
+    if failed:
+        what = f"{len(failed)} of {len(rows)} requests failed: {failed[0].error}"
+        raise EndpointError(what, hint="an endpoint that fails cannot be calibrated: look at its log")
+    measured = {level.concurrency: level for level in summary.levels}
+    for wanted in plan.concurrency:
+        level = measured.get(wanted)
+        whole = len(whole_runs(plan, rows, wanted))
+        if level is None or whole < 2:
+            times = "once only" if whole else "not at all"
+            what = f"the budget ended before C={wanted} was known: it was measured {times}"
+            raise UserError(what, hint="a longer --budget leaves time for repeats, which tell how sure it is")
+        if level.client_limited:
+            hint = "run it from another machine, or when this one has less to do"
+            raise EndpointError(f"the client was the limit at C={wanted}: the engine's speed is not known", hint=hint)
+        if level.queued_ms and level.total_ms and level.queued_ms.p50 > QUEUED_SHARE * level.total_ms.p50:
+            hint = "choose lower --levels, or let other clients finish first"
+            raise EndpointError(f"requests at C={wanted} waited for a slot: queueing spoils the fit", hint=hint)
+        if not level.tpot_ms or not level.ttft_ms:
+            hint = "it must stream its answers"
+            raise EndpointError(f"{plan.workload.max_tokens} tokens at C={wanted} came in one piece", hint=hint)
+
+
+def whole_runs(plan: SweepPlan, rows: Sequence[Request], level: int) -> dict[int, list[Request]]:
+    """Without one that the budget cut: its last agents worked in a smaller crowd."""
+    runs = by_repeat(row for row in rows if row.level == level)
+    return {repeat: some for repeat, some in runs.items() if len(some) >= plan.tasks_at(level)}
+
+
+def _seen(plan: SweepPlan, summary: SweepSummary, concurrency: int, rows: Sequence[Request]) -> Seen:
+    level = next(level for level in summary.levels if level.concurrency == concurrency)
+    runs = whole_runs(plan, rows, concurrency)
+    return Seen(
+        concurrency=concurrency,
+        input_tokens=level.prompt_tokens or 0.0,
+        output_tokens=level.output_tokens_each or 0.0,
+        tpot_s=_over(runs.values(), lambda some: median(tpot_values(some)) / 1000),
+        ttft_s=_over(runs.values(), lambda some: median(ttft_values(some)) / 1000),
+        effective_tok_s=_over(runs.values(), lambda some: repeat_of(0, some, None).effective_tok_s),
+        runs=len(runs),
+        cached_share=level.cached_prompt_share or 0.0,
+    )
+
+
+def _over(runs: Iterable[list[Request]], figure: Callable[[list[Request]], float]) -> Interval:
+    found = mean_t_interval([figure(some) for some in runs])
+    assert found is not None  # two runs at least: checked
+    return Interval(max(0.0, found.low), found.estimate, found.high)

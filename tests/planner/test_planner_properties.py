@@ -1,0 +1,382 @@
+"""What must hold whatever model, card, format and load are put together: drawn at random, the seed is printed.
+
+A test that is marked xfail names the smallest example of a known fault; once it is mended, the mark has to go.
+"""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from skep.catalog.gpus import device, devices
+from skep.catalog.models import geometries, geometry
+from skep.errors import UserError
+from skep.planner.bands import band
+from skep.planner.candidates import Goal, Pins
+from skep.planner.choice import choose
+from skep.planner.constants import published_constants
+from skep.planner.fitting_in import largest
+from skep.planner.forecast import lengths, play
+from skep.planner.links import all_reduce, default_link
+from skep.planner.memory import kv_bytes_per_token, memory, weights_bytes
+from skep.planner.memory_facts import usable_bytes
+from skep.planner.parts import parts_of
+from skep.planner.points import read_case
+from skep.planner.prospect import prospect
+from skep.planner.quants import KV_TYPES, QUANTS
+from skep.planner.rates import is_datacenter
+from skep.planner.rig_words import parse_rig
+from skep.planner.rigs import group_link
+from skep.planner.rules_layout import valid_rungs
+from skep.planner.setup import Layout, Link, Load, Setup, Speculation
+from skep.planner.step import step_model
+from skep.units import GIB
+
+K = published_constants()
+MODELS, CARDS = tuple(geometries().values()), tuple(devices().values())
+SAFETENSORS, GGUF = ("awq", "fp8", "bf16", "int8", "nvfp4", "gptq"), ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "f16")
+TRIES = 150
+
+
+@pytest.fixture
+def chance():
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    return random.Random(seed)
+
+
+def step(model, quant, card, tp=1, link=None, kv="bf16", **more):
+    return step_model(model, QUANTS[quant], KV_TYPES[kv], card, Layout(tp=tp), link, constants=K, **more)
+
+
+def drawn(chance, engines=("vllm", "sglang", "llamacpp")):
+    """A model, a card, an engine with a format it reads, sequences and tokens of each."""
+    engine = chance.choice(engines)
+    quant = chance.choice(GGUF if engine == "llamacpp" else SAFETENSORS)
+    sequences, each = chance.choice([1, 2, 4, 8, 16, 64, 256]), chance.choice([10, 200, 1000, 8000, 100_000])
+    return chance.choice(MODELS), chance.choice(CARDS), engine, quant, sequences, each
+
+
+def some_spec(chance):
+    return chance.choice([None, Speculation("mtp", chance.choice([1, 3, 5]))])
+
+
+def said(*values):
+    return " ".join(str(getattr(value, "id", value)) for value in values)
+
+
+def test_more_bandwidth_and_more_flops_never_make_a_step_longer(chance):
+    for _ in range(TRIES):
+        model, card, engine, quant, n, each = drawn(chance)
+        spec, times = some_spec(chance), chance.choice([1.05, 1.3, 2.0, 4.0])
+        faster = replace(card, bandwidth_gbs=card.bandwidth_gbs * times)
+        if is_datacenter(faster) != is_datacenter(card):
+            continue  # the fault below
+        stronger = replace(card, fp16_tflops=card.fp16_tflops and card.fp16_tflops * times)
+        plain = step(model, quant, card, engine=engine, spec=spec).seconds(n, n * each)
+        for better in (faster, stronger):
+            took = step(model, quant, better, engine=engine, spec=spec).seconds(n, n * each)
+            assert took <= plain * 1.0001, said(model, card, engine, quant, n, each, spec, times)
+
+
+def test_an_ampere_card_with_a_little_more_bandwidth_is_not_slower():
+    slower, faster = (replace(device("rtx-3090"), bandwidth_gbs=rate) for rate in (1199, 1201))
+    model = geometry("qwen3-8b")
+    assert step(model, "bf16", faster).seconds(1, 1000) <= step(model, "bf16", slower).seconds(1, 1000)
+
+
+def test_a_step_grows_with_sequences_context_and_prompt_and_is_finite(chance):
+    for _ in range(TRIES):
+        model, card, engine, quant, n, each = drawn(chance)
+        one = step(model, quant, card, engine=engine, spec=some_spec(chance))
+        what = said(model, card, engine, quant, n, each)
+        plain = one.seconds(n, n * each)
+        assert 0 < plain < 1e5, what
+        assert plain <= one.seconds(n + 1, (n + 1) * each), what
+        assert plain <= one.seconds(n, 2 * n * each), what
+        assert plain <= one.seconds(n, n * each, 100) <= one.seconds(n, n * each, 2000), what
+        assert one.seconds(n, n * each, 1000, 0) <= one.seconds(n, n * each, 1000, 5000), what
+
+
+def test_more_sequences_bring_more_tokens_a_second_where_nothing_speculates(chance):
+    for _ in range(TRIES):
+        model, card, engine, quant, n, each = drawn(chance)
+        one = step(model, quant, card, engine=engine)
+        rates = [count / one.seconds(count, count * each) for count in (n, n + 1, 2 * n)]
+        assert rates[0] <= rates[1] * 1.001 <= rates[2] * 1.002, said(model, card, engine, quant, n, each)
+
+
+def test_fewer_bits_are_never_slower_for_one_agent(chance):
+    for _ in range(TRIES):
+        model, card, engine, _, _, each = drawn(chance)
+        if model.is_moe and model.is_hybrid:
+            continue  # their 4-bit checkpoints keep attention in 16 bit
+        order = GGUF if engine == "llamacpp" else ("awq", "fp8", "bf16")
+        took = [step(model, quant, card, engine=engine).seconds(1, each) for quant in order]
+        assert took == sorted(took), said(model, card, engine, each)
+
+
+def test_a_smaller_cache_type_is_never_read_slower(chance):
+    for _ in range(TRIES):
+        model, card, engine, quant, n, each = drawn(chance)
+        kinds = ("bf16", "q8_0", "q4_0") if engine == "llamacpp" else ("bf16", "fp8", "turboquant_3bit")
+        took = [step(model, quant, card, engine=engine, kv=kv).seconds(n, n * each) for kv in kinds]
+        assert took == sorted(took, reverse=True), said(model, card, engine, quant, n, each)
+
+
+def test_a_better_link_of_one_kind_is_never_slower(chance):
+    for _ in range(TRIES):
+        model, card, engine, quant, n, each = drawn(chance)
+        tp, prompt = chance.choice([r for r in valid_rungs(model) if r <= 8]), chance.choice([0, 512, 2048])
+        links = [Link("pcie", 8.0, p2p=False), Link("pcie", 31.5, p2p=False), Link("pcie", 31.5, p2p=True)]
+        links = chance.choice([links, [Link("nvlink", 56.2), Link("nvlink", 112.0), Link("nvlink", 450.0)]])
+        took = [step(model, quant, card, tp, link, engine=engine).seconds(n, n * each, prompt) for link in links]
+        assert took == sorted(took, reverse=True), said(model, card, engine, quant, tp, n, each, prompt)
+
+
+def test_a_bridge_is_not_slower_than_the_pcie_slot_beside_it():
+    bridge, slot = (all_reduce(2, link, K) for link in (Link("nvlink", 56.2), Link("pcie", 31.5, p2p=True)))
+    for size in (2 * 4096, 2 * 4096 * 8):  # one token, eight
+        assert bridge.seconds(size) <= slot.seconds(size)
+
+
+def test_a_group_over_a_free_link_is_between_one_card_and_perfect_division(chance):
+    for _ in range(TRIES):
+        model, card, engine, quant, n, each = drawn(chance)
+        tp = chance.choice([r for r in valid_rungs(model) if r <= 8])
+        alone = step(model, quant, card, engine=engine).seconds(n, n * each)
+        group = step(model, quant, card, tp, Link("nvlink", 1e9), engine=engine)
+        free = group.seconds(n, n * each) - group.comm_fixed_s * group.engine_slow
+        assert alone / tp * 0.999 <= free <= alone * 1.001, said(model, card, engine, quant, tp, n, each)
+
+
+def test_drafting_over_a_servers_nvlink_does_not_make_two_cards_slower_than_one():
+    model, card, spec = geometry("qwen3.6-27b"), device("b200"), Speculation("mtp", 3)
+    alone = step(model, "fp8", card, spec=spec).seconds(1, 1000)
+    assert step(model, "fp8", card, 2, Link("nvlink", 900.0), spec=spec).seconds(1, 1000) <= alone
+
+
+def test_more_of_the_drafts_accepted_bring_more_and_never_more_than_all(chance):
+    for _ in range(TRIES):
+        model, card, engine, quant, n, _ = drawn(chance)
+        depth = chance.randint(1, 8)
+        brought = [
+            step(model, quant, card, engine=engine, spec=Speculation("mtp", depth, share)).tokens_per_step(n)
+            for share in (0.0, 0.3, 0.7, 1.0)
+        ]
+        assert brought == sorted(brought), said(model, engine, depth)
+        assert (brought[0], brought[-1] <= 1 + depth) == (1.0, True), said(model, engine, depth)
+
+
+def test_a_servers_amd_card_has_kernels_for_experts():
+    one = step(geometry("gpt-oss-120b"), "mxfp4", device("mi300x"), 8, Link("nvlink", 64.0))
+    assert 1 / one.seconds(1, 1536) > 120
+
+
+# What a model is made of, and what lies on a card
+
+
+def test_the_parts_of_every_model_add_up_to_its_parameters():
+    for model in MODELS:
+        parts = parts_of(model)
+        share = model.experts_per_token / model.experts if model.experts else 0.0
+        always = parts.attention + parts.linear + parts.mlp + parts.shared
+        assert min(parts.attention, parts.linear, parts.mlp, parts.shared, parts.experts) >= 0, model.id
+        total = always + parts.experts + parts.embedding + parts.head
+        assert total == pytest.approx(model.params_total, rel=0.005), model.id
+        active = always + parts.experts * share + parts.embedding
+        assert 0.85 < active / model.params_active < 1.25, model.id
+        assert model.full_layers + model.sliding_layers + model.linear_layers <= model.layers, model.id
+
+
+def test_memory_is_never_negative_and_shrinks_with_every_card_of_a_group(chance):
+    for _ in range(TRIES):
+        model, card, engine, quant, n, each = drawn(chance)
+        spec, whole = some_spec(chance), weights_bytes(model, QUANTS[quant], with_vision=False)
+        before = None
+        for tp in (r for r in valid_rungs(model) if r <= 8):
+            setup = Setup(model, QUANTS[quant], KV_TYPES["bf16"], engine, Layout(tp=tp), slots=min(n, 64), spec=spec)
+            plan = memory(setup, card, context=min(each, model.max_context or each))
+            what = said(model, card, engine, quant, tp, n, each, spec)
+            assert all(term.bytes >= 0 for term in plan.terms), what
+            now = (plan.bytes_of("weights"), kv_bytes_per_token(setup))
+            if engine != "llamacpp":  # which leaves the embeddings in system memory
+                assert now[0] * tp >= 0.99 * whole, what
+            assert before is None or (now[0] <= before[0] and now[1] <= before[1]), what
+            before = now
+
+
+def test_a_larger_card_and_more_utilization_hold_more_and_more_slots_hold_less_each(chance):
+    for _ in range(TRIES // 3):
+        model, card, engine, quant, _, _ = drawn(chance, ("vllm", "llamacpp"))
+        slots = chance.choice([1, 2, 8])
+        setup = Setup(model, QUANTS[quant], KV_TYPES["bf16"], engine, slots=slots)
+        context, _ = largest(setup, card, slots=slots)
+        what = said(model, card, engine, quant, slots)
+        assert largest(setup, replace(card, memory_gib=card.memory_gib * 1.5), slots=slots)[0] >= context, what
+        assert largest(replace(setup, slots=2 * slots), card, slots=2 * slots)[0] <= context, what
+        assert 0 <= context <= (model.max_context or 1 << 20), what
+
+
+def test_a_spark_has_what_cuda_reports():
+    assert usable_bytes(device("dgx-spark")) == pytest.approx(121.7 * GIB, rel=0.03)
+
+
+# Loads played through
+
+
+def played(one, load, slots=64, pool=1e9, chunk=2048, replicas=1):
+    return play(one, load, slots=slots, pool_tokens=pool, chunk_tokens=chunk, replicas=replicas)
+
+
+def test_every_task_ends_after_it_began_and_no_token_is_lost(chance):
+    for _ in range(TRIES // 2):
+        model, card, engine, quant, _, _ = drawn(chance)
+        one = step(model, quant, card, engine=engine, spec=some_spec(chance))
+        shape = chance.choice(["steady", "burst", "mixed"])
+        agents, slots, replicas = chance.choice([1, 2, 3, 5, 8, 33]), chance.choice([1, 2, 4, 64]), chance.randint(1, 3)
+        spread = 1.0 if shape == "mixed" else 0.0
+        prompt, answer = chance.choice([0, 1, 100, 9000]), chance.choice([0, 1, 2, 64, 512])
+        load = Load(agents, prompt, answer, shape=shape, spread=spread)
+        pool, chunk = chance.choice([1e9, 5000, 40]), chance.choice([16, 512, 8192])
+        got = played(one, load, slots, pool, chunk, replicas)
+        what = said(model, card, engine, quant, load, slots, pool, chunk, replicas)
+        expected = agents * (1 if shape == "burst" else 14 if spread else 3)
+        assert got.tasks == expected, what
+        tokens = sum(lengths(expected, load.output_tokens, spread))
+        assert got.effective_tok_s * got.wall_s == pytest.approx(tokens), what
+        assert 0 < got.ttft_s <= got.wall_s * 1.000001, what
+        assert got.running <= min(agents, slots * replicas) + 1e-9, what
+
+
+def test_longer_prompts_never_bring_the_first_token_earlier(chance):
+    for _ in range(TRIES // 2):
+        model, card, engine, quant, _, _ = drawn(chance)
+        one = step(model, quant, card, engine=engine)
+        agents, slots = chance.choice([1, 3, 8, 20]), chance.choice([1, 4, 64])
+        shape, prompts = chance.choice(["steady", "burst"]), chance.choice([(64, 200), (1000, 4000)])
+        short, long = (played(one, Load(agents, n, 128, shape=shape), slots).ttft_s for n in prompts)
+        assert short <= long, said(model, card, engine, quant, agents, slots, shape)
+
+
+def test_more_agents_below_the_slots_never_bring_less_in_a_steady_load(chance):
+    for _ in range(TRIES // 2):
+        model, card, _, quant, _, _ = drawn(chance, ("vllm", "sglang"))
+        one = step(model, quant, card, spec=some_spec(chance))
+        agents, prompt = chance.choice([1, 2, 4, 8, 16]), chance.choice([16, 512, 2048])
+        few, more = (played(one, Load(count, prompt, 256)).effective_tok_s for count in (agents, 2 * agents))
+        assert few <= more * 1.01, said(model, card, quant, agents, prompt)
+
+
+def test_a_mixed_level_does_not_depend_on_how_long_it_is_played():
+    one = step(geometry("qwen3-8b"), "bf16", device("rtx-3090"))
+    usual = Load(8, 1024, 512, shape="mixed", spread=1.0)
+    longer = played(one, replace(usual, tasks=240)).effective_tok_s
+    assert played(one, usual).effective_tok_s == pytest.approx(longer, rel=0.05)
+
+
+def test_twice_the_replicas_for_twice_the_agents_bring_twice_as_much(chance):
+    for _ in range(TRIES // 3):
+        model, card, _, quant, _, _ = drawn(chance, ("vllm",))
+        one = step(model, quant, card)
+        agents, replicas = chance.choice([1, 2, 8]), chance.randint(1, 3)
+        few = played(one, Load(agents * replicas, 256, 256), replicas=replicas).effective_tok_s
+        many = played(one, Load(2 * agents * replicas, 256, 256), replicas=2 * replicas).effective_tok_s
+        assert many == pytest.approx(2 * few, rel=0.02), said(model, card, quant, agents, replicas)
+
+
+def test_an_open_load_brings_no_more_than_arrives(chance):
+    for _ in range(TRIES // 3):
+        model, card, _, quant, _, _ = drawn(chance, ("vllm",))
+        rate, tasks = chance.choice([0.1, 1.0, 10.0]), 20
+        got = played(step(model, quant, card), Load(tasks, 256, 64, tasks=tasks, rate_per_s=rate))
+        assert got.tasks == tasks
+        assert got.effective_tok_s <= rate * 64 * tasks / (tasks - 1), said(model, card, quant, rate)
+
+
+def test_tasks_that_arrive_together_wait_as_long_as_a_burst_does():
+    one = step(geometry("qwen3-8b"), "bf16", device("rtx-3090"))
+    flood = played(one, Load(4, 2048, 32, tasks=4, rate_per_s=1000.0))
+    burst = played(one, Load(4, 2048, 32, tasks=4, shape="burst"))
+    assert flood.ttft_s == pytest.approx(burst.ttft_s, rel=0.02)
+
+
+def test_an_idle_replica_takes_a_task_as_it_arrives():
+    one = step(geometry("qwen3-8b"), "bf16", device("rtx-3090"))
+    two = played(one, Load(2, 2048, 32, tasks=2, rate_per_s=1000.0), replicas=2)
+    assert two.wall_s == pytest.approx(played(one, Load(1, 2048, 32, tasks=1)).wall_s, rel=0.02)
+
+
+# Rigs and choices
+
+
+def test_every_band_holds_its_own_prediction(chance):
+    for _ in range(TRIES):
+        model, card, engine, _, n, _ = drawn(chance)
+        around = band(model, card, Layout(tp=chance.choice([1, 2])), some_spec(chance), n, engine=engine,
+                      calibrated=chance.random() < 0.5)  # fmt: skip
+        assert 0.005 < around.low < 1 < around.high < 200, said(model, card, engine, n)
+
+
+def test_no_pair_of_cards_talks_faster_than_ten_terabits():
+    for card in CARDS:
+        assert 0 < group_link(parse_rig(f"2x {card.id}"), (0, 1)).gbs <= 1250, card.id
+
+
+def test_a_mining_cards_slot_is_slow():
+    assert default_link(device("cmp-170hx-64gb")).gbs < 1.2
+
+
+def test_a_card_has_one_usual_link_whoever_asks():
+    for card in CARDS:
+        assert group_link(parse_rig(f"2x {card.id}"), (0, 1)).kind == default_link(card).kind, card.id
+
+
+def test_a_slot_without_lanes_is_refused_in_words():
+    with pytest.raises(UserError):
+        choose(geometry("qwen3-8b"), parse_rig("2x rtx-3090: pcie4x0"), Goal(), Pins(tp=2), scale=False)
+
+
+def test_a_slow_card_beside_a_fast_one_does_not_slow_the_fast_one():
+    setup = Setup(geometry("qwen3-8b"), QUANTS["awq"], KV_TYPES["bf16"], "vllm", Layout(replicas=2), slots=8)
+    load = Load(16, 1024, 512)
+    fast, slow, both = (
+        prospect(setup, parse_rig(text), K, context=1536).outcome(load).effective_tok_s
+        for text in ("2x rtx-5090", "2x rtx-3090", "rtx-5090 + rtx-3090")
+    )
+    assert 1.15 * slow < both < fast
+
+
+def test_a_further_card_of_the_same_kind_never_makes_the_best_plan_worse(chance):
+    small = [m for m in MODELS if m.params_total < 40e9]
+    nvidia = [c for c in CARDS if c.vendor == "nvidia" and c.memory_gib >= 16 and c.pcie and "x16" in c.pcie]
+    for _ in range(4):
+        model, card, agents = chance.choice(small), chance.choice(nvidia), chance.choice([1, 4, 8])
+        scores = []
+        for count in (1, 2):
+            plans = choose(model, parse_rig(f"{count}x {card.id}"), Goal(agents=agents), scale=False).plans
+            scores.append(plans[0].rated.score if plans else 0.0)
+        assert scores[0] <= scores[1] * 1.02, said(model, card, agents)
+
+
+def row(**cells):
+    usual = {"source_url": "https://example.org/a", "gpu": "RTX 3090", "n_gpu": "1", "model": "Qwen3-8B",
+             "quant_bits": "8", "engine": "vllm", "concurrency": "1", "stream_tok_s": "50"}  # fmt: skip
+    return read_case(1, usual | cells)
+
+
+def test_fp8_weights_read_by_a_w8a16_kernel_are_fp8():
+    assert row(notes="FP8 weights via Marlin W8A16").quant.id == "fp8"
+
+
+def test_the_depth_of_speculation_is_read_from_the_command_in_the_notes():
+    case = row(spec="spec (see profile)", notes='--speculative_config {"method":"mtp","num_speculative_tokens":3}')
+    assert case.spec == Speculation("mtp", 3)
+
+
+def test_a_pipeline_is_read_from_the_notes():
+    assert row(n_gpu="4", tp="1", notes="launch_server --pp-size 4; pp=4").layout.cards == 4
+
+
+def test_a_model_published_in_four_bits_keeps_them_in_llamacpp():
+    assert row(model="gpt-oss-20b", quant_bits="4", engine="llama.cpp").quant.id == "gguf_mxfp4"
