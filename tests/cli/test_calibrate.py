@@ -35,6 +35,7 @@ def store_of(tmp_path):
     return open_store(tmp_path / "data" / "skep" / "skep.sqlite3")
 
 
+@pytest.mark.slow
 def test_a_fake_engine_of_known_times_gives_known_factors(tmp_path):
     """10 ms a token alone, 16 with four; a millisecond a prompt token: long beside what a busy machine adds."""
     plan = CalibrationPlan(4, budget_s=40.0, prompt_tokens=96, answer_tokens=16, most_runs=4)
