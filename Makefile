@@ -21,7 +21,7 @@ test: $(VENV)/.installed-dev  ## everything CI checks: ruff, mypy, pytest
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/skep pull smollm2-135m
-	$(BIN)/pytest -n 4 -m "not slow"
+	$(BIN)/pytest -n 5 -m "not slow"
 
 test-slow: $(VENV)/.installed-dev  ## the tests that take many seconds each
 	$(BIN)/skep pull smollm2-135m

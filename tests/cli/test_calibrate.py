@@ -67,6 +67,7 @@ def test_a_fake_engine_of_known_times_gives_known_factors(tmp_path):
     assert {run.kind for run in runs} == {"calibrate"}
 
 
+@pytest.mark.slow
 def test_a_calibration_is_told_kept_found_and_forgotten(skep, tmp_path):
     with FakeEngine(slots=4, token_ms=1, prefill_tok_s=4000) as engine:
         run = ("calibrate", "--url", engine.url, *WHAT, "--levels", "1,2", "--check", "3", "--prompt-tokens", 64)

@@ -106,6 +106,7 @@ def test_a_hang_up_in_mid_answer_frees_the_slot(hive):
             assert len(json.load(slots)) == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_on_the_real_engine_has_both_clocks(hive):
     command = [sys.executable, "-m", "skep", "bench", "sweep", "--url", hive["url"], "--json"]
     sizes = ["--concurrency", "1,2", "--tasks", "2", "--runs", "1", "--max-tokens", "6", "--fixed-output"]
