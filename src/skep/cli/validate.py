@@ -134,11 +134,14 @@ def _spread(group: Spread) -> dict[str, float | int | None]:
 def _print(report: Report, name: str, *, in_sample: bool) -> None:
     from collections import Counter
 
+    from skep.catalog.fitted import fitted_on
     from skep.cli.output import note, print_table
 
+    about = fitted_on()
     how = "with the shipped constants" if in_sample else "with constants never fitted on their own source"
     after = ", after fitting each curve to its own C=1 row" if report.calibrated else ""
     note(f"{name}: {len(report.points)} of {report.rows} rows predicted {how}{after}")
+    note(f"constants fitted on {about['rows']} rows of {about['sources']} sources")
     rows = [("all", *_cells(report.overall)), *((group, *_cells(value)) for group, value in report.groups().items())]
     for formula, groups in report.baselines().items():
         rows += [(f"{formula}, {group}", *_cells(value)) for group, value in groups.items()]

@@ -229,9 +229,7 @@ def _working_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> l
         compute = Term(
             "activations", int(forward + logits), f"compute buffer of {tokens} tokens, {model.vocab} logits each"
         )
-        engine = Term(
-            "engine overhead", facts.CONTEXT_BYTES + facts.LLAMACPP_ENGINE_BYTES, "CUDA context and workspaces"
-        )
+        engine = Term("engine overhead", facts.CONTEXT_BYTES + facts.LLAMACPP_ENGINE_BYTES, "context and workspaces")
         return [compute, engine]
     rows = min(slots, tokens)
     sampling = rows * model.vocab * (facts.SAMPLER_BYTES + depth * facts.VERIFY_BYTES)

@@ -15,6 +15,7 @@ from skep.catalog.models import find_geometry
 from skep.errors import UserError
 from skep.planner.links import default_link, pcie_gbs
 from skep.planner.quants import KvType, Quant, find_kv, find_quant, known_kv, known_quant
+from skep.planner.rates import LLAMACPP
 from skep.planner.rigs import pace_setter
 from skep.planner.setup import Layout, Link, Load, Speculation
 
@@ -79,7 +80,7 @@ def read_case(row: int, cells: Mapping[str, str]) -> Case:
     quant = _quant(text, notes, engine, model)
     split, layout = _layout(text, cards, engine, notes, model)
     card = pace_setter(devices, in_turn=split)
-    load, slots = _load(text, notes)
+    load, slots = _load(text, notes, card)
     published, metric = _published(text, load)
     link = _link(text.get("interconnect", ""), card, layout.tp) if layout.tp > 1 else None
     kv = _kv(text.get("kv_dtype", ""))
@@ -193,14 +194,12 @@ def _quant(text: Mapping[str, str], notes: str, engine: str, model: Geometry) ->
     bits = _positive(text.get("quant_bits", ""))
     if bits is None:
         raise Unpredictable("bits: the quantization is not stated")
-    if engine in ("llamacpp", "ollama", "ik_llamacpp"):
+    if engine in LLAMACPP:
         named = re.search(r"\b(?:ud-)?(i?q\d_[0k](?:_[smx]l?)?|iq4_xs|iq4_ks|f16)\b", notes)
         flavour = known_quant(named[1]) if named else None  # one that is not in the table: its bits decide
         if model.native_bits and bits <= 5 and flavour is None:
             return find_quant("gguf_mxfp4")
-        return flavour or find_quant(
-            {3: "q3_k_m", 4: "q4_k_m", 5: "q5_k_m", 6: "q6_k", 8: "q8_0"}.get(int(bits), "f16")
-        )
+        return flavour or find_quant(_GGUF_BY_BITS.get(int(bits), "f16"))
     if model.native_bits and bits <= 5:
         return find_quant("mxfp4")
     for word, name in _QUANT_WORDS:
@@ -211,7 +210,7 @@ def _quant(text: Mapping[str, str], notes: str, engine: str, model: Geometry) ->
 
 def _layout(text: Mapping[str, str], cards: int, engine: str, notes: str, model: Geometry) -> tuple[bool, Layout]:
     tp, replicas = _whole(text.get("tp", "")), _whole(text.get("replicas", "")) or 1
-    local = engine in ("llamacpp", "ollama", "ik_llamacpp")
+    local = engine in LLAMACPP
     split = local and tp is None and cards > 1
     if tp is None:
         tp = 1 if local else max(1, cards // replicas)
@@ -225,7 +224,7 @@ def _layout(text: Mapping[str, str], cards: int, engine: str, notes: str, model:
     return split, Layout(tp=int(tp), pp=max(1, pp), ep=ep, replicas=replicas)
 
 
-def _load(text: Mapping[str, str], notes: str) -> tuple[Load, int | None]:
+def _load(text: Mapping[str, str], notes: str, card: Device) -> tuple[Load, int | None]:
     prompt = _positive(text.get("input_len", "")) or _PROMPT
     answer = _positive(text.get("output_len", "")) or _ANSWER
     slots = _whole(text.get("max_num_seqs", ""))
@@ -239,9 +238,9 @@ def _load(text: Mapping[str, str], notes: str) -> tuple[Load, int | None]:
     if told.startswith("offline"):
         batch = re.search(r"max_num_seqs (\d+)", notes)
         slots = slots or (int(batch[1]) if batch else 256)
-        fewer = re.search(r"\((\d+) for ([\w./-]+) on 24gb cards\)", notes)
-        small_card = any(name in text.get("gpu", "") for name in ("3090", "4090"))
-        if fewer and small_card and any(part in text.get("model", "").lower() for part in fewer[2].split("/")):
+        fewer = re.search(r"\((\d+) for ([\w./-]+) on (\d+)gb cards\)", notes)
+        here = fewer is not None and card.memory_gib == float(fewer[3])
+        if fewer and here and any(part in text.get("model", "").lower() for part in fewer[2].split("/")):
             slots = int(fewer[1])
         return Load(4 * slots, prompt, answer, shape="burst"), slots
     rate = re.search(r"rate ([\d.]+)", told)

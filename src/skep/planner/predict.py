@@ -10,6 +10,7 @@ from skep.planner.forecast import Outcome, play
 from skep.planner.memory import kv_bytes_per_token, memory, state_bytes, weights_bytes, window_bytes
 from skep.planner.memory_facts import defaults
 from skep.planner.points import Case, Unpredictable
+from skep.planner.rates import LLAMACPP
 from skep.planner.setup import Setup
 from skep.planner.step import UNTUNED, StepModel, Tuning, step_model
 from skep.units import GIB
@@ -44,7 +45,7 @@ def case_pool_tokens(case: Case) -> float:
     if weights > 1.02 * case.card.memory_gib * GIB * each:
         has = f"{each} x {case.card.memory_gib:g} GiB"
         raise Unpredictable(f"memory: {weights / GIB:.0f} GiB of {case.quant.title} weights do not fit {has}")
-    if case.engine in ("llamacpp", "ollama", "ik_llamacpp"):
+    if case.engine in LLAMACPP:
         return float(context) * case.load.concurrency * 2  # taken at the start, for every slot
     usual = defaults(case.engine, case.card)
     slots = case.slots or usual.slots

@@ -15,8 +15,6 @@ from skep.planner.rigs import group_link, groups, pace_setter
 from skep.planner.setup import Link, Load, Rig, Setup
 from skep.planner.step import UNTUNED, StepModel, Tuning, step_model
 
-SPLITTING = LLAMACPP  # walk layer after layer over their cards unless told otherwise
-
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
