@@ -170,7 +170,7 @@ def _flat(value: Geometry | Device) -> dict[str, Any]:
 
 def setup_of(document: Mapping[str, Any]) -> Setup:
     told = dict(document["setup"])
-    model = {**told["model"], "aliases": tuple(told["model"]["aliases"])}
+    model: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in told["model"].items()}
     return Setup(**{
         **told,
         "model": Geometry(**model),

@@ -47,6 +47,7 @@ class Geometry:
     vision_params: float = 0.0  # of the vision tower that the checkpoint carries
     tied_embeddings: bool = False
     max_context: int | None = None
+    kept_small: tuple[str, ...] = ()  # formats whose checkpoints of this model leave attention in 16 bit
     native_bits: float | None = None  # of a checkpoint that is published quantized (gpt-oss: 4.25)
     estimated: bool = False  # made from parameter counts alone: its widths are guesses
     aliases: tuple[str, ...] = ()

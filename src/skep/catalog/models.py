@@ -45,5 +45,6 @@ def _geometry(slug: str) -> Geometry:
     values: dict[str, Any] = {key: value for key, value in entry.items() if key not in _NOT_VALUES}
     origins = dict.fromkeys(values, Origin(**entry["origin"]))
     origins |= {key: Origin(**origin) for key, origin in entry.get("origins", {}).items()}
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     aliases = tuple(entry.get("aliases", ()))
     return Geometry(id=slug, title=entry["title"], aliases=aliases, **values, origins=MappingProxyType(origins))

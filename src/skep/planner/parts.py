@@ -75,8 +75,9 @@ def part_bits(quant: Quant, model: Geometry) -> dict[str, float]:
     """Bits of one parameter in each part, as checkpoints of this format are published."""
     ends = quant.end_bits
     awq_hybrid = quant.id == "awq" and model.is_moe and model.is_hybrid  # 24 GB for 35B-A3B: only experts are 4 bit
-    gemma_fp4 = quant.id == "nvfp4" and model.id.startswith("gemma-4")  # published with its attention in 16 bit
-    small = 16.0 if awq_hybrid or gemma_fp4 else quant.small_bits if quant.keeps_small else quant.bits
+    small = (
+        16.0 if awq_hybrid or quant.id in model.kept_small else quant.small_bits if quant.keeps_small else quant.bits
+    )
     draft = quant.bits if quant.family == "gguf" else 16.0
     vision = 16.0
     return {"ends": ends, "small": small, "mlp": quant.bits, "experts": quant.bits, "draft": draft, "vision": vision}
