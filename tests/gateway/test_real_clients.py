@@ -82,8 +82,8 @@ def test_openai_chat_streamed_and_whole_says_the_same(gpt):
 def test_openai_completions_embeddings_path_and_responses_pass(gpt):
     plain = gpt.completions.create(model=MODEL, prompt="One, two,", max_tokens=4, temperature=0)
     assert plain.usage.completion_tokens == 4
-    answer = gpt.responses.create(model=MODEL, input="Say hello.", max_output_tokens=8)
-    assert answer.usage.output_tokens == 8
+    answer = gpt.responses.create(model=MODEL, input="Say hello.", max_output_tokens=8, temperature=0)
+    assert 0 < answer.usage.output_tokens <= 8  # a model may say its piece in fewer
     with pytest.raises(openai.APIStatusError) as refused:  # this engine was not started for embeddings, and says so
         gpt.embeddings.create(model=MODEL, input="x")
     assert "source" not in refused.value.body
@@ -119,8 +119,8 @@ def test_clients_get_errors_in_their_own_dialect(gpt, claude, door):
 
 
 def test_an_alias_reaches_its_model(gpt):
-    answer = gpt.chat.completions.create(model="gpt-4o", messages=ASKED, max_tokens=4)
-    assert answer.usage.completion_tokens == 4
+    answer = gpt.chat.completions.create(model="gpt-4o", messages=ASKED, max_tokens=4, temperature=0)
+    assert 0 < answer.usage.completion_tokens <= 4
 
 
 def test_tokens_of_every_dialect_are_counted(gpt, claude, door):
