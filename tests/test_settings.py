@@ -9,9 +9,10 @@ from skep.configfile import load_settings, make_upstream, parse_settings, wished
 from skep.errors import UserError
 from skep.gateway.exchange import Timeouts
 from skep.gateway.values import AdmissionLimits
+from skep.launching import plan_launches
 from skep.settings import MAX_SOCKET_PATH, Gateway, Settings, Wishes, make_runtime, settings_of, user_paths
 from skep.wire.limits import ServerLimits
-from skep.wiring import gateway_setup, plan_launches
+from skep.wiring import gateway_setup
 
 
 def test_folders_follow_xdg_and_ignore_relative_values(tmp_path):

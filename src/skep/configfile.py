@@ -6,22 +6,68 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from skep.catalog.options import Draft, Options
 from skep.errors import UserError
-from skep.settings import DEFAULT_PORT, EMBEDDED_MODEL, Gateway, Paths, Serve, Settings, Upstream, Wishes
+from skep.settings import (
+    DEFAULT_PORT,
+    EMBEDDED_MODEL,
+    Gateway,
+    Paths,
+    Serve,
+    Settings,
+    Upstream,
+    Wishes,
+    default_context,
+)
 from skep.units import parse_bytes, parse_seconds
 from skep.wire.heads import parse_url
 
 TAKEN_NAMES = ("gateway", "skep", "requests")  # of logs and rows of skep itself
 MIN_BODY_BYTES = 1024
+DRAFT_METHODS = ("mtp", "ngram", "draft", "eagle", "dflash")
 
 
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class OptionsTable(_Table):
+    """`[serve.options]`, and the same in a preset."""
+
+    quant: str | None = None
+    dtype: str | None = None
+    kv: str | None = None
+    tp: int = Field(default=1, ge=1, le=64)
+    pp: int = Field(default=1, ge=1, le=64)
+    dp: int = Field(default=1, ge=1, le=64)
+    ep: bool = False
+    memory_share: float | None = Field(default=None, gt=0, le=1)
+    graphs: bool | None = None
+    chunked_prefill: bool | None = None
+    batched_tokens: int | None = Field(default=None, ge=1)
+    prefix_cache: bool | None = None
+    speculation: str | None = None  # "mtp:3"
+    draft_model: str | None = None
+    p2p: Literal["nvlink", "off"] | None = None
+    custom_all_reduce: bool | None = None
+    split: Literal["layer", "tensor", "row", "none"] | None = None
+    card_shares: list[Annotated[float, Field(gt=0)]] = Field(default_factory=list)
+    trust_remote_code: bool = False
+    reasoning_parser: str | None = None
+    tool_parser: str | None = None
+    chat_template: str | None = None
+
+    def to_options(self) -> Options:
+        if self.draft_model is not None and self.speculation is None:
+            raise UserError("`draft_model` without `speculation`", hint='name the method and depth: "draft:4"')
+        draft = parse_draft(self.speculation, self.draft_model) if self.speculation is not None else None
+        told = self.model_dump(exclude={"speculation", "draft_model"})
+        return Options(**{**told, "draft": draft, "card_shares": tuple(self.card_shares)})
 
 
 class ServeTable(_Table):
@@ -29,25 +75,47 @@ class ServeTable(_Table):
     engine: str = "embedded"
     replicas: int = Field(default=1, ge=1, le=64)
     slots: int = Field(default=4, ge=1, le=1024)
-    context: int = Field(default=2048, ge=64)
+    context: int | None = Field(default=None, ge=64)
     threads: int | None = Field(default=None, ge=1)
     engine_port: int = Field(default=0, ge=0, le=65535)
     extra: list[str] = Field(default_factory=list)
     reserve: int = Field(default=0, ge=0)
     soft_slots: int | None = Field(default=None, ge=1)
+    checkpoint: str | None = None
+    gpus: list[Annotated[int, Field(ge=0, le=255)]] = Field(default_factory=list)
+    env: dict[str, str] = Field(default_factory=dict)
+    binary: str | None = None
+    on_demand: bool = False
+    pinned: bool = False
+    idle_unload: str | None = None
+    room: str | None = None
+    options: OptionsTable = OptionsTable()
 
     def to_serve(self) -> Serve:
+        if self.room is not None:
+            _size(self.room, "serve.room")
         return Serve(
             model=self.model,
             engine=self.engine,
             replicas=self.replicas,
             slots=self.slots,
-            context_tokens=self.context,
+            context_tokens=self.context or default_context(self.engine),
             threads=self.threads,
             engine_port=self.engine_port,
             extra=tuple(self.extra),
             reserve=self.reserve,
             soft_slots=self.soft_slots,
+            checkpoint=self.checkpoint,
+            options=self.options.to_options(),
+            gpus=tuple(self.gpus),
+            env=tuple(self.env.items()),
+            binary=self.binary,
+            on_demand=self.on_demand or self.idle_unload is not None,
+            pinned=self.pinned,
+            idle_unload_s=None
+            if self.idle_unload is None
+            else _seconds(self.idle_unload, "serve.idle_unload", above=0),
+            room=self.room,
         )
 
 
@@ -110,7 +178,9 @@ class SettingsFile(_Table):
     upstream: list[UpstreamTable] = Field(default_factory=list)
     aliases: dict[str, str] = Field(default_factory=dict)
     drain: str = "30s"
-    start_deadline: str = "3m"
+    start_deadline: str | None = None
+    fallback: bool = False
+    max_loaded: int | None = Field(default=None, ge=1)
 
     def to_settings(self, env: Mapping[str, str], folder: Path) -> Settings:
         serve = [] if self.serve is None and self.upstream else self.serve or [ServeTable()]
@@ -118,10 +188,21 @@ class SettingsFile(_Table):
             gateway=self.gateway.to_gateway(env.get("SKEP_API_KEY") or None, folder),
             serve=tuple(table.to_serve() for table in serve),
             drain_s=_seconds(self.drain, "drain"),
-            start_deadline_s=_seconds(self.start_deadline, "start_deadline"),
+            start_deadline_s=None if self.start_deadline is None else _seconds(self.start_deadline, "start_deadline"),
+            fallback=self.fallback,
+            max_loaded=self.max_loaded,
             upstream=tuple(table.to_upstream() for table in self.upstream),
             aliases=self.aliases,
         )
+
+
+def parse_draft(text: str, model: str | None = None) -> Draft:
+    """`mtp:3`: a method and how many tokens it drafts a step."""
+    method, _, depth = text.strip().lower().partition(":")
+    if method not in DRAFT_METHODS or not depth.isdecimal() or not 1 <= int(depth) <= 64:
+        hint = f'write it as "mtp:3"; methods: {", ".join(DRAFT_METHODS)}'
+        raise UserError(f"`speculation` = `{text}` is not understood", hint=hint)
+    return Draft(method, int(depth), model)
 
 
 def make_upstream(
@@ -135,17 +216,21 @@ def make_upstream(
     health_path: str = "/health",
     key_env: str | None = None,
 ) -> Upstream:
-    """From what a person typed: `/v1` at the end of the URL is dropped, the name made of host and port."""
+    """From what a person typed: `/v1` at the end of the URL is dropped, the name made of host and port.
+
+    What stands before it (`/api/v1` of a cloud) is put before every path.
+    """
     origin, path = parse_url(url, name="upstream")
-    if path not in ("", "/v1"):
-        hint = f"the gateway passes paths on as they are; give the server's address, such as {origin}"
+    if path and not path.endswith("/v1"):
+        hint = f"give the server's address, such as {origin}, or what clients use, such as {origin}{path}/v1"
         raise UserError(f"upstream `{url}` has the path `{path}`", hint=hint)
     if "@" in urlsplit(url if "://" in url else f"http://{url}").netloc:
         raise UserError(f"upstream `{origin}` is given with a user name", hint="leave what stands before the @ out")
     chosen = name or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{origin.host}-{origin.port}").strip("-")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", chosen) or chosen in TAKEN_NAMES:
         raise UserError(f"`{chosen}` is no name for an upstream", hint="use letters, digits, dots, dashes: box-2")
-    return Upstream(str(origin), slots, chosen, model or None, reserve, soft_slots, health_path, key_env)
+    base = f"{origin}{path.removesuffix('/v1')}"
+    return Upstream(base, slots, chosen, model or None, reserve, soft_slots, health_path, key_env)
 
 
 def _seconds(text: str, key: str, *, above: float | None = None) -> float:
@@ -158,11 +243,15 @@ def _seconds(text: str, key: str, *, above: float | None = None) -> float:
     return seconds
 
 
-def _body_limit(text: str) -> int:
+def _size(text: str, key: str) -> int:
     try:
-        limit = parse_bytes(text)
+        return parse_bytes(text)
     except UserError as error:
-        raise UserError(f"`gateway.body_limit`: {error.message}", hint=error.hint) from None
+        raise UserError(f"`{key}`: {error.message}", hint=error.hint) from None
+
+
+def _body_limit(text: str) -> int:
+    limit = _size(text, "gateway.body_limit")
     if limit < MIN_BODY_BYTES:
         raise UserError(f"`gateway.body_limit` = `{text}` lets no request in", hint="write it as 64MiB")
     return limit
@@ -229,6 +318,8 @@ MISSING = {"slots": SLOTS_MATTER, "url": "where the server listens, such as http
 def _known_keys(place: tuple[int | str, ...]) -> list[str]:
     tables: dict[str, type[_Table]] = {"gateway": GatewayTable, "serve": ServeTable, "upstream": UpstreamTable}
     table = tables.get(str(place[0]), SettingsFile) if len(place) > 1 else SettingsFile
+    if "options" in place[1:-1]:
+        table = OptionsTable
     return list(table.model_fields)
 
 

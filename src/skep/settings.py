@@ -10,12 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from skep.catalog.options import Options, options_of
 from skep.errors import UserError
 from skep.units import MIB
 
 DEFAULT_PORT = 8400
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EMBEDDED_MODEL = "smollm2-135m"
+OWN_ENGINES = ("embedded", "fake", "simulated")  # that skep starts within its own package
+DEFAULT_CONTEXT = 2048
 MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes, some systems' 104
 
 
@@ -78,13 +81,28 @@ class Serve:
     engine: str = "embedded"
     replicas: int = 1
     slots: int = 4
-    context_tokens: int = 2048  # per slot
+    context_tokens: int = DEFAULT_CONTEXT  # per slot; 0: as the engine has it
     threads: int | None = None  # None: the cores divided among the replicas
     engine_port: int = 0  # of the first replica; the next ones follow. 0: free ones
     extra: tuple[str, ...] = ()
     reserve: int = 0  # slots of each replica for interactive requests only
     soft_slots: int | None = None  # requests at once while anything but batch is there; None: all slots
     about: str = ""  # for records, where the engine's version does not say what serves
+    checkpoint: str | None = None  # folder, file or hub name; None: the model's own name
+    options: Options = field(default_factory=Options)
+    gpus: tuple[int, ...] = ()  # for all replicas, divided among them in this order; empty: chosen where needed
+    env: tuple[tuple[str, str], ...] = ()
+    binary: str | None = None  # the engine's program; None: looked for on PATH
+    preset: str | None = None  # that it was made from
+    on_demand: bool = False  # loaded when somebody asks for it
+    pinned: bool = False  # stays loaded, whoever needs the room
+    idle_unload_s: float | None = None
+    room: str | None = None  # memory it takes, where that cannot be worked out: "8GiB"
+
+
+def default_context(engine: str) -> int:
+    """Tokens of a slot where nobody says; 0: as many as the engine itself gives it."""
+    return DEFAULT_CONTEXT if engine in OWN_ENGINES else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +149,8 @@ class Wishes:
     folder: str | None = None  # where skep was started: `skep.toml` is looked for there, relative paths begin there
     config: str | None = None  # the file; None: looked for
     model: str | None = None  # instead of all that the file serves
+    served: tuple[Serve, ...] = ()  # likewise, worked out: a preset, or the planner's best
+    fallback: bool = False
     serve: Mapping[str, Any] = field(default_factory=dict)  # for every model
     gateway: Mapping[str, Any] = field(default_factory=dict)
     upstream: tuple[Upstream, ...] = ()  # instead of the file's
@@ -140,6 +160,8 @@ class Wishes:
         serve, upstream = settings.serve, self.upstream or settings.upstream
         if self.only_upstreams:
             serve = ()
+        elif self.served:
+            serve, upstream = self.served, ()
         elif self.model is not None:
             serve, upstream = (Serve(model=self.model),), ()
         return replace(
@@ -147,6 +169,7 @@ class Wishes:
             gateway=replace(settings.gateway, **self.gateway),
             serve=tuple(replace(table, **self.serve) for table in serve),
             upstream=upstream,
+            fallback=self.fallback or settings.fallback,
             wishes=self,
         )
 
@@ -156,7 +179,9 @@ class Settings:
     gateway: Gateway = field(default_factory=Gateway)
     serve: tuple[Serve, ...] = (Serve(),)
     drain_s: float = 30.0
-    start_deadline_s: float = 180.0
+    start_deadline_s: float | None = None  # None: as long as the slowest of its engines may take
+    fallback: bool = False  # an engine that dies is tried again with the remedy, one change at a time
+    max_loaded: int | None = None  # models at once, where some are loaded on demand
     upstream: tuple[Upstream, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)  # name or pattern to model; the first that fits
     wishes: Wishes = field(default_factory=Wishes)
@@ -167,15 +192,29 @@ def settings_of(document: Mapping[str, Any]) -> Settings:
     gateway = document["gateway"]
     tables = {
         "gateway": Gateway(**{**gateway, "cors_origins": tuple(gateway["cors_origins"])}),
-        "serve": tuple(Serve(**{**table, "extra": tuple(table["extra"])}) for table in document["serve"]),
+        "serve": tuple(_serve_of(table) for table in document["serve"]),
         "upstream": tuple(Upstream(**table) for table in document["upstream"]),
         "wishes": wishes_of(document["wishes"]),
     }
     return Settings(**{**document, **tables})
 
 
+def _serve_of(table: Mapping[str, Any]) -> Serve:
+    told = {
+        "extra": tuple(table["extra"]),
+        "options": options_of(table["options"]),
+        "gpus": tuple(table["gpus"]),
+        "env": tuple((name, value) for name, value in table["env"]),
+    }
+    return Serve(**{**table, **told})
+
+
 def wishes_of(document: Mapping[str, Any]) -> Wishes:
-    return Wishes(**{**document, "upstream": tuple(Upstream(**table) for table in document["upstream"])})
+    told = {
+        "upstream": tuple(Upstream(**table) for table in document["upstream"]),
+        "served": tuple(_serve_of(table) for table in document["served"]),
+    }
+    return Wishes(**{**document, **told})
 
 
 def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:

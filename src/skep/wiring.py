@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 import signal
 import socket
 import ssl
@@ -15,23 +14,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from skep.engines.base import Launch, engine_named
+from skep.engines.base import Launch
 from skep.engines.control import only_one
 from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import RestartPolicy
 from skep.engines.supervisor import Hive, Rebuild, Supervisor
 from skep.errors import GatewayError, UserError
-from skep.host.facts import read_host
-from skep.host.nvidia import NvidiaReport
 from skep.keyfile import keys_path, loose_mode, read_keys
-from skep.settings import LOOPBACK, Gateway, Paths, Serve, Settings, Upstream, make_runtime, settings_of
-from skep.weights.gguf import check_file
-from skep.weights.pull import pull
-from skep.wire.heads import parse_url
+from skep.launching import PullProgress, plan_launches, read_machine
+from skep.settings import OWN_ENGINES, Gateway, Paths, Settings, make_runtime, settings_of
 
-PullProgress = Callable[[int, int | None], None]
-
-REMOTE = "remote"  # the engine of a launch that skep does not start
+SLOW_START_S = 1800.0
+SLOW_WARM_UP_S = 600.0
+MOST_FALLBACKS = 5  # changes before a replica is given up
 
 
 def build_hive(settings: Settings, paths: Paths, listener: socket.socket, progress: PullProgress) -> Hive:
@@ -39,16 +34,30 @@ def build_hive(settings: Settings, paths: Paths, listener: socket.socket, progre
     gateway = settings.gateway
     scheme = "https" if gateway.tls_certificate else "http"
     host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
+    machine = read_machine()
+    replicas = plan_launches(settings, paths, progress, machine=machine)
     return Hive(
-        replicas=plan_launches(settings, paths, progress),
+        replicas=replicas,
         gateway_argv=(sys.executable, "-m", "skep.gateway.process"),
         gateway_setup=gateway_setup(settings, paths),
         url=f"{scheme}://{host}:{listener.getsockname()[1]}",
         socket_path=paths.socket,
         log_dir=paths.logs,
-        policy=RestartPolicy(start_deadline_s=settings.start_deadline_s),
+        policy=_policy(settings),
         drain_s=settings.drain_s,
         wishes=asdict(settings.wishes),
+        room=machine.room,
+        max_loaded=settings.max_loaded,
+    )
+
+
+def _policy(settings: Settings) -> RestartPolicy:
+    """Engines of others load tens of gigabytes and compile kernels before they answer."""
+    patient = any(serve.engine not in OWN_ENGINES for serve in settings.serve)
+    deadline_s = settings.start_deadline_s or (SLOW_START_S if patient else RestartPolicy().start_deadline_s)
+    warm_s = SLOW_WARM_UP_S if patient else RestartPolicy().warm_deadline_s
+    return RestartPolicy(
+        start_deadline_s=deadline_s, warm_deadline_s=warm_s, fallbacks=MOST_FALLBACKS if settings.fallback else 0
     )
 
 
@@ -70,11 +79,12 @@ def rebuild_hive(began: Settings, settings: Settings, hive: Hive, paths: Paths, 
     loose = loose_mode(keys_path(paths))
     return replace(
         hive,
-        replicas=plan_launches(settings, paths, running=running),
+        replicas=plan_launches(settings, paths, running=running, starting=False),
         gateway_setup=setup,
-        policy=RestartPolicy(start_deadline_s=settings.start_deadline_s),
+        policy=_policy(settings),
         drain_s=settings.drain_s,
         wishes=asdict(settings.wishes),
+        max_loaded=settings.max_loaded,
         left_out=tuple(key for key, (before, after) in pairs.items() if before != after),
         warnings=(*locked, *([loose] if loose else [])),
     )
@@ -209,108 +219,3 @@ async def _supervise(
 def _parent_gone(loop: asyncio.AbstractEventLoop, parent_fd: int, supervisor: Supervisor) -> None:
     loop.remove_reader(parent_fd)
     supervisor.stop(0.0)
-
-
-def plan_launches(
-    settings: Settings,
-    paths: Paths,
-    progress: PullProgress = lambda _done, _total: None,
-    *,
-    running: Sequence[Launch] = (),
-) -> tuple[Launch, ...]:
-    """All replicas, checked: names, ports, weights, engines, aliases. May fetch weights."""
-    served = [launch for serve in settings.serve for launch in _launches(serve, settings, paths, progress, running)]
-    launches = (*served, *(_remote(upstream, settings.gateway) for upstream in settings.upstream))
-    names = [launch.name for launch in launches]
-    for name in names:
-        if names.count(name) > 1:
-            hint = "give one [[serve]] table more `replicas`, or an [[upstream]] a `name` of its own"
-            raise UserError(f"two replicas are named `{name}`", hint=hint)
-    for launch in launches:
-        _check_shares(launch)
-        if launch.engine != REMOTE:
-            engine_named(launch.engine).check(launch)
-    models = {launch.model for launch in launches}
-    for alias, model in settings.aliases.items():
-        if model not in models and "" not in models:  # the name of an upstream's model may be still to be asked
-            raise UserError(
-                f"the alias `{alias}` stands for `{model}`, which is not served",
-                hint=f"served: {', '.join(sorted(models))}",
-            )
-    return launches
-
-
-def _remote(upstream: Upstream, gateway: Gateway) -> Launch:
-    origin, _ = parse_url(upstream.url, name="upstream")
-    if origin.port == gateway.port and origin.host in (*LOOPBACK, gateway.host):
-        hint = "choose another --port for the gateway"
-        raise UserError(f"upstream `{upstream.url}` is the gateway's own address", hint=hint)
-    if upstream.key_env is not None and not os.environ.get(upstream.key_env):
-        hint = f"export {upstream.key_env}=KEY where skep is started, or leave `key_env` out"
-        raise UserError(f"the key of upstream `{upstream.name}` is not in the environment", hint=hint)
-    return Launch(
-        name=upstream.name,
-        engine=REMOTE,
-        model=upstream.model or "",
-        weights=None,
-        slots=upstream.slots,
-        context_tokens=0,
-        threads=0,
-        reserve=upstream.reserve,
-        soft_slots=upstream.soft_slots,
-        url=upstream.url,
-        health_path=upstream.health_path,
-        key_env=upstream.key_env,
-    )
-
-
-def _check_shares(launch: Launch) -> None:
-    if launch.reserve >= launch.slots:
-        hint = "leave at least one slot for the others"
-        raise UserError(f"`{launch.name}`: `reserve` {launch.reserve} of {launch.slots} slots", hint=hint)
-    if launch.soft_slots is not None and launch.soft_slots > launch.slots:
-        hint = "leave it out for all of them"
-        raise UserError(f"`{launch.name}`: `soft_slots` {launch.soft_slots} of {launch.slots} slots", hint=hint)
-
-
-def _launches(
-    serve: Serve, settings: Settings, paths: Paths, progress: PullProgress, running: Sequence[Launch]
-) -> list[Launch]:
-    weights = _weights(serve, paths, progress)
-    last_port = serve.engine_port + serve.replicas - 1
-    if serve.engine_port and (last_port > 65535 or serve.engine_port <= settings.gateway.port <= last_port):
-        hint = f"the replicas want {serve.engine_port} to {last_port}, the gateway {settings.gateway.port}"
-        raise UserError(f"--engine-port {serve.engine_port} leaves no room", hint=hint)
-    replicas = sum(other.replicas for other in settings.serve)
-    threads = serve.threads or max(1, read_host(NvidiaReport()).cpu_cores // replicas)
-    model = Path(serve.model).stem.lower() if weights is not None and serve.model.endswith(".gguf") else serve.model
-    known = {} if serve.threads else {launch.name: launch.threads for launch in running}
-    return [
-        Launch(
-            name=f"{model}-{number}",
-            engine=serve.engine,
-            model=model,
-            weights=weights,
-            slots=serve.slots,
-            context_tokens=serve.context_tokens,
-            threads=known.get(f"{model}-{number}", threads),  # one replica more is no reason to restart the others
-            port=serve.engine_port + number if serve.engine_port else 0,
-            extra=serve.extra,
-            reserve=serve.reserve,
-            soft_slots=serve.soft_slots,
-            about=serve.about,
-        )
-        for number in range(serve.replicas)
-    ]
-
-
-def _weights(serve: Serve, paths: Paths, progress: PullProgress) -> Path | None:
-    """The file, pulled if need be and checked: a damaged one is found here and not by a dying engine."""
-    if serve.engine != "embedded":
-        return None
-    path = pull(serve.model, cache_dir=paths.cache, progress=progress).path
-    trained = check_file(path).context_length
-    if trained is not None and serve.context_tokens > trained:
-        what = f"--context {serve.context_tokens} is beyond the {trained} tokens `{serve.model}` was trained for"
-        raise UserError(what, hint=f"--context is per slot; use {trained} at most")
-    return path

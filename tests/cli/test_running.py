@@ -111,7 +111,7 @@ def test_replicas_that_change_are_started_anew_after_their_answers(skep, configu
 def test_a_request_that_comes_while_its_only_replica_changes_waits(skep, configure, up):
     configure({"extra": SLOW})
     url = up()
-    with streaming(url, max_tokens=250) as sock:
+    with streaming(url, max_tokens=400) as sock:
         received = sock.recv(1000)
         configure({"extra": ["--load-s=0.3"]})
         skep("reload", check=0)

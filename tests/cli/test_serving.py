@@ -202,7 +202,7 @@ def test_a_crashed_engine_is_restarted_and_its_clients_wait(skep, configure):
     url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
     before = rows_of(skep)["fake-model-0"]
     os.kill(before["pid"], signal.SIGKILL)
-    eventually(lambda: rows_of(skep)["fake-model-0"]["state"] != "ready")
+    eventually(lambda: rows_of(skep)["fake-model-0"]["pid"] != before["pid"])
     assert ask(url)[0] == 200
     after = rows_of(skep)["fake-model-0"]
     assert after["pid"] != before["pid"]

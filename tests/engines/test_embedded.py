@@ -122,9 +122,12 @@ def test_a_sweep_on_the_real_engine_has_both_clocks(hive):
     assert document["speedup"] == pytest.approx(document["serial_wall_s"] / document["swarm_wall_s"])
 
 
+def launch_of(weights, *extra, **options):
+    return Launch("e", "embedded", MODEL, weights, slots=1, context_tokens=64, threads=1, extra=extra, **options)
+
+
 def start_server(weights, *extra, **options):
-    launch = Launch("e", "embedded", MODEL, weights, slots=1, context_tokens=64, threads=1, extra=extra, **options)
-    argv = [part if part != REPORT_FD else "1" for part in Embedded().argv(launch)]
+    argv = [part if part != REPORT_FD else "1" for part in Embedded().argv(launch_of(weights, *extra, **options))]
     return subprocess.run(argv, capture_output=True, text=True, timeout=60)
 
 
@@ -136,7 +139,8 @@ def test_an_occupied_port_is_not_mistaken_for_a_damaged_file(weights):
         port = taken.getsockname()[1]
         done = start_server(weights, port=port)
     assert done.returncode == EXIT_FINAL
-    assert f"port {port} is in use" in Embedded().explain(done.returncode, done.stderr.splitlines())
+    found = Embedded().explain(launch_of(weights), done.returncode, done.stderr.splitlines())
+    assert f"port {port} is in use" in str(found)
 
 
 def test_a_file_that_vanished_is_named(tmp_path):

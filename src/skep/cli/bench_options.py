@@ -29,3 +29,9 @@ Price = Annotated[float | None, typer.Option(min=0, help="Of a kWh: adds the cos
 
 LOCAL = "http://127.0.0.1:8400"
 FIFTEEN_MINUTES = "15m"
+
+
+def given_options(context: typer.Context) -> frozenset[str]:
+    """Those that the user wrote, by the names of their parameters."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return frozenset(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")

@@ -50,6 +50,17 @@ def serve_detached(settings: Settings, paths: Paths, *, as_json: bool) -> None:
     print(ready["url"])  # noqa: T201
 
 
+def learn_flags(settings: Settings) -> None:
+    """Which flags the installed engines know, asked once a version, with a word: vLLM takes half a minute to tell."""
+    from skep.engines.installed import find_program, is_installed
+    from skep.engines.known_flags import known_flags
+    from skep.settings import OWN_ENGINES
+
+    for serve in settings.serve:
+        if serve.engine not in OWN_ENGINES and is_installed(serve.engine, serve.binary):
+            known_flags(find_program(serve.engine, serve.binary), tell=note)
+
+
 def start_detached(
     settings: Settings, paths: Paths, env: dict[str, str], *, parent_fd: int | None = None
 ) -> dict[str, Any]:

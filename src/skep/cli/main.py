@@ -13,7 +13,23 @@ from typing import Annotated
 import typer
 
 from skep import __version__
-from skep.cli import calibrate, catalog, gateway, judging, keys, measure, plan, running, serve, top, upkeep, validate
+from skep.cli import (
+    calibrate,
+    catalog,
+    export_preset,
+    gateway,
+    judging,
+    keys,
+    loading,
+    measure,
+    plan,
+    presets,
+    running,
+    serve,
+    top,
+    upkeep,
+    validate,
+)
 from skep.errors import SkepError
 
 app = typer.Typer(
@@ -27,6 +43,9 @@ app = typer.Typer(
     epilog="Example: skep up -d && skep bench sweep --concurrency 1,2,4 && skep report last -o report.html",
 )
 serve.register(app)
+presets.register(app)
+export_preset.register(app)
+loading.register(app)
 gateway.register(app)
 running.register(app)
 measure.register(app)

@@ -9,6 +9,7 @@ import typer
 
 from skep.cli import bench_options as of
 from skep.cli.serve import JsonOption
+from skep.errors import UserError
 
 bench = typer.Typer(no_args_is_help=True, help="Measure an endpoint under concurrency.", rich_markup_mode=None)
 
@@ -28,6 +29,7 @@ def _bench() -> None:
 
 
 def sweep(
+    context: typer.Context,
     url: of.Url = of.LOCAL,
     model: of.Model = None,
     concurrency: of.Concurrency = "1,2,4,8",
@@ -65,6 +67,14 @@ def sweep(
     processes: of.Processes = None,
     price: of.Price = None,
     store_prompts: of.Prompts = True,
+    against_preset: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Rerun the shape of a preset's published figures: how much of them is had?"),
+    ] = None,
+    shape_of: Annotated[
+        int | None,
+        typer.Option(metavar="K", min=1, help="Of its K-th figure, not of most; `skep presets show` counts them."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fresh coding tasks at each concurrency: effective tok/s, contention, TTFT, knee and cliff, with intervals."""
@@ -96,6 +106,13 @@ def sweep(
         processes=processes,
         store_prompts=store_prompts,
     )
+    if against_preset is not None:
+        from skep.cli.against_preset import run_against_command
+
+        own = of.given_options(context)
+        raise typer.Exit(run_against_command(wishes, against_preset, shape_of, own, price=price, as_json=as_json))
+    if shape_of is not None:
+        raise UserError("--shape-of goes with --against-preset", hint="name the preset whose figure it is")
     raise typer.Exit(run_sweep_command(wishes, price=price, as_json=as_json))
 
 

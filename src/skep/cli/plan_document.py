@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.cli.planning import Answer
+from skep.engines.commands import command_lines, gateway_line
 from skep.errors import UserError
 from skep.planner.choice import Choice, Plan
 from skep.planner.explain import account
@@ -83,8 +84,8 @@ def plan_document(found: Answer, choice: Choice, plan: Plan, *, explain: bool = 
             for p in plan.predicted
         ],
         "meets_slo": plan.rated.over_limit <= 1.0 if found.goal.limits else None,
-        "launch": list(plan.launch),
-        "gateway": plan.gateway,
+        "launch": list(commands_of(plan)),
+        "gateway": gateway_line(setup, plan.rated.rig),
         "why": list(plan.why),
         "rules": [asdict(finding) for finding in plan.rated.findings],
         "price": choice.rig.price,
@@ -95,6 +96,11 @@ def plan_document(found: Answer, choice: Choice, plan: Plan, *, explain: bool = 
         levels = dict.fromkeys((1, found.goal.agents))
         made["explain"] = [asdict(account(plan.rated.prospect, found.goal, level)) for level in levels]
     return made
+
+
+def commands_of(plan: Plan) -> tuple[str, ...]:
+    """One a replica, or a machine."""
+    return command_lines(plan.setup, plan.rated.rig, checkpoint=plan.checkpoint, order=plan.order)
 
 
 def watts_of(plan: Plan) -> float | None:

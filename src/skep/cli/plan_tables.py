@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skep.cli.output import number, print_table
-from skep.cli.plan_document import watts_of
+from skep.cli.plan_document import commands_of, watts_of
 from skep.cli.planning import Answer
+from skep.engines.commands import gateway_line
 from skep.planner.candidates import Goal
 from skep.planner.choice import Choice, Plan, RunnerUp
 from skep.planner.explain import StepAccount, account
@@ -171,10 +172,8 @@ def _rules(plan: Plan) -> None:
 
 
 def _start(plan: Plan) -> None:
-    for line in plan.launch:
-        _say(f"  {line}")
-    if plan.gateway:
-        _say(f"  {plan.gateway}")
+    front = gateway_line(plan.setup, plan.rated.rig)
+    _lines([*commands_of(plan), *([front] if front else [])])
 
 
 def _runner_up(found: Answer, choice: Choice) -> None:

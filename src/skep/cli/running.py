@@ -63,8 +63,9 @@ def reload(
     from skep.cli.output import byte_progress, print_json
     from skep.configfile import wished_settings
     from skep.keyfile import keys_path, read_keys
+    from skep.launching import plan_launches
     from skep.settings import user_paths, wishes_of
-    from skep.wiring import check_tls, plan_launches
+    from skep.wiring import check_tls
 
     paths = user_paths(os.environ)
     wishes = wishes_of(_ask({"op": "origin"})["wishes"])
@@ -74,7 +75,7 @@ def reload(
         settings = wished_settings(wishes, paths, {})  # SKEP_API_KEY stays what the running one has
         check_tls(settings.gateway)
         read_keys(keys_path(paths))
-        plan_launches(settings, paths, progress)
+        plan_launches(settings, paths, progress, starting=False)
     message = {"op": "reload", "settings": asdict(settings), "wait": wait}
     answer = _ask(message, timeout_s=None if wait else 120.0)
     del answer["ok"]

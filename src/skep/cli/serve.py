@@ -12,7 +12,7 @@ import typer
 from skep.errors import UserError
 
 if TYPE_CHECKING:
-    from skep.settings import Wishes
+    from skep.settings import Serve, Wishes
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 HostOption = Annotated[str | None, typer.Option(help="Address of the gateway; others than loopback want a key.")]
@@ -32,7 +32,8 @@ def register(app: typer.Typer) -> None:
 
 def up(
     model: Annotated[
-        str | None, typer.Argument(help="Catalogue name or GGUF file; default: skep.toml, else the embedded model.")
+        str | None,
+        typer.Argument(help="A preset, a model, a checkpoint or a GGUF file; default: skep.toml, else embedded."),
     ] = None,
     embedded: Annotated[
         bool, typer.Option("--embedded", help="The embedded model, even if there is a skep.toml.")
@@ -52,13 +53,26 @@ def up(
     gpu: Annotated[
         list[str] | None, typer.Option(help='Cards to simulate, such as "2x rtx-3090"; default: this machine\'s.')
     ] = None,
-    link: Annotated[str | None, typer.Option(help="Between simulated cards: nvlink or pcie.")] = None,
-    engine: Annotated[str | None, typer.Option(help="To simulate: vllm (default), sglang or llamacpp.")] = None,
-    quant: Annotated[str | None, typer.Option(help="Of the simulated weights; default: the best plan's.")] = None,
-    kv: Annotated[str | None, typer.Option(help="Type of the simulated KV cache; default: the best plan's.")] = None,
-    spec: Annotated[str | None, typer.Option(help="Speculation to simulate, such as mtp:3, or none.")] = None,
-    tp: Annotated[int | None, typer.Option(min=1, help="Simulated cards that share one replica.")] = None,
-    agents: Annotated[int | None, typer.Option(min=1, help="Agents to plan the simulated layout for.")] = None,
+    link: Annotated[str | None, typer.Option(help="Between the cards: nvlink or pcie.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="vllm, sglang, llamacpp, ollama or embedded; default: the best plan's.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="The weights: hub name, folder, GGUF file or Ollama tag.")
+    ] = None,
+    quant: Annotated[str | None, typer.Option(help="Of the weights; default: the best plan's.")] = None,
+    kv: Annotated[str | None, typer.Option(help="Type of the KV cache; default: the best plan's.")] = None,
+    spec: Annotated[str | None, typer.Option(help="Speculation, such as mtp:3, or none.")] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help="Cards that share one replica.")] = None,
+    agents: Annotated[int | None, typer.Option(min=1, help="Agents to plan the layout for.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="This machine's cards to use, by number: 0,1.")] = None,
+    memory_share: Annotated[
+        float | None, typer.Option(min=0.01, max=1.0, help="Of each card that the engine may fill.")
+    ] = None,
+    binary: Annotated[str | None, typer.Option(help="The engine's program, where it is not on PATH.")] = None,
+    fallback: Annotated[
+        bool, typer.Option("--fallback", help="Try a dying engine again with the remedy, one change at a time.")
+    ] = False,
     config: ConfigOption = None,
     detach: DetachOption = False,
     as_json: JsonOption = False,
@@ -67,19 +81,33 @@ def up(
     from skep.settings import EMBEDDED_MODEL, Wishes
 
     serve = {"replicas": replicas, "slots": slots, "context_tokens": context, "threads": threads}
-    rig = given(
-        gpu=tuple(gpu) if gpu else None, link=link, engine=engine, quant=quant, kv=kv, spec=spec, tp=tp, agents=agents
-    )
+    plan = given(link=link, engine=engine, quant=quant, kv=kv, spec=spec, tp=tp, agents=agents)
+    real = given(checkpoint=checkpoint, gpus=gpus, memory_share=memory_share, binary=binary)
+    served: tuple[Serve, ...] = ()
     if simulate:
         from skep.cli.simulating import Simulation, simulated_serve
 
-        refuse_together("--simulate", embedded=embedded, threads=threads is not None)
+        only_real = {name.replace("_", "-"): True for name in real}
+        refuse_together("--simulate", embedded=embedded, threads=threads is not None, **only_real)
+        rig = {**plan, **given(gpu=tuple(gpu) if gpu else None)}
         wanted = Simulation(model, replicas=replicas, slots=slots, context=context, **rig)
         model, serve = simulated_serve(wanted)
-    elif rig:
-        raise UserError(f"--{next(iter(rig))} is for a simulated rig", hint="add --simulate")
+    elif gpu:
+        raise UserError("--gpu is for a simulated rig", hint="add --simulate; --gpus 0,1 names cards of this machine")
+    elif model is not None:
+        from skep.cli.choosing import Wanted, parse_gpus, serve_for
+
+        refuse_together("a model", embedded=embedded)
+        told = {**plan, **real, "gpus": parse_gpus(gpus)}
+        chosen = serve_for(Wanted(model, replicas=replicas, slots=slots, context=context, **told))
+        served = (chosen,) if chosen is not None else ()
+    elif plan or real:
+        name = next(iter({**plan, **real})).replace("_", "-")
+        raise UserError(f"--{name} is for a model named on the command line", hint="skep up MODEL --engine vllm")
     wishes = Wishes(
         model=model or (EMBEDDED_MODEL if embedded else None),
+        served=served,
+        fallback=fallback,
         serve=given(**serve, engine_port=engine_port),
         gateway=given(host=host or None, port=port),
     )
@@ -110,6 +138,7 @@ def start(wishes: Wishes, config: Path | None, *, detach: bool, as_json: bool) -
     if not settings.serve and not settings.upstream:
         hint = "`skep gateway --upstream http://127.0.0.1:8000 --slots 8`, or an [[upstream]] table in skep.toml"
         raise UserError("no upstream is given", hint=hint)
+    hive.learn_flags(settings)
     if detach:
         hive.serve_detached(settings, paths, as_json=as_json)
     else:

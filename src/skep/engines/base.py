@@ -6,13 +6,13 @@ All methods of the port are free of I/O except `check`; the supervisor starts, p
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from skep.catalog.options import Options
 from skep.errors import UserError
 
 REPORT_FD = "{report_fd}"  # in an argv: the number of the pipe on which the engine tells its address
@@ -38,6 +38,15 @@ class Launch:
     health_path: str | None = None  # None: as the engine has it
     key_env: str | None = None  # the environment variable with the key that a server of others wants
     about: str = ""  # what it is, where the engine's version does not say it: which rig is simulated
+    checkpoint: str | None = None  # folder, file or hub name for engines that read weights themselves
+    options: Options = field(default_factory=Options)
+    gpus: tuple[int, ...] = ()  # the machine's numbers; empty: the engine sees all
+    env: tuple[tuple[str, str], ...] = ()
+    binary: str | None = None  # the program to start; None: looked for on PATH
+    room: tuple[tuple[str, int], ...] = ()  # bytes it takes of "ram", "gpu0", ...; empty: not known
+    on_demand: bool = False  # loaded when somebody asks for its model
+    pinned: bool = False  # stays loaded, whoever needs the room
+    idle_unload_s: float | None = None  # on demand: unloaded after so long without a request; None: stays
 
     @property
     def authorization(self) -> str:
@@ -46,10 +55,29 @@ class Launch:
 
     def same_process(self, other: Launch) -> bool:
         """Whether what serves the one can serve the other: they differ only in what the gateway is told."""
-        told: dict[str, Any] = {"reserve": 0, "soft_slots": None, "health_path": None}
+        told: dict[str, Any] = {
+            "reserve": 0, "soft_slots": None, "health_path": None, "room": (), "on_demand": False, "pinned": False,
+            "idle_unload_s": None,
+        }  # fmt: skip
         if self.url is not None:
             told["slots"] = 0
         return replace(self, **told) == replace(other, **told)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Why an engine died or refused. `change` is the launch that may do better, `changed` says how it differs."""
+
+    cause: str  # a clause: "out of GPU memory while CUDA graphs were captured"
+    evidence: str | None = None  # the line of its log that says so
+    remedy: str | None = None  # what to do, with values: "lower memory_share from 0.92 to 0.87"
+    final: bool = False  # the same launch would end in the same way
+    change: Launch | None = None
+    changed: str | None = None  # "memory_share 0.92 -> 0.87"
+
+    def __str__(self) -> str:
+        said = f" ({self.evidence})" if self.evidence and self.evidence not in self.cause else ""
+        return f"{self.cause}{said}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 class Spoken(Protocol):
@@ -74,19 +102,35 @@ class Spoken(Protocol):
 
 
 class Engine(Spoken, Protocol):
+    @property
+    def reports_address(self) -> bool:
+        """It takes a free port and tells it on the pipe `REPORT_FD`; else it is given `launch.port`, never 0."""
+
     def check(self, launch: Launch) -> None:
-        """Raise what can be known before the start: not installed, impossible options."""
+        """Raise what can be known before the start: not installed, impossible options, a flag it does not know."""
 
     def argv(self, launch: Launch) -> list[str]: ...
 
-    def explain(self, code: int, tail: Sequence[str]) -> str:
-        """Why the process ended, in one line, from its exit code and its last words."""
+    def environment(self, launch: Launch) -> dict[str, str]:
+        """Variables to be set besides those that are there: cards, links, what the launch itself names."""
+
+    def explain(
+        self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
+    ) -> Diagnosis:
+        """Why the process ended (its exit code) or refused (None), from its last words.
+
+        `oom_kills`: how many processes the kernel killed for want of memory meanwhile, where it is known.
+        """
 
 
 _REGISTRY = {
     "embedded": "skep.engines.embedded:Embedded",
     "fake": "skep.engines.fake:Fake",
+    "llamacpp": "skep.engines.llamacpp:LlamaCpp",
+    "ollama": "skep.engines.ollama:Ollama",
+    "sglang": "skep.engines.sglang:Sglang",
     "simulated": "skep.engines.simulated:Simulated",
+    "vllm": "skep.engines.vllm:Vllm",
 }
 
 
@@ -96,21 +140,3 @@ def engine_named(name: str) -> Engine:
         raise UserError(f"there is no engine `{name}`", hint=f"known: {', '.join(sorted(_REGISTRY))}")
     module, _, attribute = path.partition(":")
     return cast("Engine", getattr(import_module(module), attribute)())
-
-
-def explain_exit(code: int, tail: Sequence[str]) -> str:
-    """The last line that looks like a cause; else how the process ended."""
-    if code < 0:
-        return f"killed by {_signal_name(-code)}" + (": out of memory?" if code == -signal.SIGKILL else "")
-    causes = [
-        line for line in tail if any(word in line.lower() for word in ("error", "failed", "out of memory", "cannot"))
-    ]
-    last = next((line for line in reversed(causes or list(tail)) if line.strip()), None)
-    return f"{last.strip()} (exit code {code})" if last else f"exit code {code}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

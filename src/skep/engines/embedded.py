@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from importlib import metadata
 from importlib.util import find_spec
 
-from skep.engines.base import EXIT_FINAL, REPORT_FD, Launch, explain_exit
+from skep.engines.base import REPORT_FD, Diagnosis, Launch
+from skep.engines.diagnosis import diagnose
 from skep.errors import EngineError, UserError
 
 
 class Embedded:
     health_path = "/health"
+    reports_address = True
     confirms = "slots"
     release_bound_s = 30.0
     simulated = False
@@ -44,7 +46,10 @@ class Embedded:
         except metadata.PackageNotFoundError:
             return None
 
-    def explain(self, code: int, tail: Sequence[str]) -> str:
-        if code == EXIT_FINAL and tail:
-            return tail[-1].removeprefix("error: ").strip()
-        return explain_exit(code, tail)
+    def environment(self, launch: Launch) -> dict[str, str]:
+        return dict(launch.env)
+
+    def explain(
+        self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
+    ) -> Diagnosis:
+        return diagnose(launch, code, tail, oom_kills=oom_kills)

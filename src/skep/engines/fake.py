@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from skep.engines.base import REPORT_FD, Launch, explain_exit
+from skep.engines.base import REPORT_FD, Diagnosis, Launch
+from skep.engines.diagnosis import diagnose
 
 
 class Fake:
     health_path = "/health"
+    reports_address = True
     confirms = "slots"
     release_bound_s = 30.0
     simulated = True
@@ -24,5 +26,10 @@ class Fake:
     def version(self) -> str | None:
         return "fake"
 
-    def explain(self, code: int, tail: Sequence[str]) -> str:
-        return explain_exit(code, tail)
+    def environment(self, launch: Launch) -> dict[str, str]:
+        return dict(launch.env)
+
+    def explain(
+        self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
+    ) -> Diagnosis:
+        return diagnose(launch, code, tail, oom_kills=oom_kills)

@@ -35,13 +35,16 @@ class Front:
         log: Path,
         table: Callable[[], Message],
         changed: Callable[[], None],
+        wanted: Callable[[str], None] = lambda _model: None,
     ) -> None:
+        """`wanted` hears of models that requests wait for and that are not loaded."""
         self._argv = argv
         self._listener = listener
         self._setup = setup
         self._log = log
         self._table = table
         self._changed = changed
+        self._wanted = wanted
         self._current: _Child | None = None
         self._retired: set[_Child] = set()
         self._retiring: set[asyncio.Task[None]] = set()
@@ -87,6 +90,11 @@ class Front:
         for child in self._children():
             child.link.send({"op": "replicas", **self._table()})
 
+    def say(self, message: Message) -> None:
+        """To all processes, without an answer."""
+        for child in self._children():
+            child.link.send(message)
+
     async def set_up(self, setup: Message) -> None:
         """Settings anew: what can change in a running process does so at once, the rest with its successor."""
         async with self._one_at_a_time:
@@ -95,9 +103,13 @@ class Front:
                 child.link.send({"op": "settings", **setup})
 
     async def status(self, timeout_s: float = 1.0) -> Message:
-        """What the processes say of themselves, as one; empty while there is none to ask."""
+        """What the processes say of themselves, as one; empty while there is none to ask.
+
+        `complete`: all of them have answered. One that is silent may have streams.
+        """
         answers = await asyncio.gather(*(child.ask({"op": "status"}, timeout_s) for child in self._children()))
-        return merged([answer for answer in answers if answer])
+        told = merged([answer for answer in answers if answer])
+        return {**told, "complete": all(answers)} if told else {}
 
     async def replace(self, drain_s: float) -> None:
         """A new process takes the connections; the old one finishes its answers in its own time and goes.
@@ -138,6 +150,7 @@ class Front:
         child = await _Child.spawn(self._argv, self._listener, self._log)
         self.restarts += 1
         child.on_listening = self._came_to_listen
+        child.on_wanted = self._wanted
         child.link.send(self._setup)
         child.link.send({"op": "replicas", **self._table()})
         return child
@@ -185,11 +198,23 @@ def merged(told: Sequence[Message]) -> Message:
     queues: dict[str, dict[str, int]] = {}
     for model, classes in (item for answer in told for item in answer["queues"].items()):
         queues[model] = added(queues.get(model, {}), classes)
+    models: dict[str, Message] = {}
+    for model, figures in (item for answer in told for item in answer.get("models", {}).items()):
+        models[model] = _together(models.get(model), figures)
     sums: dict[str, dict[str, int]] = {"busy": {}, "tokens": {}, "ended": {}}
     for key, answer in itertools.product(sums, told):
         sums[key] = added(sums[key], answer[key])
     counts = {key: sum(answer[key] for answer in told) for key in ("queued", "in_flight")}
-    return {**counts, **sums, "queues": queues, "replicas": list(replicas.values())}
+    return {**counts, **sums, "queues": queues, "replicas": list(replicas.values()), "models": models}
+
+
+def _together(one: Message | None, other: Message) -> Message:
+    """What two processes say of one model."""
+    if one is None:
+        return other
+    idle = [figures["idle_s"] for figures in (one, other) if figures["idle_s"] is not None]
+    counts = {key: one[key] + other[key] for key in ("queued", "busy")}
+    return {**counts, "idle_s": min(idle) if idle else None}
 
 
 def added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
@@ -202,6 +227,7 @@ class _Child:
         self.link = link
         self.listening = asyncio.Event()
         self.on_listening: Callable[[], None] = lambda: None
+        self.on_wanted: Callable[[str], None] = lambda _model: None
         self._ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Message | None]] = {}
         self.ended: asyncio.Task[int] = asyncio.get_running_loop().create_task(self._follow())
@@ -263,6 +289,8 @@ class _Child:
             if message.get("event") == "listening":
                 self.listening.set()
                 self.on_listening()
+            elif message.get("event") == "wanted":
+                self.on_wanted(str(message.get("model")))
             asked = self._asked.get(message.get("id", 0))
             if asked is not None and not asked.done():
                 asked.set_result(message)

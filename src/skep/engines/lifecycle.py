@@ -31,6 +31,7 @@ class RestartPolicy:
     watch_every_s: float = 10.0  # health checks of a ready replica
     watch_timeout_s: float = 20.0
     watch_failures: int = 3  # in a row: it hangs, and is started anew
+    fallbacks: int = 0  # changes of a launch that died, one at a time, before it is given up
 
 
 class Do(Enum):
@@ -52,6 +53,7 @@ class Lifecycle:
         self.state = State.STOPPED
         self.url: str | None = None
         self.why: str | None = None
+        self.note: str | None = None  # what is odd about it, also while it serves
         self.restarts = 0
         self.due_at: float | None = None
         self._failures = 0
@@ -66,6 +68,11 @@ class Lifecycle:
     def serving(self) -> bool:
         """Traffic may come: ready, and not being ended."""
         return self.state is State.READY and self._ending is None
+
+    @property
+    def being_ended(self) -> bool:
+        """Its process goes, or went, because it was told to."""
+        return self._ending is not None or self.state in (State.STOPPING, State.STOPPED)
 
     def start(self, now: float) -> list[Do]:
         if self.state is not State.STOPPED:
@@ -89,7 +96,7 @@ class Lifecycle:
         if self.state is not State.WARMING:
             return []
         self.state = State.READY
-        self.why = None
+        self.why = self.note
         self.due_at = None
         self._ready_at = now
         self._was_ready = True
@@ -124,6 +131,14 @@ class Lifecycle:
             self.state = State.BACKOFF
             self.due_at = now + self._delay_s()
         return retract
+
+    def changed_and_again(self, why: str, now: float) -> list[Do]:
+        """The process is gone, and its launch was changed since: started at once, the failures before do not count."""
+        retract = [Do.RETRACT] if self.state is State.READY else []
+        self.url, self.why, self._ending = None, why, None
+        self._ready_at, self._failures = None, 0
+        self.restarts += 1
+        return [*retract, *self._spawn(now)]
 
     def tick(self, now: float) -> list[Do]:
         if self.due_at is None or now < self.due_at:

@@ -16,7 +16,7 @@ MAX_LINE = 1000  # of what is kept as last words
 class RotatingLog:
     """`NAME.log`, and `NAME.log.1` … `.N` for what came before."""
 
-    def __init__(self, path: Path, *, max_bytes: int = 8 * MIB, keep: int = 3, tail_lines: int = 40) -> None:
+    def __init__(self, path: Path, *, max_bytes: int = 8 * MIB, keep: int = 3, tail_lines: int = 400) -> None:
         self._path = path
         self._max_bytes = max_bytes
         self._keep = keep

@@ -131,8 +131,8 @@ class Upstream:
 
 async def find_out(launch: Launch) -> Remote:
     """Which model it serves, what it is, and how it tells busy slots. Raises NotThere."""
-    origin, _ = parse_url(launch.url or "", name="upstream")
-    pool = Pool(origin, connect_timeout_s=PROBE_TIMEOUT_S)
+    origin, prefix = parse_url(launch.url or "", name="upstream")
+    pool = Pool(origin, connect_timeout_s=PROBE_TIMEOUT_S, prefix=prefix.encode())
     try:
         headers = {"authorization": launch.authorization} if launch.authorization else {}
         answer = await fetch(pool, "GET", "/v1/models", headers=headers, timeout_s=PROBE_TIMEOUT_S)

@@ -9,12 +9,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from skep.engines.base import EXIT_FINAL, Engine, Launch
+from skep.engines.base import Diagnosis, Engine, Launch
 from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import Do, Lifecycle, RestartPolicy, State
+from skep.engines.oomcount import read_oom_kills
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch_once
 from skep.wire.heads import parse_url
@@ -48,6 +50,8 @@ class Replica:
         self._link: Link | None = None
         self._watching: asyncio.Task[None] | None = None
         self._events: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+        self._killed_before = read_oom_kills()  # by the kernel, for want of memory
+        self._fell_back: list[str] = []  # what was changed since the start, in order
         self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
@@ -99,8 +103,11 @@ class Replica:
                 self.pid = None
                 self._link = None
                 code, tail = args
-                why = self.engine.explain(code, tail)
-                return self.life.exited(why, now, final=code in (EXIT_FINAL, 127), by_itself=code not in ENDED_BY_US)
+                found = self.engine.explain(self.launch, code, tail, oom_kills=self._oom_kills())
+                by_itself = code not in ENDED_BY_US
+                if not self.life.being_ended and self._fall_back(found):
+                    return self.life.changed_and_again(f"{found.cause}; again with {found.changed}", now)
+                return self.life.exited(str(found), now, final=found.final, by_itself=by_itself)
             case "restart":
                 return self.life.restart(now)
             case "unresponsive":
@@ -125,16 +132,34 @@ class Replica:
                 case Do.RETRACT:
                     pass  # `changed` tells the supervisor, which reads the state
 
+    def _oom_kills(self) -> int | None:
+        """Since the last look."""
+        before, self._killed_before = self._killed_before, read_oom_kills()
+        return None if before is None or self._killed_before is None else self._killed_before - before
+
+    def _fall_back(self, found: Diagnosis) -> bool:
+        """Take the change that the diagnosis offers, where that is wanted. One at a time, each said."""
+        if found.change is None or found.changed is None or len(self._fell_back) >= self.life.policy.fallbacks:
+            return False
+        self._fell_back.append(found.changed)
+        self.launch = found.change
+        self.life.note = f"fell back: {'; '.join(self._fell_back)}"
+        return True
+
     async def _spawn(self, tasks: asyncio.TaskGroup) -> None:
         ours, theirs = socket.socketpair()
+        launch = self.launch
+        if not self.engine.reports_address and not launch.port:
+            launch = replace(launch, port=free_port())
         argv = [sys.executable, "-m", "skep.engines.keeper", "--link-fd", str(theirs.fileno())]
         argv += ["--log", str(self._log), "--mark", self._mark]
         try:
             keeper = await asyncio.create_subprocess_exec(
                 *argv,
                 "--",
-                *self.engine.argv(self.launch),
+                *self.engine.argv(launch),
                 pass_fds=[theirs.fileno()],
+                env={**os.environ, **self.engine.environment(launch)},
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -146,6 +171,8 @@ class Replica:
             theirs.close()
         self._link = await Link.over(ours)
         tasks.create_task(self._follow(keeper, self._link))
+        if not self.engine.reports_address:
+            self._events.put_nowait(("address", f"http://127.0.0.1:{launch.port}"))
 
     async def _follow(self, keeper: asyncio.subprocess.Process, link: Link) -> None:
         """The keeper's messages, as events. If the keeper itself is killed, its engine is ended from here."""
@@ -222,6 +249,15 @@ class Replica:
         if answer.status == 200:
             self._events.put_nowait(("warm",))
         else:
-            self._events.put_nowait(
-                ("warm_failed", f"HTTP {answer.status} {answer.body[:200].decode(errors='replace')}")
-            )
+            said = answer.body[:2000].decode(errors="replace")
+            found = self.engine.explain(self.launch, None, said.splitlines())
+            why = f"HTTP {answer.status} {said[:200]}" if found.remedy is None else str(found)
+            self._events.put_nowait(("warm_failed", why))
+
+
+def free_port() -> int:
+    """A port that nobody holds now. An engine that cannot tell its own is given it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from skep.engines.base import EXIT_FINAL, REPORT_FD, Launch, explain_exit
+from skep.engines.base import REPORT_FD, Diagnosis, Launch
+from skep.engines.diagnosis import diagnose
 from skep.engines.simulated_plan import plan_from_json
 from skep.errors import UserError
 
 
 class Simulated:
     health_path = "/health"
+    reports_address = True
     confirms = "metrics"
     release_bound_s = 30.0
     simulated = True
@@ -37,7 +39,10 @@ class Simulated:
     def version(self) -> str | None:
         return "simulated"
 
-    def explain(self, code: int, tail: Sequence[str]) -> str:
-        if code == EXIT_FINAL and tail:
-            return tail[-1].removeprefix("error: ").strip()
-        return explain_exit(code, tail)
+    def environment(self, launch: Launch) -> dict[str, str]:
+        return dict(launch.env)
+
+    def explain(
+        self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
+    ) -> Diagnosis:
+        return diagnose(launch, code, tail, oom_kills=oom_kills)

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from skep.engines.base import Launch
 from skep.engines.changes import changes
-from skep.engines.crew import Crew
+from skep.engines.crew import Crew, Member
 from skep.engines.front import Front
+from skep.engines.housing import Housing
 from skep.engines.lifecycle import RestartPolicy, State
+from skep.engines.rooms import House
 from skep.errors import EngineError, GatewayError, SkepError
 from skep.units import MIB
 from skep.wire.link import Link, Message
@@ -38,6 +40,13 @@ class Hive:
     wishes: Message = field(default_factory=dict)  # what the command line asked for; told to those who want to reload
     left_out: tuple[str, ...] = ()  # settings that only a new start would bring about
     warnings: tuple[str, ...] = ()  # for who asked for it
+    room: tuple[tuple[str, int], ...] = ()  # what the machine has of "ram", "gpu0", ...
+    max_loaded: int | None = None  # models at once, where some are loaded on demand
+    turn_s: float = 30.0  # a busy model that others wait for stays loaded at least so long
+
+    @property
+    def house(self) -> House:
+        return House(dict(self.room), self.max_loaded, self.turn_s)
 
 
 Rebuild = Callable[[Message, Hive, Sequence[Launch]], Hive]
@@ -74,8 +83,12 @@ class Supervisor:
             listener,
             setup=hive.gateway_setup,
             log=hive.log_dir / "gateway.log",
-            table=self.crew.table,
+            table=lambda: {**self.crew.table(), "dormant": self.housing.dormant()},
             changed=self._changed,
+            wanted=self._wanted,
+        )
+        self.housing = Housing(
+            self.crew, self._tasks, status=self._front.status, say=self._front.say, changed=self._published
         )
 
     def __repr__(self) -> str:
@@ -83,7 +96,14 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        return self._front.listening and all(member.settled for member in self.crew.members)
+        return self._front.listening and all(member.settled for member in self._expected)
+
+    @property
+    def _expected(self) -> list[Member]:
+        """Those that should serve. Others come when somebody wants them; that one cannot is told to who asks."""
+        return [
+            member for member in self.crew.members if not member.launch.on_demand and not self.crew.is_dormant(member)
+        ]
 
     def stop(self, drain_s: float | None = None) -> None:
         """Drain for so long (default: the hive's own time), then end everything. Asked again: end it now."""
@@ -105,6 +125,8 @@ class Supervisor:
             async with self._tasks as tasks:
                 front = tasks.create_task(self._front.run())
                 self.crew.enlist(self.hive.replicas, tasks)
+                self.housing.settle_in(self.hive.replicas, self.hive.house, begin=True)
+                housing = tasks.create_task(self.housing.run())
                 await self._stop_asked.wait()
                 failure = self._failure()
                 self.phase = "stopping"
@@ -112,6 +134,8 @@ class Supervisor:
                 if self._reloading is not None:
                     self._reloading.cancel()
                 await self._drain()
+                self.housing.stop()
+                housing.cancel()
                 await self.crew.dismiss_all()
                 await self._front.stop()
                 front.cancel()
@@ -139,6 +163,7 @@ class Supervisor:
                 "simulated": member.engine.simulated,
                 "restarts": member.life.restarts,
                 "why": member.life.why,
+                "room": dict(member.launch.room) or None,
             }
             for member in self.crew.members
         ]
@@ -180,15 +205,23 @@ class Supervisor:
         status = await self._front.status()
         return int(status["busy"].get(name, 0)) if status else int(self._front.listening)
 
+    def _wanted(self, model: str) -> None:
+        self.housing.wanted(model)
+
     def _crew_changed(self) -> None:
+        self.housing.look()
+        self._published()
+
+    def _published(self) -> None:
         self._front.publish()
         self._changed()
 
     def _changed(self) -> None:
         if self.ready and self.phase == "starting":
             self.phase = "ready"
-        states = [member.life.state for member in self.crew.members]
-        hopeless = bool(states) and all(state is State.FAILED for state in states) and not self._stay
+        states = [member.life.state for member in self._expected]
+        all_failed = bool(states) and all(state is State.FAILED for state in states)
+        hopeless = all_failed and len(states) == len(self.crew.members) and not self._stay
         if hopeless or self._front.broken or (self.phase == "starting" and State.FAILED in states):
             self._stop_asked.set()
         self._tell()
@@ -202,9 +235,8 @@ class Supervisor:
         """Why this hive cannot serve. A replica given up beside others that serve is a note in `ps`, no failure."""
         if self._front.broken:
             return GatewayError(f"the gateway does not start: {self._front.why}", hint="the end of its log says why")
-        members = self.crew.members
-        failed = [member for member in members if member.life.state is State.FAILED]
-        if not failed or (self.phase != "starting" and (len(failed) < len(members) or self._stay)):
+        failed = [member for member in self._expected if member.life.state is State.FAILED]
+        if not failed or (self.phase != "starting" and (len(failed) < len(self.crew.members) or self._stay)):
             return None
         name, why = failed[0].launch.name, failed[0].life.why
         verb = "did not start" if self.phase == "starting" else "was given up"
@@ -265,6 +297,14 @@ class Supervisor:
             case "undrain":
                 self.crew.undrain(self._known(str(message.get("name"))))
                 return {"ok": True}
+            case "load":
+                return await self.housing.load(str(message.get("model")), wait=bool(message.get("wait")))
+            case "unload":
+                model, wait = str(message.get("model")), bool(message.get("wait"))
+                return await self.housing.unload(model, wait=wait, drain_s=message.get("drain_s"))
+            case "swap":
+                out, come, wait = str(message.get("out")), str(message.get("in")), bool(message.get("wait"))
+                return await self.housing.swap(out, come, wait=wait, drain_s=message.get("drain_s"))
             case "reload":
                 return await self._reload(message)
             case other:
@@ -281,6 +321,9 @@ class Supervisor:
             await self._front.replace(self.hive.drain_s)
             return {"ok": True}
         self._known(name, besides=["gateway"])
+        member = self.crew.find(name)
+        if member is not None and self.crew.is_dormant(member):
+            raise EngineError(f"`{name}` is not loaded", hint=f"`skep load {member.model}` loads it")
         await self.crew.rest(name, self.hive.drain_s)
         member = self.crew.find(name)
         if member is not None:
@@ -325,5 +368,6 @@ class Supervisor:
         except SkepError as error:
             return error
         finally:
+            self.housing.settle_in([member.launch for member in self.crew.members], hive.house)
             self._reload_begun = False
         return None

@@ -31,6 +31,7 @@ class Accounts:
         self._keep = keep
         self._knows = knows
         self._unsettled: list[tuple[Exchange, float]] = []
+        self.last_ended: dict[str, float] = {}  # by model: when its last answer ended
 
     def retried(self, action: Forward) -> None:
         self.metrics.retries.add((action.replica.model, action.replica.name))
@@ -66,6 +67,8 @@ class Accounts:
         model = exchange.model if replica is not None or self._knows(exchange.model) else UNKNOWN_MODEL
         labels = (model, plan.label, replica or NOWHERE)
         metrics = self.metrics
+        if replica is not None:
+            self.last_ended[model] = now
         metrics.requests.add((*labels, exchange.outcome or "", str(exchange.status or ""), exchange.code or ""))
         if queued_s is not None:
             metrics.queue_wait.observe(labels[:2], queued_s)

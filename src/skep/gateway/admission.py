@@ -260,6 +260,14 @@ class Admission:
                 actions.append(Reject(entry.id, RejectCode.QUEUE_TIMEOUT, pool.expected_wait_s(now)))
         return actions + self._serve_all(now)
 
+    def load_failed(self, model: str, why: str, retry_after_s: float) -> list[Action]:
+        """Its model cannot be loaded: those who wait for it are told."""
+        pool = self._models.get(model)
+        waiting = list(pool.queue) if pool is not None and not pool.replicas else []
+        for entry in waiting:
+            self._models[model].queue.remove(entry.id)
+        return [Reject(entry.id, RejectCode.LOAD_FAILED, retry_after_s, why) for entry in waiting]
+
     def close(self) -> list[Action]:
         """Nothing new is admitted and the queues are emptied; what is under way goes on."""
         self._closed = True

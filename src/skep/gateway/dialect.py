@@ -19,6 +19,8 @@ ERRORS: dict[str, tuple[int, str, str]] = {
     "too_many_requests_of_key": (429, "rate_limit_error", "rate_limit_error"),
     "too_many_connections": (503, "server_error", "overloaded_error"),
     "model_not_found": (404, "invalid_request_error", "not_found_error"),
+    "model_load_failed": (503, "server_error", "overloaded_error"),
+    "engine_refused": (502, "server_error", "api_error"),
     "shutting_down": (503, "server_error", "overloaded_error"),
     "replica_lost": (502, "server_error", "api_error"),
     "replica_timeout": (504, "server_error", "timeout_error"),
@@ -45,27 +47,38 @@ def error_body(code: str, message: str, path: str = "") -> bytes:
 
 def error_event(code: str, message: str, path: str = "") -> bytes:
     """The last event of a stream that could not be finished. A blank line first: the event before may be cut short."""
-    body = error_body(code, message, path)
+    return event_of(error_body(code, message, path), path)
+
+
+def event_of(body: bytes, path: str) -> bytes:
+    """The same for an error body that is there already."""
     if speaks_anthropic(path):
         return b"\n\nevent: error\ndata: " + body + b"\n\n"
     if path.startswith("/v1/responses"):
-        said = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
-        return b"\n\nevent: error\ndata: " + json.dumps({**said, **json.loads(body)}).encode() + b"\n\n"
+        document = json.loads(body)
+        error = document["error"]
+        said = {"type": "error", "code": error["code"], "message": error["message"], "param": None}
+        event = {**said, "sequence_number": 0, **document}
+        return b"\n\nevent: error\ndata: " + json.dumps(event).encode() + b"\n\n"
     return b"\n\ndata: " + body + b"\n\n"
 
 
 def rejection(
-    reject: Reject, path: str, *, model: str, models: tuple[str, ...]
+    reject: Reject, path: str, *, model: str, models: tuple[str, ...], loading: bool = False
 ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """`loading`: it has no replica yet."""
     code, name = reject.code.value, model[:LONGEST_NAME]
     wait = math.ceil(reject.retry_after_s) if reject.retry_after_s is not None else None
     again = f"; try again in {wait} s" if wait is not None else ""
     messages = {
         RejectCode.QUEUE_FULL: f"the queue of `{name}` is full{again}",
-        RejectCode.QUEUE_TIMEOUT: f"no slot of `{name}` became free in time{again}",
+        RejectCode.QUEUE_TIMEOUT: f"`{name}` is still being loaded{again}"
+        if loading
+        else f"no slot of `{name}` became free in time{again}",
         RejectCode.UNKNOWN_MODEL: f"the model `{name}` is not served here; known: {', '.join(models) or 'none'}",
         RejectCode.SHUTTING_DOWN: f"the endpoint is shutting down{again}",
         RejectCode.REPLICA_LOST: f"no replica of `{name}` could be reached{again}",
+        RejectCode.LOAD_FAILED: f"the model `{name}` cannot be loaded: {reject.why or 'it did not start'}{again}",
     }
     return ERRORS[code][0], retry_headers(wait), error_body(code, messages[reject.code], path)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from skep.gateway.admission import Admission
-from skep.gateway.dialect import ERRORS, error_body, error_event, rejection, retry_headers
+from skep.gateway.aloud import STREAM_LINES, Aloud, comment
+from skep.gateway.dialect import ERRORS, error_body, error_event, event_of, rejection, retry_headers
 from skep.gateway.plan import Plan
 from skep.gateway.usage import UNKNOWN, Tokens, tokens_of
 from skep.gateway.values import Action, Forward, Reject, ReplicaSpec
@@ -39,6 +40,7 @@ class Timeouts:
     first_byte_s: float = 1800.0
     idle_s: float = 300.0  # between two bytes of an answer
     total_s: float = 7200.0
+    comment_every_s: float = 5.0  # in a stream that waits for its model to be loaded
 
 
 class House(Protocol):
@@ -49,6 +51,9 @@ class House(Protocol):
 
     def pool(self, spec: ReplicaSpec) -> Pool: ...
     def now(self) -> float: ...
+    def words(self, model: str) -> str | None:
+        """What those wait for who wait for a model that is not loaded; None: it is."""
+
     def carry_out(self, actions: list[Action]) -> None: ...
     def ended(self, exchange: Exchange, actions: list[Action]) -> None: ...
 
@@ -68,6 +73,8 @@ class Exchange:
     status: int | None = None
     code: str | None = None
     streamed = False
+    aloud = False  # its client has a head from the gateway and gets comments, until the engine's events begin
+    _said_at = 0.0
     _call: Call | None = None
     _attempt: Forward | None = None
     _resumed_at = 0.0
@@ -105,20 +112,44 @@ class Exchange:
         if action.replica.authorization:
             length += b"authorization: %b\r\n" % action.replica.authorization.encode()
         method = b"GET" if request.method == b"HEAD" else request.method  # the parser takes a length for a body
-        first = (method, request.target, pool.host_line)
-        call = pool.send(b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % (*first, plan.lines, length), self, body)
+        first = (method, pool.prefix + request.target, pool.host_line)
+        receiver = Aloud(self) if self.aloud else self
+        call = pool.send(b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % (*first, plan.lines, length), receiver, body)
         if self._attempt is action:  # it may have failed at once
             self._call = call
 
     def reject(self, action: Reject) -> None:
         models = self._house.admission.models
-        status, headers, body = rejection(action, self.plan.path, model=self.model, models=models)
+        loading = self._house.words(self.model) is not None
+        status, headers, body = rejection(action, self.plan.path, model=self.model, models=models, loading=loading)
         self._answer(status, headers, body, action.code.value, [])
+
+    @property
+    def under_way(self) -> bool:
+        """A replica has it."""
+        return self._attempt is not None
+
+    @property
+    def begun(self) -> bool:
+        """Something of the engine's answer has reached the client: it cannot be asked for elsewhere."""
+        return self.request.started and not self.aloud
+
+    def speak(self, now: float) -> None:
+        """Send the head of a stream and a comment; from then on a comment every few seconds."""
+        if not self.request.started:
+            self.aloud = self.streamed = self._endless = True
+            self.status = 200
+            self.request.start_with(200, STREAM_LINES + b"x-skep-request-id: %b\r\n" % self.id.encode(), None)
+        elif not self.aloud or self.paused or now - self._said_at < self._house.timeouts.comment_every_s:
+            return
+        self._said_at = now
+        words = self._house.words(self.model) or f"waiting for {self.model}"
+        self.request.write(comment(words, now - self.arrived_at))
 
     def withdraw(self) -> None:
         """The replica shows no sign of life."""
         self._break_call()
-        if self.request.started:
+        if self.begun:
             self._break_off("the replica shows no sign of life")
             self._end("broken", self._give_back())
         elif self.leased:
@@ -131,16 +162,16 @@ class Exchange:
         limits = self._house.timeouts
         if self._attempt is None or self.outcome is not None:
             return
-        if not self.request.started and now - self.granted_at > limits.first_byte_s:
+        if not self.begun and now - self.granted_at > limits.first_byte_s:
             why = f"the replica sent nothing for {limits.first_byte_s:g} s"
-        elif self.request.started and not self.paused and now - max(self.heard_at, self._resumed_at) > limits.idle_s:
+        elif self.begun and not self.paused and now - max(self.heard_at, self._resumed_at) > limits.idle_s:
             why = f"the replica fell silent for {limits.idle_s:g} s in the middle of its answer"
         elif now - self.granted_at > limits.total_s:
             why = f"the answer took longer than {limits.total_s:g} s"
         else:
             return
         self._break_call()
-        if self.request.started:
+        if self.begun:
             self._break_off(why)
             self._end("broken", self._give_back())
         else:
@@ -163,6 +194,11 @@ class Exchange:
         if head.memo.note is None:
             head.memo.note = _lines_of(head)
         lines, self.streamed = head.memo.note
+        if self.aloud:
+            self.aloud = head.status != 200 or not self.streamed
+            self.streamed = True  # what the client has is a stream, whatever the engine sends
+            self.takes_chunks = not self.aloud and self.request.takes_chunks
+            return
         own = _OWN_LINES % (granted.replica.name.encode(), granted.queued_s * 1000, self.id.encode())
         self.request.start_with(head.status, lines + own, head.length)
         self.takes_chunks = self.request.takes_chunks
@@ -195,7 +231,7 @@ class Exchange:
         self._attempt = self._call = None
         admission = self._house.admission
         ours = failure.kind == "protocol"  # we closed, because of what it said: the engine may work on
-        if self.request.started:
+        if self.begun:
             self._break_off(f"the replica broke off: {failure}")
             if ours:
                 self._end("broken", self._give_back())
@@ -209,10 +245,16 @@ class Exchange:
         else:
             self.refuse("replica_lost", f"the replica could not be reached: {failure}")
 
+    def on_complaint(self, why: str, at: float) -> None:
+        """The engine's whole answer is no stream, and the client was promised one."""
+        self._attempt = self._call = None
+        body = error_body("engine_refused", why, self.plan.path)
+        self._answer(502, [], body, "engine_refused", self._house.admission.finished(self.id, at))
+
     def cut(self, why: str) -> None:
         """The gateway ends: nobody is left without a word."""
         self._break_call()
-        if self.request.started:
+        if self.begun:
             self._break_off(why)
             self._end("broken", self._give_back())
         else:
@@ -286,9 +328,13 @@ class Exchange:
     def _answer(
         self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, code: str, actions: list[Action]
     ) -> None:
-        self.status, self.code = status, code
+        self.status, self.code = 200 if self.aloud else status, code
         self.request.on_gone = None
         self._end("refused", actions)
+        if self.aloud:
+            self.request.write(event_of(body, self.plan.path))
+            self.request.finish()
+            return
         self.request.respond(status, [*headers, (b"x-skep-request-id", self.id.encode())], body)
 
     def _end(self, outcome: str, actions: list[Action]) -> None:

@@ -105,6 +105,7 @@ class Metrics:
             "skep_output_tokens_per_second", "Of one streamed answer, after its first byte.", by_replica, RATES
         )
         self.unknown_tokens = Counter("skep_answers_without_usage_total", "Answers that named no tokens.", by_replica)
+        self.loads = Counter("skep_model_loads_total", "Models loaded on demand, or not.", ("model", "outcome"))
         self.slots = Gauge("skep_slots", "Sequences a replica decodes at a time.", ("model", "replica"))
         self.busy = Gauge("skep_slots_busy", "Slots taken.", ("model", "replica", "state"))
         self.up = Gauge("skep_replica_up", "1: gets requests; 0: broken or draining.", ("model", "replica", "state"))

@@ -61,14 +61,14 @@ class Gateway:
         self.proxy.routes[b"GET", "/metrics"] = self._metrics
 
     def _models(self, request: Incoming) -> None:
-        request.respond(200, [JSON], json.dumps(models_document(self.proxy.admission)).encode())
+        request.respond(200, [JSON], json.dumps(models_document(self.proxy)).encode())
 
     def _model(self, request: Incoming) -> None:
         admission, model = self.proxy.admission, unquote(request.path.partition("models/")[2])
         if not admission.knows(model):
             known = ", ".join(admission.models) or "none"
             raise Refused("model_not_found", f"the model `{model}` is not served here; known: {known}")
-        request.respond(200, [JSON], json.dumps(model_document(admission, model)).encode())
+        request.respond(200, [JSON], json.dumps(model_document(self.proxy, model)).encode())
 
     def _metrics(self, request: Incoming) -> None:
         self.accounts.settle()
@@ -80,6 +80,7 @@ class Gateway:
     async def serve(self, listener: socket.socket, link: Link) -> None:
         self.journal.start()
         await self.server.listen(listener, self.tls)
+        self.proxy.on_wanted = lambda model: link.send({"event": "wanted", "model": model})
         link.send({"event": "listening"})
         clock = asyncio.create_task(self.watch.run())
         messages = asyncio.create_task(self._follow(link))
@@ -105,14 +106,16 @@ class Gateway:
                 match message.get("op"):
                     case "replicas":
                         specs = tuple(replica_spec(spec) for spec in message["replicas"])
-                        self.proxy.set_replicas(specs, tuple(message["models"]))
+                        self.proxy.set_replicas(specs, tuple(message["models"]), message.get("dormant"))
+                    case "load_failed":
+                        self.proxy.load_failed(message["model"], message["why"], message["retry_after_s"])
                     case "settings":
                         limits = AdmissionLimits(**message.get("limits", {}))
                         self.proxy.set_policy(policy_of(message))
                         self.proxy.carry_out(self.proxy.admission.set_limits(limits, self.proxy.now()))
                     case "status":
                         self.accounts.settle()
-                        status = status_document(self.proxy.admission, self.metrics, self.proxy.now())
+                        status = status_document(self.proxy, self.metrics, self.proxy.now())
                         link.send({"id": message.get("id"), **status})
                     case "drain":
                         drains.append(tasks.create_task(self._drain(link, message)))

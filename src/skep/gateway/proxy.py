@@ -12,16 +12,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 from skep.gateway.accounts import Accounts
 from skep.gateway.admission import Admission
+from skep.gateway.aloud import wants_stream
 from skep.gateway.dialect import ERRORS, error_body, retry_headers
+from skep.gateway.dormancy import Dormancy
 from skep.gateway.exchange import Exchange, Timeouts
 from skep.gateway.headers import sort_headers
 from skep.gateway.keys import KeyRing, KeySpec, class_for, given_keys
 from skep.gateway.peek import Look, NotAnObject, look, model_of_form, session_digest, with_model
 from skep.gateway.plan import AMBIGUOUS, AMBIGUOUS_NAMES, Plan, is_for_the_owner, takes_no_slot
-from skep.gateway.values import PRIORITIES, Action, Arrival, Forward, Reject, ReplicaSpec
+from skep.gateway.values import PRIORITIES, Action, Arrival, Forward, Reject, RejectCode, ReplicaSpec
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
 from skep.wire.server import Incoming
@@ -63,6 +66,8 @@ class Proxy:
         self.something_left = asyncio.Event()  # a slot may be in release: do not wait for the next tick
         self.drained = asyncio.Event()  # set while no exchange is open
         self.drained.set()
+        self.dormancy = Dormancy()
+        self.on_wanted: Callable[[str], None] = lambda _model: None  # a model has to be loaded
         self._pools: dict[str, Pool] = {}  # by replica URL
         self._light: Counter[str] = Counter()  # requests without a slot, by replica URL
         self._prefix = secrets.token_hex(3)
@@ -99,12 +104,29 @@ class Proxy:
         self.guarded = bool(policy.keys) or self._keys_wanted
         self._rules = object()
 
-    def set_replicas(self, specs: tuple[ReplicaSpec, ...], models: tuple[str, ...]) -> None:
+    def set_replicas(
+        self,
+        specs: tuple[ReplicaSpec, ...],
+        models: tuple[str, ...],
+        dormant: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """`dormant`: those of the models that are not loaded, with their state."""
         self._several = len({spec.model for spec in specs}) < len(specs)
         self._keys_of_ours = any(spec.authorization for spec in specs)
         self._rules = object()
+        for model in self.dormancy.become(dormant or {}, (spec.model for spec in specs if not spec.draining)):
+            self.accounts.metrics.loads.add((model, "loaded"))
         self.carry_out(self.admission.set_replicas(specs, self.now(), models=models))
+        for exchange in list(self.exchanges.values()) if self.dormancy.states else ():
+            if exchange.model in self.dormancy.states and not exchange.under_way:
+                self._await_load(exchange, self.now())
         self.something_left.set()
+
+    def load_failed(self, model: str, why: str, retry_after_s: float) -> None:
+        """Those who wait for it are told; those who come before it is tried again, too."""
+        self.accounts.metrics.loads.add((model, "failed"))
+        self.dormancy.failed(model, why, self.now() + retry_after_s)
+        self.carry_out(self.admission.load_failed(model, why, retry_after_s))
 
     def let_go_of_pools(self) -> None:
         """Those of replicas that are gone, their last answers included."""
@@ -136,14 +158,17 @@ class Proxy:
 
     # For exchanges
 
+    def words(self, model: str) -> str | None:
+        return self.dormancy.words(model) if model in self.dormancy.states else None
+
     def now(self) -> float:
         return time.monotonic()
 
     def pool(self, spec: ReplicaSpec) -> Pool:
         pool = self._pools.get(spec.url)
         if pool is None:
-            origin, _ = parse_url(spec.url, name="replica URL")
-            pool = self._pools[spec.url] = Pool(origin, max_idle=spec.slots + 4)
+            origin, prefix = parse_url(spec.url, name="replica URL")
+            pool = self._pools[spec.url] = Pool(origin, max_idle=spec.slots + 4, prefix=prefix.encode())
         return pool
 
     def ended(self, exchange: Exchange, actions: list[Action]) -> None:
@@ -241,12 +266,34 @@ class Proxy:
         if not self.exchanges:
             self.drained.clear()
         self.exchanges[request_id] = exchange
-        if plan.light:
+        dormant = self.dormancy.states and model in self.dormancy.states
+        if dormant and self._is_refused(exchange, now):
+            return
+        if plan.light and not dormant:
             self._pass_lightly(exchange, now)
             return
         conversation = seen.conversation if plan.session is None else plan.session
         arrival = Arrival(request_id, model, plan.priority, plan.flow, conversation, len(body), plan.max_wait_s)
         self.carry_out(self.admission.arrive(arrival, now))
+        if dormant and exchange.outcome is None and not exchange.under_way:
+            self._await_load(exchange, now)
+
+    def _is_refused(self, exchange: Exchange, now: float) -> bool:
+        """Its model is not loaded. Only who wants an answer has it loaded; who looks around does not."""
+        failure = self.dormancy.failure(exchange.model, now)
+        if failure is not None:
+            exchange.leased = False
+            exchange.reject(Reject(exchange.id, RejectCode.LOAD_FAILED, failure.until - now, failure.why))
+        elif exchange.request.method not in (b"POST", b"PUT", b"PATCH"):
+            exchange.leased = False
+            exchange.refuse("replica_lost", f"`{exchange.model}` is not loaded; a request for an answer loads it")
+        return exchange.outcome is not None
+
+    def _await_load(self, exchange: Exchange, now: float) -> None:
+        if self.dormancy.is_to_be_told(exchange.model):
+            self.on_wanted(exchange.model)
+        if exchange.aloud or wants_stream(exchange.plan.path, exchange.request.body):
+            exchange.speak(now)
 
     def _pass_lightly(self, exchange: Exchange, now: float) -> None:
         exchange.leased = False

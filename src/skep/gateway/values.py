@@ -72,6 +72,7 @@ class RejectCode(Enum):
     UNKNOWN_MODEL = "model_not_found"
     SHUTTING_DOWN = "shutting_down"
     REPLICA_LOST = "replica_lost"
+    LOAD_FAILED = "model_load_failed"
 
 
 @dataclass(slots=True)
@@ -89,6 +90,7 @@ class Reject:
     request_id: str
     code: RejectCode
     retry_after_s: float | None = None
+    why: str | None = None  # where the code alone does not say it
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,17 @@ from skep import __version__
 from skep.gateway.admission import Admission
 from skep.gateway.metrics import Labels, Metrics
 from skep.gateway.pool import Replica
+from skep.gateway.proxy import Proxy
 from skep.gateway.values import Priority
 
 
-def models_document(admission: Admission) -> dict[str, Any]:
-    data = [model_document(admission, model) for model in admission.models]
+def models_document(proxy: Proxy) -> dict[str, Any]:
+    data = [model_document(proxy, model) for model in proxy.admission.models]
     return {"object": "list", "data": data}
 
 
-def model_document(admission: Admission, model: str) -> dict[str, Any]:
+def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
+    admission = proxy.admission
     specs = [replica.spec for replica in admission.table() if replica.spec.model == model]
     serving = {
         "replicas": len(specs),
@@ -24,11 +26,14 @@ def model_document(admission: Admission, model: str) -> dict[str, Any]:
         "engine": ", ".join(sorted({spec.engine for spec in specs})),
         "simulated": any(spec.simulated for spec in specs),
     }
+    if (state := proxy.dormancy.states.get(model)) is not None:
+        serving["state"] = state
     return {"id": model, "object": "model", "created": 0, "owned_by": "skep", "skep": serving}
 
 
-def status_document(admission: Admission, metrics: Metrics, now: float) -> dict[str, Any]:
+def status_document(proxy: Proxy, metrics: Metrics, now: float) -> dict[str, Any]:
     """Answers the supervisor. Counters are since this process began; who asks twice can tell the rates."""
+    admission = proxy.admission
     busy: dict[str, int] = {}
     for replica in admission.replicas():
         busy[replica.name] = busy.get(replica.name, 0) + replica.busy
@@ -36,11 +41,25 @@ def status_document(admission: Admission, metrics: Metrics, now: float) -> dict[
         "queued": admission.queued,
         "in_flight": admission.in_flight,
         "busy": busy,
+        "models": figures(proxy, now),
         "queues": {model: admission.waiting(model) for model in admission.models},
         "replicas": [_replica(replica, now) for replica in admission.table()],
         "tokens": metrics.output_tokens.by("replica"),
         "ended": metrics.requests.by("outcome"),
     }
+
+
+def figures(proxy: Proxy, now: float) -> dict[str, dict[str, Any]]:
+    """By model: requests that wait, answers under way, seconds since the last one ended."""
+    ended = proxy.accounts.last_ended
+    counts: dict[str, dict[str, Any]] = {
+        model: {"queued": 0, "busy": 0, "idle_s": now - ended[model] if model in ended else None}
+        for model in proxy.admission.models
+    }
+    for exchange in proxy.exchanges.values():
+        if exchange.model in counts:
+            counts[exchange.model]["busy" if exchange.under_way else "queued"] += 1
+    return counts
 
 
 def _replica(replica: Replica, now: float) -> dict[str, Any]:

@@ -72,6 +72,8 @@ class Watch:
 
     def _look_at_exchanges(self, now: float) -> None:
         for exchange in list(self._proxy.exchanges.values()):
+            if exchange.aloud:
+                exchange.speak(now)
             if exchange.granted is not None:
                 if exchange.heard_at > exchange.granted_at:
                     self._proxy.admission.heard(exchange.granted.replica, exchange.heard_at)

@@ -87,7 +87,7 @@ def _query(nvidia_smi: str, timeout_s: float) -> tuple[int, str]:
     """Drops each field that this driver does not know, such as `compute_cap` before driver 510, and asks again."""
     fields = list(FIELDS)
     while True:
-        status, text = _ask(nvidia_smi, timeout_s, f"--query-gpu={','.join(fields)}", "--format=csv")
+        status, text = ask_smi(nvidia_smi, timeout_s, f"--query-gpu={','.join(fields)}", "--format=csv")
         match = re.search(r'Field "([^"]+)" is not a valid field', text)
         if match is None or match[1] not in fields:
             return status, text
@@ -96,12 +96,12 @@ def _query(nvidia_smi: str, timeout_s: float) -> tuple[int, str]:
 
 def _ask_or_nothing(nvidia_smi: str, timeout_s: float, *args: str) -> str:
     try:
-        return _ask(nvidia_smi, timeout_s, *args)[1]
+        return ask_smi(nvidia_smi, timeout_s, *args)[1]
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
 
-def _ask(nvidia_smi: str, timeout_s: float, *args: str) -> tuple[int, str]:
+def ask_smi(nvidia_smi: str, timeout_s: float, *args: str) -> tuple[int, str]:
     """No `with` here: a card that fell off the bus leaves nvidia-smi unkillable, and waiting for it never ends."""
     process = subprocess.Popen(
         [nvidia_smi, *args],

@@ -10,7 +10,6 @@ from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import Goal, Pins, arranged, contradiction, sizing_card
 from skep.planner.explain import reasons
 from skep.planner.fitting_in import largest
-from skep.planner.launch import gateway, launch
 from skep.planner.links import default_link
 from skep.planner.memory import MemoryPlan
 from skep.planner.quants import QUANTS
@@ -36,13 +35,15 @@ SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """`checkpoint`: the files that were asked for; `order`: the machine's numbers of the rig's cards."""
+
     rated: Rated
     predicted: tuple[Predicted, ...]
     memory: MemoryPlan
     largest_context: int  # with every slot full
     largest_slots: int  # at the plan's context, all full
-    launch: tuple[str, ...]
-    gateway: str | None
+    checkpoint: str | None
+    order: tuple[int, ...]
     why: tuple[str, ...]
 
     @property
@@ -134,9 +135,8 @@ def _plan(
     replica = alone.reason if alone is not None and setup.quant.id in alone.quants else None
     why = reasons(rated, goal, replica, wider)
     context, slots = rated.largest()
-    lines = launch(setup, rated.rig, checkpoint=checkpoint, order=order)
     predicted = predict_levels(rated, goal, basis, at)
-    return Plan(rated, predicted, rated.memory(), context, slots, lines, gateway(setup, rated.rig), why)
+    return Plan(rated, predicted, rated.memory(), context, slots, checkpoint, order, why)
 
 
 def _runner_up(plans: Sequence[Plan], goal: Goal, pins: Pins, basis_of: BasisOf) -> RunnerUp:

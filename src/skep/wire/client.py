@@ -44,8 +44,11 @@ class Pool:
         max_idle: int = 64,
         idle_s: float = 4.0,
         connect_timeout_s: float = 5.0,
+        prefix: bytes = b"",
     ) -> None:
+        """`prefix` stands before every target: where a server's paths begin below its address."""
         self.origin = origin
+        self.prefix = prefix
         self.host_line = b"host: %b\r\n" % origin.authority
         self._max_idle = max_idle
         self._idle_s = idle_s

@@ -74,6 +74,7 @@ async def fetch(
 ) -> Answer:
     """One request, its whole answer. Raises WireFailure; a cancelled caller aborts the request."""
     collector = _Collector(asyncio.get_running_loop().create_future())
+    target = f"{pool.prefix.decode()}{target}"
     call = pool.send(json_request(pool.origin, method, target, body, headers), collector)
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,0 +1,268 @@
+"""A run held against the figures that a preset's author published: the same metric by the same clock, or why not. Pure.
+
+A published figure is one number of one day; only what was measured here has a spread, and so only it has an interval.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from skep.bench.compare import Side
+from skep.bench.metrics import repeat_of, task_tok_s
+from skep.catalog.models import find_geometry
+from skep.catalog.names import squeeze
+from skep.catalog.needs import figures_lost
+from skep.catalog.presets import Need, Preset, Published
+from skep.errors import UserError
+from skep.records import Interval, LevelSummary, Request
+from skep.stats.intervals import mean_t_interval
+
+LENGTHS_WITHIN = 0.1  # of the published lengths: prompts are made to length, and miss it by a little
+LENGTHS_WITHIN_TOKENS = 8.0
+_ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "ollama": "ollama", "library": "ollama"}
+_FAMILY = {"embedded": "llamacpp"}
+_VERSION = re.compile(r"\bv?(\d+(?:\.\d+)+[0-9a-z.+]*)\b|\b(b\d{3,})\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    input_tokens: int
+    output_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.input_tokens} in, {self.output_tokens} out"
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """What is to be run: one shape, at the concurrencies its figures were published for."""
+
+    shape: Shape
+    levels: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What answered, as far as it says. None: it does not."""
+
+    model: str
+    engine: str | None = None
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One published figure against the run. `ratio` is measured over published; `why` says what stands against it."""
+
+    row: int  # from 1, in the preset's order
+    published: Published
+    measured: float | None = None
+    interval: Interval | None = None  # 95 %, of the mean over runs; None: one run only
+    clock: str | None = None  # by which it was measured
+    ratio: float | None = None
+    ratio_interval: Interval | None = None
+    why: str | None = None
+
+    @property
+    def fair(self) -> bool:
+        return self.ratio is not None and self.why is None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    preset: str
+    shape: Shape | None
+    rows: tuple[Held, ...]
+    differences: tuple[str, ...]  # between what was published and what answered, true of all rows
+
+    @property
+    def best(self) -> Held | None:
+        """The largest published figure that can be compared; output before other metrics."""
+        fair = [row for row in self.rows if row.fair]
+        return max(fair, key=lambda row: (row.published.metric == "output", row.published.tok_s), default=None)
+
+
+def shape_of(figure: Published) -> Shape | None:
+    if figure.input_tokens is None or figure.output_tokens is None:
+        return None
+    return Shape(figure.input_tokens, figure.output_tokens)
+
+
+def rerun_of(preset: Preset, row: int | None = None) -> Rerun:
+    """The shape of that row; else the one with most rows, and of equals the first."""
+    shapes = [shape_of(figure) for figure in preset.published]
+    if row is not None:
+        chosen = _shape_at(preset, shapes, row)
+    else:
+        known = Counter(shape for shape in shapes if shape is not None)
+        if not known:
+            what = "publishes no figures" if not shapes else "publishes no figure with the lengths it was measured with"
+            hint = f"`skep presets show {preset.name}` prints what is known of it"
+            raise UserError(f"the preset `{preset.name}` {what}", hint=hint)
+        chosen = known.most_common(1)[0][0]
+    pairs = zip(preset.published, shapes, strict=True)
+    return Rerun(chosen, tuple(sorted({figure.concurrency for figure, shape in pairs if shape == chosen})))
+
+
+def _shape_at(preset: Preset, shapes: Sequence[Shape | None], row: int) -> Shape:
+    if not 1 <= row <= len(shapes):
+        hint = f"`{preset.name}` has {len(shapes)} published figures, counted from 1"
+        raise UserError(f"--shape-of {row} is no published figure", hint=hint)
+    shape = shapes[row - 1]
+    if shape is None:
+        known = [str(place) for place, one in enumerate(shapes, start=1) if one is not None]
+        hint = f"known of {', '.join(known)}" if known else "of none of its figures are they known"
+        raise UserError(f"the lengths of figure {row} of `{preset.name}` are not published", hint=hint)
+    return shape
+
+
+def judge(preset: Preset, side: Side, seen: Seen, missing: Collection[Need] = ()) -> Verdict:
+    """Every published figure in its order. `missing`: needs of the preset that are not known to be met here."""
+    others = differences(preset, seen)
+    wrong_model = not same_model(preset, seen.model)
+    lost = figures_lost(preset, list(missing))
+    shapes = [_measured_shape(level) for level in side.summary.levels]
+    rows = []
+    for place, figure in enumerate(preset.published, start=1):
+        held = _held(place, figure, side)
+        doubts = [held.why] if held.why else []
+        if held.ratio is not None and seen.simulated:
+            doubts.append("no model ran: this is a prediction")
+        elif held.ratio is not None:
+            doubts += ["another engine"] if _other_engine(preset, seen) else []
+            doubts += _other_version(figure.engine_version or preset.engine_version, seen.engine)
+            doubts += [_without(figure, missing)] if figure in lost else []
+        if wrong_model:
+            held = replace(held, ratio=None, ratio_interval=None)
+            doubts = [f"`{seen.model}` answered, the figure is of `{preset.model}`"]
+        rows.append(replace(held, why="; ".join(doubts) or None))
+    return Verdict(preset.name, _agreed(shapes), tuple(rows), tuple(others))
+
+
+def differences(preset: Preset, seen: Seen) -> list[str]:
+    found = []
+    if not same_model(preset, seen.model):
+        own = f"`{preset.model}`, served as `{preset.served_as}`"
+        found.append(f"`{seen.model}` answers there, the preset is of {own}")
+    if _other_engine(preset, seen):
+        found.append(f"{seen.engine} answers there, the preset is of {preset.engine}")
+    if seen.simulated:
+        found.append("what answers there is simulated: no model ran, these figures are a prediction")
+    return found
+
+
+def same_model(preset: Preset, model: str) -> bool:
+    """By its id, its checkpoint's name, or what the catalogue makes of it."""
+    names = {squeeze(name.rpartition("/")[2]) for name in (preset.served_as, preset.model, preset.checkpoint)}
+    if squeeze(model.rpartition("/")[2]) in names:
+        return True
+    known = find_geometry(model)
+    own = find_geometry(preset.model)
+    return known is not None and own is not None and known.id == own.id
+
+
+def engine_in(told: str | None) -> str | None:
+    """Which engine a server's own words name; None: they do not."""
+    text = squeeze(told or "")
+    return next((engine for word, engine in _ENGINES.items() if word in text), None)
+
+
+def _other_engine(preset: Preset, seen: Seen) -> bool:
+    found = engine_in(seen.engine)
+    return found is not None and found != _FAMILY.get(preset.engine, preset.engine) and not seen.simulated
+
+
+def _other_version(published: str | None, told: str | None) -> list[str]:
+    found = _VERSION.search(told or "")
+    here = (found[1] or found[2]) if found else None
+    if published is None or here is None or here in published or published.lstrip("v") in (told or ""):
+        return []
+    return [f"published with {published}, here {here}"]
+
+
+def _held(row: int, figure: Published, side: Side) -> Held:
+    shape = shape_of(figure)
+    if shape is None:
+        return Held(row, figure, why="its lengths are not published")
+    level = side.level(figure.concurrency)
+    if level is None:
+        others = [_measured_shape(one) for one in side.summary.levels]
+        if not any(_near(shape, one) for one in others):
+            return Held(row, figure, why=f"another shape, {shape}: --shape-of {row} runs it")
+        return Held(row, figure, why=f"C={figure.concurrency} was not run")
+    found = _measured_shape(level)
+    if not _near(shape, found):
+        said = f"{found[0]:.0f} in, {found[1]:.0f} out" if found else "lengths that the server does not tell"
+        return Held(row, figure, why=f"published with {shape}, run with {said}: --shape-of {row} runs it")
+    return _rated(row, figure, side, level)
+
+
+def _rated(row: int, figure: Published, side: Side, level: LevelSummary) -> Held:
+    runs = list(side.repeats(figure.concurrency).values())
+    values, clock = _values(figure, runs, level)
+    if not values:
+        return Held(row, figure, why=f"the run has no {figure.metric} figure at C={figure.concurrency}")
+    mean, interval = fmean(values), mean_t_interval(values)
+    doubts = [] if clock == figure.clock else [f"published by the {figure.clock}'s clock, measured by the {clock}'s"]
+    doubts += ["the client was the limit here"] if level.client_limited else []
+    doubts += [f"{level.failed} of {level.requests} requests failed"] if level.failed else []
+    scaled = None
+    if interval is not None:
+        scaled = Interval(*(max(0.0, end) / figure.tok_s for end in (interval.low, interval.estimate, interval.high)))
+    return Held(row, figure, mean, interval, clock, mean / figure.tok_s, scaled, "; ".join(doubts) or None)
+
+
+def _values(figure: Published, runs: Sequence[Sequence[Request]], level: LevelSummary) -> tuple[list[float], str]:
+    """One a run, and by which clock. Only decoding has a figure of the engine's own."""
+    if figure.metric == "decode":
+        if figure.clock == "engine":
+            told = [speed for rows in runs if (speed := _engine_speed(rows)) is not None]
+            told = told or ([level.engine_tok_s] if level.engine_tok_s else [])
+            if told:
+                return told, "engine"
+        return [speed for rows in runs if (speed := task_tok_s(rows)) is not None], "client"
+    made = [repeat_of(0, rows, figure.concurrency) for rows in runs]
+    if figure.metric == "output":
+        return [one.effective_tok_s for one in made if one.effective_tok_s > 0], "client"
+    prompts = [_prompt_tokens(rows) for rows in runs]
+    pairs = [(one, prompt) for one, prompt in zip(made, prompts, strict=True) if prompt is not None and one.wall_s > 0]
+    return [(one.output_tokens + prompt) / one.wall_s for one, prompt in pairs], "client"
+
+
+def _engine_speed(rows: Sequence[Request]) -> float | None:
+    told = [row.engine.decode_tok_s for row in rows if row.ok and row.engine.decode_tok_s]
+    return median(told) if told else None
+
+
+def _prompt_tokens(rows: Sequence[Request]) -> int | None:
+    answered = [row.prompt_tokens for row in rows if row.ok]
+    known = [count for count in answered if count is not None]
+    return sum(known) if known and len(known) == len(answered) else None
+
+
+def _measured_shape(level: LevelSummary) -> tuple[float, float] | None:
+    if level.prompt_tokens is None or level.output_tokens_each is None:
+        return None
+    return level.prompt_tokens, level.output_tokens_each
+
+
+def _near(shape: Shape, found: tuple[float, float] | None) -> bool:
+    if found is None:
+        return False
+    pairs = zip((shape.input_tokens, shape.output_tokens), found, strict=True)
+    return all(abs(there - here) <= max(LENGTHS_WITHIN_TOKENS, LENGTHS_WITHIN * there) for there, here in pairs)
+
+
+def _agreed(shapes: Sequence[tuple[float, float] | None]) -> Shape | None:
+    known = [shape for shape in shapes if shape is not None]
+    return Shape(round(fmean(one[0] for one in known)), round(fmean(one[1] for one in known))) if known else None
+
+
+def _without(figure: Published, missing: Collection[Need]) -> str:
+    needed = [need for need in missing if need.id in figure.needs]
+    named = ", ".join(need.what for need in needed)
+    return f"rests on {named}, not known to be here (SKEP_HAVE={','.join(need.id for need in needed)} vouches for it)"

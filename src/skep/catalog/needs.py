@@ -1,0 +1,121 @@
+"""What a preset's figures rest on beyond flags, and which of them fall away where that is not here.
+
+Knows no machine: what is here is handed in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from skep.catalog.presets import Need, Preset, Published
+
+VOUCHED = "SKEP_HAVE"  # ids of needs that the user answers for: "genesis,tolist"
+_COMMIT = re.compile(r"\b([0-9a-f]{9,40})\b")
+_NUMBER = re.compile(r"\d+(?:\.\d+)*")
+
+
+def _no_variables() -> Mapping[str, str]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Where a preset is about to run. None: not known, which counts as not there."""
+
+    engine_version: str | None = None
+    driver_version: str | None = None
+    checkpoint: str | None = None  # hub name, folder or file that will be loaded
+    env: Mapping[str, str] = field(default_factory=_no_variables)
+    in_container: bool = False  # in the preset's own, with its mounts and its steps before the start
+
+
+def missing_needs(preset: Preset, here: Here) -> list[Need]:
+    """Those not known to be met, in the preset's order."""
+    vouched = {word.strip() for word in here.env.get(VOUCHED, "").split(",")}
+    return [need for need in preset.needs if need.id not in vouched and not _is_met(need, preset, here)]
+
+
+def figures_lost(preset: Preset, missing: Sequence[Need]) -> list[Published]:
+    """The published figures that rest on one of these."""
+    ids = {need.id for need in missing}
+    return [figure for figure in preset.published if ids & set(figure.needs)]
+
+
+def lost_words(preset: Preset, missing: Sequence[Need]) -> str | None:
+    """`without A and B the published 225 tok/s at C=4 does not apply`; None where nothing is lost."""
+    lost = figures_lost(preset, missing)
+    if not lost:
+        return None
+    used = {name for figure in lost for name in figure.needs}
+    what = _listed([_COMMIT.sub(_shortened, need.what) for need in missing if need.id in used])
+    best = figure_words(max(lost, key=lambda figure: figure.tok_s))
+    others = len(lost) - 1
+    more = f" and {others} more {'figure' if others == 1 else 'figures'} do" if others else " does"
+    return f"without {what} the published {best}{more} not apply"
+
+
+def best_figure(preset: Preset) -> Published | None:
+    return max(preset.published, key=lambda figure: figure.tok_s, default=None)
+
+
+def figure_words(figure: Published) -> str:
+    """`225 tok/s at C=4`; what is not plain output is named."""
+    kind = "" if figure.metric == "output" else f" {figure.metric}"
+    return f"{tok_s_words(figure.tok_s)} tok/s{kind} at C={figure.concurrency}"
+
+
+def tok_s_words(tok_s: float) -> str:
+    return f"{tok_s:,.0f}" if tok_s >= 100 else f"{tok_s:g}"
+
+
+def _is_met(need: Need, preset: Preset, here: Here) -> bool:
+    if need.kind == "driver":
+        return _at_least(here.driver_version, need.what)
+    if need.kind == "checkpoint":
+        return not preset.stand_in and _same_checkpoint(here.checkpoint, preset.checkpoint)
+    if need.kind == "image":
+        return here.in_container or _same_build(here.engine_version, need.what, preset.engine_version)
+    return here.in_container
+
+
+def _at_least(version: str | None, wanted: str) -> bool:
+    """`driver 575 or newer`: the first number in it is the least."""
+    least, found = _NUMBER.search(wanted), _NUMBER.search(version or "")
+    if least is None or found is None:
+        return False
+    return _numbers(found[0]) >= _numbers(least[0])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _same_checkpoint(found: str | None, wanted: str) -> bool:
+    """By hub name, by its folder in the hub's cache, or by a folder or file that bears its name."""
+    if found is None:
+        return False
+    short = wanted.rpartition("/")[2].rpartition(":")[2]
+    parts = found.rstrip("/").split("/")
+    return found == wanted or f"models--{wanted.replace('/', '--')}" in parts or parts[-1] == short
+
+
+def _same_build(found: str | None, image: str, version: str | None) -> bool:
+    """A nightly is its commit: `0.19.2rc1.dev205+g07351e088` is of the image `nightly-07351e0883...`."""
+    if found is None:
+        return False
+    commit = _COMMIT.search(image)
+    if commit is not None:
+        built = re.search(r"\+g([0-9a-f]{7,40})", found)
+        return built is not None and commit[1].startswith(built[1])
+    return found == version
+
+
+def _shortened(commit: re.Match[str]) -> str:
+    return f"{commit[1][:7]}…"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

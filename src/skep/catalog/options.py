@@ -1,0 +1,62 @@
+"""How an engine is told to run a model, in words that all engines share. None: as the engine itself has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Speculative decoding: `depth` tokens are drafted a step, by `model` where the method wants one."""
+
+    method: str  # mtp, ngram, draft, eagle, dflash
+    depth: int
+    model: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.method}:{self.depth}"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`quant`, `dtype` and `kv` are the engine's own words, passed on as they are: awq_marlin, float16, fp8_e5m2."""
+
+    quant: str | None = None
+    dtype: str | None = None
+    kv: str | None = None
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1  # replicas inside one engine that share their experts
+    ep: bool = False
+    memory_share: float | None = None  # of each card
+    graphs: bool | None = None
+    chunked_prefill: bool | None = None
+    batched_tokens: int | None = None  # prefill tokens a step
+    prefix_cache: bool | None = None
+    draft: Draft | None = None
+    p2p: str | None = None  # between cards: "nvlink" only over NVLink, "off" not at all
+    custom_all_reduce: bool | None = None
+    split: str | None = None  # llama.cpp over several cards: layer, tensor, none
+    card_shares: tuple[float, ...] = ()  # of the model, by card, where cards differ
+    trust_remote_code: bool = False
+    reasoning_parser: str | None = None
+    tool_parser: str | None = None
+    chat_template: str | None = None  # a file
+
+    @property
+    def cards(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What differs from the engine's own way."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+
+
+def options_of(document: Mapping[str, Any]) -> Options:
+    """The inverse of `asdict(options)`, through JSON."""
+    draft = document.get("draft")
+    shares = tuple(document.get("card_shares", ()))
+    return Options(**{**document, "draft": Draft(**draft) if draft else None, "card_shares": shares})

@@ -1,0 +1,151 @@
+"""`skep bench sweep --against-preset`: the published shape run again, and how much of the figures is had here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from skep.bench.against_preset import Held, Rerun, Seen, Verdict, judge, rerun_of
+from skep.bench.compare import Side
+from skep.catalog.needs import Here, missing_needs
+from skep.cli.output import note, number, print_json, print_table
+from skep.cli.results import existing, load_run
+from skep.cli.summaries import print_summary
+from skep.cli.sweep import SweepWishes, fail_for, measure, plan_of, shortfalls, sweep_json
+from skep.errors import UserError
+from skep.presetfile import preset, presets_folder
+from skep.records import Run
+from skep.settings import LOOPBACK, user_paths
+from skep.wire.heads import parse_url
+
+
+def run_against_command(
+    wishes: SweepWishes, name: str, row: int | None, own: Collection[str], *, price: float | None, as_json: bool
+) -> int:
+    """`own`: options that the user gave, which stay as they are."""
+    paths = user_paths(os.environ)
+    found = preset(name, presets_folder(paths))
+    rerun = rerun_of(found, row)
+    plan = plan_of(rerun_wishes(wishes, rerun, own))
+    note(f"{found.name}: {rerun.shape}, C={','.join(map(str, rerun.levels))} as published ({found.source})")
+    summary = measure(plan, wishes.target)
+    for line in shortfalls(plan, summary):
+        note(line)
+    with existing(paths.store) as store:
+        run, _, rows = load_run(store, summary.run_id)
+    verdict = judge(found, Side(summary, rows), seen_of(run), missing_needs(found, here_of(run)))
+    if as_json:
+        print_json({**sweep_json(summary), "against_preset": verdict_json(verdict)})
+    else:
+        print_summary(summary, price=price)
+        print_verdict(verdict)
+        note(f"stored as run {summary.run_id}; `skep report {summary.run_id}` writes the pictures")
+    fail_for(summary)
+    return 0
+
+
+def rerun_wishes(wishes: SweepWishes, rerun: Rerun, own: Collection[str]) -> SweepWishes:
+    """As published, but for what the user said otherwise. Every answer goes on to its length, as a benchmark's do."""
+    if wishes.to_saturation or wishes.slo:
+        option = "--to-saturation" if wishes.to_saturation else "--slo"
+        raise UserError(f"--against-preset and {option} contradict each other", hint="leave one of them out")
+    if wishes.workload.shape not in ("steady", "burst"):
+        hint = "leave --shape out"
+        raise UserError(f"--against-preset runs plain prompts, not the shape {wishes.workload.shape}", hint=hint)
+    load = replace(wishes.workload, fixed_output=True)
+    if not {"prompt_tokens", "size"} & set(own):
+        load = replace(load, prompt_tokens=rerun.shape.input_tokens)
+    if "max_tokens" not in own:
+        load = replace(load, max_tokens=rerun.shape.output_tokens)
+    levels = wishes.concurrency if "concurrency" in own else ",".join(map(str, rerun.levels))
+    return replace(wishes, workload=load, concurrency=levels)
+
+
+def seen_of(run: Run) -> Seen:
+    told = run.engine
+    words = [told.get("engine"), told.get("build"), told.get("server")]
+    named = next((str(word) for word in words if word), None)
+    return Seen(run.model, named, run.simulated)
+
+
+def here_of(run: Run) -> Here:
+    """As far as it can be known through a URL: the driver is this machine's where the endpoint is."""
+    local = parse_url(run.url)[0].host in LOOPBACK
+    driver = run.host.get("driver_version") if local else None
+    engine = run.engine.get("engine")
+    return Here(engine_version=str(engine) if engine else None, driver_version=driver, env=os.environ)
+
+
+def print_verdict(verdict: Verdict) -> None:
+    columns = ("figure", "C", "published", "metric", "clock", "measured", "95 %", "of it")
+    print_table(columns, [_cells(row) for row in verdict.rows], right=("figure", "C", "published", "measured", "of it"))
+    for line in verdict.differences:
+        note(f"warning: {line}")
+    for row in verdict.rows:
+        if row.why is not None:
+            what = "not compared" if row.ratio is None else "not quite the same"
+            note(f"figure {row.row} ({_figure(row)}): {what}: {row.why}")
+    note(headline(verdict))
+
+
+def headline(verdict: Verdict) -> str:
+    best = verdict.best
+    if best is not None:
+        return f"you get {_share(best)} of it: {number(best.measured)} of the published {_figure(best)}"
+    rated = [row for row in verdict.rows if row.ratio is not None]
+    if not rated:
+        return f"none of the published figures of {verdict.preset} can be compared with this run"
+    most = max(rated, key=lambda row: row.published.tok_s)
+    return f"{_share(most)} of the published {_figure(most)}, under other conditions: see figure {most.row} above"
+
+
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
+    """The documented form: docs/json.md."""
+    return {
+        "preset": verdict.preset,
+        "shape": asdict(verdict.shape) if verdict.shape else None,
+        "differences": list(verdict.differences),
+        "figures": [_row_json(row) for row in verdict.rows],
+    }
+
+
+def _row_json(row: Held) -> Mapping[str, Any]:
+    return {
+        "figure": row.row,
+        "published": asdict(row.published),
+        "measured": row.measured,
+        "interval": asdict(row.interval) if row.interval else None,
+        "clock": row.clock,
+        "ratio": row.ratio,
+        "ratio_interval": asdict(row.ratio_interval) if row.ratio_interval else None,
+        "fair": row.fair,
+        "why": row.why,
+    }
+
+
+def _cells(row: Held) -> list[str]:
+    figure, spread = row.published, row.interval
+    return [
+        str(row.row),
+        str(figure.concurrency),
+        number(figure.tok_s),
+        figure.metric,
+        figure.clock,
+        number(row.measured),
+        "–" if spread is None else f"{number(max(0.0, spread.low))}..{number(spread.high)}",
+        "–" if row.ratio is None else f"{100 * row.ratio:.0f} %" if row.fair else f"({100 * row.ratio:.0f} %)",
+    ]
+
+
+def _share(row: Held) -> str:
+    spread = row.ratio_interval
+    told = f" ({100 * spread.low:.0f} to {100 * spread.high:.0f} %)" if spread else ""
+    return f"{100 * (row.ratio or 0.0):.0f} %{told}"
+
+
+def _figure(row: Held) -> str:
+    figure = row.published
+    version = f", {figure.engine_version}" if figure.engine_version else ""
+    return f"{figure.tok_s:g} tok/s {figure.metric} at C={figure.concurrency}{version}"

@@ -1,0 +1,238 @@
+"""What `skep up NAME` stands for: a preset, a model that skep carries, or a checkpoint as planned for this machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skep.cli.output import note
+from skep.errors import UserError
+from skep.settings import Serve, default_context, user_paths
+
+if TYPE_CHECKING:
+    from skep.catalog.options import Options
+    from skep.catalog.presets import Preset
+    from skep.records import HostFacts
+
+ENGINES = ("embedded", "llamacpp", "ollama", "sglang", "vllm")
+FOR_PLANS = ("vllm", "sglang", "llamacpp")
+SLOTS = 8  # of an engine that was not planned: what a home card can mostly hold
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """As it was typed. None: chosen."""
+
+    name: str
+    engine: str | None = None
+    checkpoint: str | None = None
+    quant: str | None = None
+    kv: str | None = None
+    spec: str | None = None
+    tp: int | None = None
+    agents: int | None = None
+    link: str | None = None
+    gpus: tuple[int, ...] = ()
+    memory_share: float | None = None
+    binary: str | None = None
+    replicas: int | None = None
+    slots: int | None = None
+    context: int | None = None
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """What only a plan understands."""
+        pairs = {"quant": self.quant, "spec": self.spec, "agents": self.agents, "link": self.link}
+        return {name: value for name, value in pairs.items() if value is not None}
+
+
+def serve_for(wanted: Wanted) -> Serve | None:
+    """None: the embedded engine serves it, as `skep up MODEL` always did."""
+    from skep.presetfile import find_preset
+
+    if wanted.engine is not None and wanted.engine not in ENGINES:
+        known = ", ".join(ENGINES)
+        raise UserError(f"there is no engine `{wanted.engine}`", hint=f"known: {known}; a rig is tried with --simulate")
+    preset = find_preset(wanted.name, user_paths(os.environ).config / "presets")
+    if preset is not None:
+        return _of_preset(preset, wanted)
+    if _for_the_embedded(wanted):
+        return None
+    from skep.host.facts import read_host
+
+    host = read_host()
+    if host.gpus and wanted.engine in (None, *FOR_PLANS):
+        return _of_plan(wanted)
+    return _as_told(wanted, host)
+
+
+def _of_preset(preset: Preset, wanted: Wanted) -> Serve:
+    from skep.presetfile import serve_of
+
+    for flag, value in (("engine", wanted.engine), ("tp", wanted.tp), *wanted.planned.items()):
+        if value is not None:
+            hint = f"`skep presets new NAME --from {preset.name}` makes one of your own to change"
+            raise UserError(f"--{flag} would make another recipe of the preset `{preset.name}`", hint=hint)
+    serve = _told(serve_of(preset), wanted)
+    for line in about_preset(preset, serve):
+        note(line)
+    return serve
+
+
+def about_preset(preset: Preset, serve: Serve) -> list[str]:
+    """What it is, on what it was measured, and which of its figures do not apply here."""
+    from skep.catalog.needs import Here, lost_words, missing_needs
+    from skep.engines.base import engine_named
+    from skep.host.facts import read_host
+
+    here = Here(
+        engine_version=engine_named(preset.engine).version(),
+        driver_version=read_host().driver_version,
+        checkpoint=serve.checkpoint,
+        env={**os.environ, **dict(serve.env)},
+    )
+    lost = lost_words(preset, missing_needs(preset, here))
+    said = f"preset {preset.name}: {preset.title}; measured on {preset.hardware}, {preset.source}"
+    return [said, *([f"warning: {lost}"] if lost else [])]
+
+
+def _for_the_embedded(wanted: Wanted) -> bool:
+    """A GGUF file or a model that can be pulled by name, unless another engine is asked for."""
+    from skep.catalog.pullable import find_pullable
+
+    if wanted.engine is not None:
+        if wanted.engine == "embedded" and (wanted.planned or wanted.tp or wanted.gpus):
+            raise UserError("the embedded engine runs on the CPU and takes no plan", hint="leave --engine out")
+        return wanted.engine == "embedded"
+    name = wanted.name
+    gguf = name.endswith(".gguf")
+    if not gguf and find_pullable(name) is None:
+        return False
+    from skep.engines.installed import is_installed
+    from skep.host.facts import read_host
+
+    # A card beside a llama-server is there to be used; without one of them the CPU does it.
+    return not (gguf and is_installed("llamacpp", wanted.binary) and read_host().gpus)
+
+
+def _of_plan(wanted: Wanted) -> Serve:
+    """The planner's best on this machine's cards."""
+    from skep.cli.planning import Flags
+    from skep.cli.simulating import INPUT_TOKENS, OUTPUT_TOKENS, best_plan
+    from skep.engines.commands import launches_of
+
+    share = min(1.0, (wanted.context or INPUT_TOKENS + OUTPUT_TOKENS) / (INPUT_TOKENS + OUTPUT_TOKENS))
+    flags = Flags(
+        wanted.checkpoint if wanted.checkpoint and _is_folder(wanted.checkpoint) else wanted.name,
+        link=wanted.link,
+        agents=wanted.agents or 4,
+        input_tokens=int(INPUT_TOKENS * share),
+        output_tokens=int(OUTPUT_TOKENS * share),
+        engine=(wanted.engine,) if wanted.engine is not None else (),
+        quant=wanted.quant,
+        kv=wanted.kv,
+        spec=wanted.spec,
+        tp=wanted.tp,
+        replicas=wanted.replicas,
+        slots=wanted.slots,
+        context=wanted.context,
+        utilization=wanted.memory_share,
+    )
+    plan = best_plan(flags)
+    setup = plan.setup
+    checkpoint = wanted.checkpoint or _found(wanted.name)
+    if checkpoint is None:
+        what = f"which checkpoint of `{wanted.name}`? The plan wants {setup.quant.title}"
+        raise UserError(
+            what, hint=f"name it: skep up {wanted.name} --checkpoint ORG/NAME, or a folder, or a .gguf file"
+        )
+    launch = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)[0]
+    at = max(plan.predicted, key=lambda point: point.concurrency)
+    agents = f"{at.effective_tok_s:,.0f} tok/s at C={at.concurrency} ({at.low:,.0f} to {at.high:,.0f})"
+    note(f"planned: {setup.engine}, {setup.quant.title}, {setup.layout}, {setup.slots} slots a replica; {agents}")
+    serve = Serve(
+        model=wanted.name,
+        engine=setup.engine,
+        replicas=setup.layout.replicas // launch.options.dp,
+        slots=launch.slots,
+        context_tokens=launch.context_tokens,
+        checkpoint=checkpoint,
+        options=launch.options,
+        extra=launch.extra,
+    )
+    return _told(serve, wanted)
+
+
+def _found(name: str) -> str | None:
+    """A file, a folder or a hub name is a checkpoint by itself; a name of the catalogue is not."""
+    return name if "/" in name or name.endswith(".gguf") or _is_folder(name) else None
+
+
+def _is_folder(name: str) -> bool:
+    return (Path(name).expanduser() / "config.json").is_file()
+
+
+def _as_told(wanted: Wanted, host: HostFacts) -> Serve:
+    """Without cards to plan for: the engine as it was asked for, on this machine's CPU or as it finds its own cards."""
+    if wanted.engine is None:
+        raise _unknown(wanted.name)
+    if wanted.planned:
+        flag = next(iter(wanted.planned))
+        where = "no NVIDIA GPU is here to plan for" if not host.gpus else f"{wanted.engine} is not planned for"
+        raise UserError(f"--{flag}: {where}", hint="leave it out, or try the rig with --simulate")
+    from skep.catalog.options import Options
+
+    options = Options(kv=wanted.kv, tp=wanted.tp or 1)
+    context = wanted.context or default_context(wanted.engine)
+    serve = Serve(model=wanted.name, engine=wanted.engine, slots=wanted.slots or SLOTS, context_tokens=context,
+                  checkpoint=wanted.checkpoint, options=options, replicas=wanted.replicas or 1)  # fmt: skip
+    return _told(serve, wanted)
+
+
+def _told(serve: Serve, wanted: Wanted) -> Serve:
+    """With what the command line says of any engine."""
+    options: Options = serve.options
+    if wanted.memory_share is not None:
+        options = replace(options, memory_share=wanted.memory_share)
+    if wanted.kv is not None:
+        options = replace(options, kv=wanted.kv)
+    return replace(
+        serve,
+        options=options,
+        checkpoint=wanted.checkpoint or serve.checkpoint,
+        gpus=wanted.gpus or serve.gpus,
+        binary=wanted.binary or serve.binary,
+        replicas=wanted.replicas or serve.replicas,
+        slots=wanted.slots or serve.slots,
+        context_tokens=wanted.context or serve.context_tokens,
+    )
+
+
+def _unknown(name: str) -> UserError:
+    from skep.catalog.models import find_geometry
+    from skep.catalog.pullable import pullable_names
+    from skep.presetfile import all_presets
+
+    if find_geometry(name) is not None or "/" in name:
+        hint = f"`skep up {name} --engine vllm` (or sglang, llamacpp, ollama) starts it; --simulate tries a rig"
+        return UserError(f"no NVIDIA GPU is here to plan `{name}` for, and no engine is named", hint=hint)
+    names = [*all_presets(user_paths(os.environ).config / "presets"), *pullable_names()]
+    close = get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+    near = "did you mean " + " or ".join(f"`{one}`" for one in close) + "? " if close else ""
+    return UserError(f"`{name}` is no preset, no model that skep knows and no file",
+                     hint=f"{near}`skep presets` and `skep catalog models` list what is known")  # fmt: skip
+
+
+def parse_gpus(text: str | None) -> tuple[int, ...]:
+    """`0,1`."""
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise UserError(
+            f"--gpus `{text}` are no cards", hint="write their numbers as `skep doctor` shows them: --gpus 0,1"
+        )
+    return tuple(int(part) for part in parts)

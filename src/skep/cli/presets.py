@@ -1,0 +1,261 @@
+"""Commands on recipes that somebody measured: presets, presets show, presets check, presets new."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from skep.cli.serve import JsonOption
+
+if TYPE_CHECKING:
+    from skep.catalog.presets import Preset, Published
+
+presets_app = typer.Typer(
+    invoke_without_command=True,
+    help="Recipes that somebody measured: what they want, how they are started, the figures their author got.",
+    epilog="Example: skep presets --json",
+    rich_markup_mode=None,
+)
+
+NameArgument = Annotated[str, typer.Argument(help="As `skep presets` lists it.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(presets_app, name="presets")
+    presets_app.callback()(list_presets)
+    presets_app.command("show", epilog="Example: skep presets show qwen3.6-27b-2x3090-replicas")(show)
+    presets_app.command("check", epilog="Example: skep presets check ./my-27b.toml")(check)
+    presets_app.command("new", epilog="Example: skep presets new my-27b --from qwen3.6-27b-2x3090-awq")(new)
+
+
+def list_presets(context: typer.Context, as_json: JsonOption = False) -> None:
+    """Recipes that somebody measured: what they want, how they are started, the figures their author got."""
+    if context.invoked_subcommand is not None:
+        return
+    from skep.cli.output import note, print_json
+    from skep.presetfile import read_presets, shipped_presets
+
+    own = read_presets(_folder())
+    known = sorted({**shipped_presets(), **own.presets}.values(), key=lambda found: found.name)
+    if as_json:
+        print_json([_row(found) for found in known])
+    else:
+        _print_list(known)
+    for error in own.broken:
+        note(f"left out: {error.message}")
+
+
+def show(name: NameArgument, as_json: JsonOption = False) -> None:
+    """Everything about one: what it wants, its flags, its figures, and what to run next."""
+    from skep.cli.output import print_json
+    from skep.presetfile import preset
+
+    found = preset(name, _folder())
+    if as_json:
+        print_json(_document(found))
+    else:
+        _print_preset(found)
+
+
+def check(
+    file: Annotated[Path, typer.Argument(help="A preset of your own, wherever it lies.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether a file is a valid preset; where not, the first line that is wrong."""
+    from skep.cli.output import note, print_json
+    from skep.presetfile import read_preset
+
+    found = read_preset(file)
+    if as_json:
+        print_json(_document(found))
+        return
+    print(f"{file} is a valid preset: {found.title}")  # noqa: T201
+    folder = _folder()
+    if file.resolve().parent != folder.resolve():
+        note(f"put it into {folder} to use it as `{found.name}`")
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="Of the new one: lower-case letters, digits, dots and dashes.")],
+    source: Annotated[str, typer.Option("--from", help="The preset to begin with.")],
+) -> None:
+    """Copy a preset into a file of your own, to be changed."""
+    from skep.cli.output import note
+    from skep.errors import UserError
+    from skep.presetfile import check_name, find_preset, preset_text
+
+    folder = _folder()
+    text = preset_text(source, folder)
+    path = folder / f"{check_name(name)}.toml"
+    if name != source and not path.exists() and find_preset(name, folder) is not None:
+        note(f"`{name}` is a shipped preset too: from now on yours is used instead")
+    folder.mkdir(parents=True, exist_ok=True)
+    head = f"# Begun as a copy of `{source}`. The figures are its author's: delete those that your changes make void.\n"
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(f"{head}\n{text}")
+    except FileExistsError:
+        hint = f"choose another name, or edit it and run `skep presets check {path}`"
+        raise UserError(f"`{path}` is there already", hint=hint) from None
+    print(path)  # noqa: T201
+    note(f"edit it, then `skep presets check {path}` and `skep up {name}`")
+
+
+def markdown_list(known: Sequence[Preset]) -> str:
+    """The table in docs/presets.md, which a test holds against the files."""
+    from skep.catalog.needs import figure_words
+
+    lines = ["| preset | engine | hardware | published |", "|---|---|---|---|"]
+    for found in known:
+        figures = "; ".join(figure_words(figure) for figure in found.published) or "–"
+        lines.append(f"| `{found.name}` | {found.engine} | {_hardware(found)} | {figures} |")
+    return "\n".join(lines) + "\n"
+
+
+def _folder() -> Path:
+    from skep.presetfile import presets_folder
+    from skep.settings import user_paths
+
+    return presets_folder(user_paths(os.environ))
+
+
+def _row(found: Preset) -> dict[str, Any]:
+    import dataclasses
+
+    return {
+        "name": found.name,
+        "engine": found.engine,
+        "model": found.model,
+        "hardware": found.hardware,
+        "published": [dataclasses.asdict(figure) for figure in found.published],
+        "source": found.source,
+    }
+
+
+def _document(found: Preset) -> dict[str, Any]:
+    import dataclasses
+
+    from skep.presetfile import SHIPPED
+
+    document = dataclasses.asdict(found)
+    document["env"] = dict(found.env)
+    document["options"] = {**found.options.given, "draft": document["options"]["draft"]}
+    return {**document, "capacity": found.capacity, "own": found.origin != SHIPPED, "next": _next(found)}
+
+
+def _print_list(known: Sequence[Preset]) -> None:
+    from skep.catalog.needs import best_figure, figure_words
+    from skep.cli.output import print_table
+    from skep.presetfile import SHIPPED
+
+    rows = []
+    for found in known:
+        best = best_figure(found)
+        name = found.name if found.origin == SHIPPED else f"{found.name} (own)"
+        published = figure_words(best) if best else "–"
+        rows.append([name, found.engine, found.model, _hardware(found), published, _short(found.source)])
+    print_table(("NAME", "ENGINE", "MODEL", "HARDWARE", "BEST PUBLISHED", "SOURCE"), _plain(rows))
+
+
+def _plain(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Brackets that somebody wrote are no markup."""
+    from rich.markup import escape
+
+    return [[escape(cell) for cell in row] for row in rows]
+
+
+def _short(source: str) -> str:
+    """A title without what stands behind it in brackets, after a colon or as an address."""
+    title = source.partition(", http")[0].partition(" (")[0].partition(": ")[0]
+    return title if len(title) <= 48 else f"{title[:47].rstrip()}…"
+
+
+def _hardware(found: Preset) -> str:
+    return f"{found.hardware}, {found.link}" if found.link else found.hardware
+
+
+def _print_preset(found: Preset) -> None:
+    from skep.cli.output import print_table
+    from skep.presetfile import SHIPPED
+
+    print(f"{found.name}: {found.title}")  # noqa: T201
+    print_table(("VALUE", ""), _plain([*_wants(found), *_flags(found)]))
+    if found.needs:
+        print("\nIts figures rest on")  # noqa: T201
+        print_table(
+            ("NEED", "KIND", "WHAT", "WHY"), [[need.id, need.kind, need.what, need.why] for need in found.needs]
+        )
+    print("\nPublished" if found.published else "\nNo figures are published.")  # noqa: T201
+    if found.published:
+        _print_figures(found.published)
+    if found.notes:
+        print("\nNotes")  # noqa: T201
+    for line in found.notes:
+        print(f"- {line}")  # noqa: T201
+    print("\nNext")  # noqa: T201
+    for command in _next(found):
+        print(f"  {command}")  # noqa: T201
+    if found.origin != SHIPPED:
+        print(f"\nYour own, from {found.origin}")  # noqa: T201
+
+
+def _wants(found: Preset) -> list[list[str]]:
+    named = " (the author names none: a stand-in)" if found.stand_in else ""
+    version = f" {found.engine_version}" if found.engine_version else ", version not published"
+    context = f"{found.context_tokens:,} tokens a slot" if found.context_tokens else "not published"
+    rows = [
+        ["hardware", _hardware(found)],
+        ["engine", f"{found.engine}{version}"],
+        ["model", found.model if found.served_as == found.model else f"{found.model}, served as {found.served_as}"],
+        ["checkpoint", f"{found.checkpoint}{named}"],
+        ["capacity", f"{found.capacity}: {_count(found.replicas, 'replica')} of {_count(found.slots, 'slot')}"],
+        ["context", context],
+    ]
+    if found.container is not None:
+        rows.append(["image", found.container.image])
+        rows += [["mount", f"{mount.host} -> {mount.inside}"] for mount in found.container.mounts]
+        rows += [["before", step] for step in found.container.before]
+    published = f" ({found.date})" if found.date else ""
+    return [*rows, ["source", f"{found.source}{published}"]]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _flags(found: Preset) -> list[list[str]]:
+    rows = [[name, _shown(value)] for name, value in found.options.given.items()]
+    told = {"gpus": found.gpus, "reserve": found.reserve, "threads": found.threads, "extra": found.extra}
+    rows += [[name, _shown(value)] for name, value in told.items() if value]
+    return [*rows, *(["env", f"{name}={value}"] for name, value in found.env)]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return " ".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
+
+
+def _print_figures(figures: Sequence[Published]) -> None:
+    from skep.cli.output import number, print_table
+
+    columns = ("TOK/S", "METRIC", "C", "IN", "OUT", "TTFT ms", "TPOT ms", "A TASK", "CLOCK", "ENGINE", "RUNS", "NOTE")
+    rows = [
+        [
+            f"{figure.tok_s:,g}", figure.metric, str(figure.concurrency), number(figure.input_tokens, 0),
+            number(figure.output_tokens, 0), number(figure.ttft_ms, 0), number(figure.tpot_ms, 2),
+            number(figure.per_task_tok_s, 0), figure.clock, figure.engine_version or "–", figure.runs or "–",
+            figure.note or "",
+        ]
+        for figure in figures
+    ]  # fmt: skip
+    print_table(columns, _plain(rows), right=("TOK/S", "C", "IN", "OUT", "TTFT ms", "TPOT ms", "A TASK"))
+
+
+def _next(found: Preset) -> list[str]:
+    commands = [f"skep up {found.name}", f"skep export {found.name} --as docker"]
+    return [*commands, f"skep bench sweep --against-preset {found.name}"] if found.published else commands

@@ -1,0 +1,213 @@
+"""What the adapters of engines that are programs of their own have in common. What differs is in one file each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from skep.catalog.options import Options
+from skep.engines.base import Diagnosis, Launch
+from skep.engines.diagnosis import diagnose
+from skep.engines.installed import Program, bare_words, find_program, version_of
+from skep.engines.known_flags import HELPS, known_flags, remembered_flags, unknown_flags
+from skep.errors import UserError
+
+HOST = "127.0.0.1"
+VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
+P2P = {"off": ("NCCL_P2P_DISABLE", "1"), "nvlink": ("NCCL_P2P_LEVEL", "NVL")}
+DRAFTED_BY_MODEL = ("draft", "eagle", "dflash")
+Refusal = tuple[str, str]  # what cannot be, and what to do instead
+Known = frozenset[str] | None  # flags of the installed version; None: not known
+
+
+class Adapter:
+    """`tell` hears a line before something slow; `vendor` is of the cards, for the name of the variable they go by.
+
+    `refusals`, `arguments` and `variables` are the engine's own, and free of I/O.
+    """
+
+    name = ""
+    health_path = "/health"
+    reports_address = False
+    confirms = ""
+    release_bound_s = 30.0
+    simulated = False
+
+    def __init__(
+        self, *, cache_dir: Path | None = None, tell: Callable[[str], None] | None = None, vendor: str = "nvidia"
+    ) -> None:
+        self.tell = tell
+        self.vendor = vendor
+        self._cache_dir = cache_dir
+        self._program: Program | None = None
+
+    # The engine's own
+
+    def refusals(self, launch: Launch) -> Iterable[Refusal]:
+        raise NotImplementedError
+
+    def arguments(self, launch: Launch, known: Known = None) -> list[str]:
+        raise NotImplementedError
+
+    def variables(self, launch: Launch) -> dict[str, str]:
+        raise NotImplementedError
+
+    def check_weights(self, launch: Launch) -> None:
+        raise NotImplementedError
+
+    # The port
+
+    def check(self, launch: Launch) -> None:
+        for what, instead in self.refusals(launch):
+            raise UserError(f"{self.name}: {what}", hint=instead)
+        self.check_weights(launch)
+        self._check_template(launch)
+        self._program = program = find_program(self.name, launch.binary)
+        known = known_flags(program, self._cache_dir, self.tell)
+        if known is not None:
+            self._check_flags(launch, known)
+
+    def argv(self, launch: Launch) -> list[str]:
+        try:
+            self._program = program = find_program(self.name, launch.binary)
+        except UserError:  # said by `check`; the keeper says it once more
+            return [*bare_words(self.name, launch.binary), *self.started(self.arguments(launch))]
+        return [*program.argv, *self.started(self.arguments(launch, remembered_flags(program, self._cache_dir)))]
+
+    def started(self, arguments: Sequence[str]) -> list[str]:
+        """Without a shell: what a shell would make of them."""
+        return [os.path.expanduser(word) if word.startswith("~/") else word for word in arguments]  # noqa: PTH111
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        return {**self.cards(launch), **self.variables(launch), **dict(launch.env)}
+
+    def version(self) -> str | None:
+        if self._program is None:
+            try:
+                self._program = find_program(self.name)
+            except UserError:
+                return None
+        return version_of(self._program)
+
+    def explain(
+        self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
+    ) -> Diagnosis:
+        return diagnose(launch, code, tail, oom_kills=oom_kills)
+
+    # Shared
+
+    def cards(self, launch: Launch) -> dict[str, str]:
+        """Numbers as nvidia-smi has them: without the order of the bus, CUDA counts the fastest card first."""
+        if not launch.gpus:
+            return {}
+        shown = {VISIBLE.get(self.vendor, VISIBLE["nvidia"]): ",".join(map(str, launch.gpus))}
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **shown} if self.vendor == "nvidia" else shown
+
+    def _check_template(self, launch: Launch) -> None:
+        name = launch.options.chat_template or ""
+        named = name.endswith(".jinja") or name.startswith(("/", "./", "../", "~/"))
+        if named and not Path(os.path.expanduser(name)).is_file():  # noqa: PTH111
+            raise UserError(f"{self.name}: the chat template `{name}` does not exist", hint="check the path")
+
+    def _check_flags(self, launch: Launch, known: frozenset[str]) -> None:
+        for flag, near in unknown_flags(self.name, self.arguments(launch, known), known):
+            assert self._program is not None
+            version = version_of(self._program) or str(self._program.path)
+            own = " (from `extra`)" if any(word.startswith(flag) for word in launch.extra) else ""
+            hint = f"did you mean `{near}`? " if near else ""
+            raise UserError(
+                f"{version} does not know the flag `{flag}`{own}",
+                hint=f"{hint}`{' '.join((*self._program.argv, *HELPS[self.name][0]))}` lists what it knows",
+            )
+
+
+def source_of(launch: Launch) -> str | None:
+    """What the engine is told to load: a folder, a file or a hub's name."""
+    return launch.checkpoint or (str(launch.weights) if launch.weights is not None else None)
+
+
+def is_path(source: str) -> bool:
+    """By its looks: hub names are `organisation/name` and nothing else."""
+    return source.startswith(("/", "./", "../", "~", "path/to/")) or source.endswith(".gguf") or source.count("/") > 1
+
+
+def check_folder(engine: str, launch: Launch) -> None:
+    """For engines that read a checkpoint of the hub's form."""
+    source = source_of(launch)
+    if source is None:
+        hint = "name a folder, or a model of the hub as `organisation/name`"
+        raise UserError(f"{engine}: there is no checkpoint for `{launch.model}`", hint=hint)
+    for what, name in (("checkpoint", source), ("draft model", _draft_model(launch.options))):
+        path = Path(os.path.expanduser(name or ""))  # noqa: PTH111
+        if name is None or not (is_path(name) or path.exists()):
+            continue
+        if not path.exists():
+            raise UserError(f"{engine}: the {what} `{name}` does not exist", hint="check the path")
+        if path.is_dir() and not any((path / one).exists() for one in ("config.json", "params.json")):
+            hint = "name the folder that config.json is in"
+            raise UserError(f"{engine}: the {what} `{name}` has no config.json", hint=hint)
+
+
+def _draft_model(options: Options) -> str | None:
+    return options.draft.model if options.draft else None
+
+
+def common_refusals(launch: Launch) -> Iterable[Refusal]:
+    """What no engine can do."""
+    options, draft = launch.options, launch.options.draft
+    if options.p2p not in (None, "off", "nvlink"):
+        yield f"p2p `{options.p2p}` is none", 'write "nvlink" for NVLink only, "off" for not at all, or leave it out'
+    if draft is not None and draft.method in DRAFTED_BY_MODEL and not draft.model:
+        yield f"speculation by `{draft.method}` needs a draft model", "name one, or use mtp or ngram"
+    if draft is not None and draft.depth < 1:
+        yield f"speculation of {draft.depth} tokens is none", "draft 1 token or more, or leave it out"
+    if options.memory_share is not None and not 0 < options.memory_share <= 1:
+        yield f"memory_share {options.memory_share:g} is no share of a card", "between 0 and 1, as 0.9"
+
+
+def exact_cards(launch: Launch) -> Iterable[Refusal]:
+    """For engines whose layout says how many cards they take."""
+    options, count = launch.options, len(launch.gpus)
+    if count and options.cards != count:
+        layout = " x ".join(f"{name}={value}" for name, value in _layout(options) if value > 1) or "tp=1"
+        yield (
+            f"{layout} takes {options.cards} card{'s' if options.cards > 1 else ''}, but gpus names {count}",
+            f"set tp = {count}, name as many gpus as it takes, or start several replicas",
+        )
+
+
+def _layout(options: Options) -> tuple[tuple[str, int], ...]:
+    return ("tp", options.tp), ("pp", options.pp), ("dp", options.dp)
+
+
+def not_taken(options: Options, reasons: dict[str, Refusal]) -> Iterable[Refusal]:
+    """For each option that is given and stands in the table: `name = value`, the rest of its sentence, what instead."""
+    for name, value in options.given.items():
+        if name in reasons:
+            why, instead = reasons[name]
+            yield f"{name} = {_shown(value)} {why}", instead
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(list(value) if isinstance(value, tuple) else value)
+
+
+def flag(name: str, value: object) -> list[str]:
+    """Nothing where there is no value."""
+    return [] if value is None else [name, f"{value:g}" if isinstance(value, float) else str(value)]
+
+
+def either(value: bool | None, yes: str | None, no: str | None) -> list[str]:
+    """A switch that is on, off or left alone; None: that is how it is anyway."""
+    word = None if value is None else yes if value else no
+    return [word] if word else []
+
+
+def is_local(launch: Launch) -> bool:
+    """All it reads lies in folders: the hub need not be asked."""
+    source, draft = source_of(launch), _draft_model(launch.options)
+    named = any(word.startswith("--tokenizer") for word in launch.extra)
+    return source is not None and is_path(source) and (draft is None or is_path(draft)) and not named

@@ -1,0 +1,152 @@
+"""llama.cpp's llama-server behind the engine port. Flags as in its tools/server/README.md of autumn 2026 (b11434)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from skep.catalog.options import Draft, Options
+from skep.engines.adapter import HOST, P2P, Adapter, Known, Refusal, common_refusals, either, flag, not_taken, source_of
+from skep.engines.base import Launch
+from skep.engines.embedded_server import http_threads
+from skep.errors import UserError
+
+ALL_LAYERS = 999
+BATCH = 2048  # its own default for what one batch holds; a physical one cannot be larger
+SPLITS = ("layer", "tensor", "row", "none")
+_TYPES = {"mtp": "draft-mtp", "draft": "draft-simple", "eagle": "draft-eagle3", "dflash": "draft-dflash",
+          "ngram": "ngram-simple"}  # fmt: skip
+_GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
+_NOT = {
+    "quant": ("is the file's own here", "choose another GGUF file"),
+    "dtype": ("is the file's own here", "choose another GGUF file"),
+    "dp": ("cannot be: llama.cpp has no data parallelism", "start as many replicas"),
+    "ep": ("cannot be: llama.cpp has no expert parallelism", 'leave it out; split = "layer" spreads experts by layer'),
+    "memory_share": (
+        "cannot be: llama.cpp takes what weights and context need",
+        "leave it out; --fit-target MIB in `extra` keeps room on a card",
+    ),
+    "trust_remote_code": ("means nothing here: a GGUF file brings no code", "leave it out"),
+    "tool_parser": ("means nothing here: llama.cpp finds it from the chat template", "leave it out"),
+    "custom_all_reduce": ("is of vLLM and SGLang", "leave it out"),
+}
+
+
+class LlamaCpp(Adapter):
+    name = "llamacpp"
+    confirms = "slots"
+
+    def refusals(self, launch: Launch) -> Iterable[Refusal]:
+        options = launch.options
+        yield from common_refusals(launch)
+        yield from not_taken(options, _NOT)
+        if options.chunked_prefill is False:
+            yield "chunked_prefill = false cannot be: prompts are always taken in pieces", "leave it out"
+        if options.tp > 1 and options.pp > 1:
+            yield f"tp={options.tp} and pp={options.pp} cannot be both", "split by tensor (tp) or by layer (pp)"
+        if options.split is not None and options.split not in SPLITS:
+            yield f'split = "{options.split}" is none', f"one of {', '.join(SPLITS)}"
+        wanted = _split(Options(tp=options.tp, pp=options.pp))
+        if options.split is not None and wanted is not None and options.split != wanted:
+            yield f'split = "{options.split}" does not go with {_layout(options)}', f'write split = "{wanted}", or none'
+        cards = len(launch.gpus)
+        if cards and cards < options.cards:
+            yield f"{_layout(options)} takes {options.cards} cards, but gpus names {cards}", "name as many as it takes"
+        if cards and options.card_shares and len(options.card_shares) != cards:
+            yield f"card_shares has {len(options.card_shares)} shares for {cards} gpus", "one for each card"
+
+    def check_weights(self, launch: Launch) -> None:
+        for what, source in (("model file", source_of(launch)), ("draft model", _model(launch.options.draft))):
+            if source is None:
+                if what == "model file":
+                    hint = "name a GGUF file, or a model of the hub as `organisation/name:Q4_K_M`"
+                    raise UserError(f"{self.name}: there is no model file for `{launch.model}`", hint=hint)
+                continue
+            path = Path(os.path.expanduser(source))  # noqa: PTH111
+            if path.is_dir():
+                hint = "name the GGUF file in it; of several parts, the first"
+                raise UserError(f"{self.name}: the {what} `{source}` is a folder", hint=hint)
+            if not _on_hub(source) and not path.exists():
+                raise UserError(f"{self.name}: the {what} `{source}` does not exist", hint="check the path")
+
+    def arguments(self, launch: Launch, known: Known = None) -> list[str]:
+        options, source = launch.options, source_of(launch) or launch.model
+        words = [*_source_words(source), "--alias", launch.model]
+        words += ["--host", HOST, "--port", str(launch.port), "--parallel", str(launch.slots)]
+        words += _context(launch, known)
+        if not set(_GPU_LAYERS) & set(launch.extra):
+            words += ["--n-gpu-layers", str(ALL_LAYERS)]
+        split = options.split or _split(options)
+        words += flag("--split-mode", split)
+        words += ["--fit", "off"] if split == "tensor" else []  # it cannot be fitted: docs/multi-gpu.md
+        words += flag("--tensor-split", ",".join(f"{share:g}" for share in options.card_shares) or None)
+        if options.kv is not None:
+            words += ["--cache-type-k", options.kv, "--cache-type-v", options.kv]
+        if options.kv is not None or split == "tensor":
+            words += ["--flash-attn", "on"]  # both want it
+        words += flag("--ubatch-size", options.batched_tokens)
+        words += flag("--batch-size", options.batched_tokens if (options.batched_tokens or 0) > BATCH else None)
+        words += either(options.prefix_cache, "--cache-prompt", "--no-cache-prompt")
+        words += _speculation(options.draft, known) if options.draft is not None else []
+        words += flag("--reasoning-format", options.reasoning_parser)
+        words += flag("--chat-template-file", options.chat_template)
+        words += [*flag("--threads", launch.threads or None), "--threads-http", str(http_threads(launch.slots))]
+        words += ["--jinja", "--metrics", *(["--slots"] if known is None or "--slots" in known else [])]
+        words += [] if known is None else [word for word in ("--no-ui", "--no-webui") if word in known][:1]
+        return [*words, *launch.extra]
+
+    def variables(self, launch: Launch) -> dict[str, str]:
+        """Between cards it goes through memory unless told otherwise: `GGML_CUDA_P2P` is left alone."""
+        found = {"GGML_CUDA_DISABLE_GRAPHS": "1"} if launch.options.graphs is False else {}
+        return found | (dict([P2P[launch.options.p2p]]) if launch.options.p2p in P2P else {})
+
+
+def _source_words(source: str) -> list[str]:
+    """`organisation/name:file.gguf` is two flags to it: behind its colon it knows only a quantization."""
+    if not _on_hub(source):
+        return ["--model", source]
+    repository, _, file = source.partition(":")
+    return ["--hf-repo", repository, "--hf-file", file] if file.endswith(".gguf") else ["--hf-repo", source]
+
+
+def _context(launch: Launch, known: Known) -> list[str]:
+    """`--ctx-size` is of all slots together. One cache for all, with a bound each, where the version has it."""
+    words = ["--ctx-size", str(launch.context_tokens * launch.slots)]
+    if launch.context_tokens and launch.slots > 1 and known is not None and "--kv-unified-per-slot" in known:
+        words += ["--kv-unified", "--kv-unified-per-slot", str(launch.context_tokens)]
+    return words
+
+
+def _split(options: Options) -> str | None:
+    return "tensor" if options.tp > 1 else "layer" if options.pp > 1 else None
+
+
+def _layout(options: Options) -> str:
+    return f"tp={options.tp}" if options.tp > 1 else f"pp={options.pp}"
+
+
+def _model(draft: Draft | None) -> str | None:
+    return draft.model if draft else None
+
+
+def _on_hub(source: str) -> bool:
+    """`organisation/name`, `organisation/name:Q4_K_M` or `organisation/name:file.gguf`."""
+    plain = not source.startswith(("/", ".", "~")) and not source.partition(":")[0].endswith(".gguf")
+    return plain and source.count("/") == 1
+
+
+def _speculation(draft: Draft, known: Known) -> list[str]:
+    """Named anew in 2026; a version that has only the old names gets those."""
+
+    def has(name: str) -> bool:
+        return known is None or name in known
+
+    words = flag("--model-draft", draft.model)
+    if not has("--spec-type") and has("--draft-max") and draft.method == "draft":
+        return [*words, "--draft-max", str(draft.depth)]
+    words += ["--spec-type", _TYPES.get(draft.method, draft.method)]
+    if draft.method == "ngram":
+        size = "--spec-ngram-simple-size-m" if has("--spec-ngram-simple-size-m") else "--spec-ngram-size-m"
+        return [*words, size, str(draft.depth)]
+    return [*words, "--spec-draft-n-max" if has("--spec-draft-n-max") else "--draft-max", str(draft.depth)]

@@ -1,0 +1,137 @@
+"""Which cards each replica gets, what it takes of them, and whether all fit together. Pure: cards and launches in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from skep.engines.base import Launch
+from skep.errors import DoesNotFit, UserError
+from skep.units import format_bytes
+
+RAM = "ram"
+DEFAULT_SHARES = {"vllm": 0.9, "sglang": 0.88}  # of a card, where nobody says: the engines' own
+SHARE_STEP = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU of this machine. None: the driver does not say."""
+
+    index: int
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"gpu{self.index}"
+
+
+def divide(
+    replicas: int, each: int, gpus: Sequence[int], cards: Sequence[Card], taken: Iterable[int] = ()
+) -> list[tuple[int, ...]]:
+    """The cards of each replica. Those named are taken in order; else those free of earlier models come first.
+
+    Exactly as many cards as one replica wants: all replicas share them. Empty tuples: no GPU is here, or wanted.
+    """
+    present = [card.index for card in cards]
+    wanted = replicas * each
+    if gpus:
+        missing = next((gpu for gpu in gpus if gpu not in present), None)
+        if missing is not None:
+            here = f"this machine has {', '.join(map(str, present))}" if present else "this machine has none"
+            raise UserError(f"there is no GPU {missing}: {here}", hint="`skep doctor` lists them with their numbers")
+        if len(set(gpus)) < len(gpus):
+            raise UserError(f"`gpus` = {list(gpus)} names a card twice", hint="name each card once")
+        if len(gpus) not in (each, wanted):
+            each_words = f"{replicas} replicas of {each}" if replicas > 1 else str(each)
+            raise UserError(f"`gpus` = {list(gpus)} are {len(gpus)} cards for {each_words}",
+                            hint=f"name {wanted}, or {each} for all replicas to share")  # fmt: skip
+        return [tuple(gpus[n * each : (n + 1) * each]) if len(gpus) == wanted else tuple(gpus) for n in range(replicas)]
+    if not present:
+        if each > 1:
+            raise DoesNotFit(f"a replica wants {each} GPUs, this machine has none",
+                             hint="leave tp, pp and dp out, or run it where the cards are")  # fmt: skip
+        return [()] * replicas
+    if wanted > len(present):
+        what = f"{replicas} replicas of {each}" if each > 1 else f"{replicas} replicas"
+        raise DoesNotFit(f"{what} want {wanted} GPUs, this machine has {len(present)}",
+                         hint="fewer `replicas`, a smaller `tp`, or name cards to be shared with `gpus`")  # fmt: skip
+    free = [index for index in present if index not in set(taken)]
+    pool = free if len(free) >= wanted else present
+    return [tuple(pool[n * each : (n + 1) * each]) for n in range(replicas)]
+
+
+def room_of(
+    launch: Launch, cards: Sequence[Card], *, weights: int | None, cache: int | None
+) -> tuple[tuple[str, int], ...]:
+    """What a launch takes, by resource; empty where it cannot be told. `weights` and `cache` are of the whole model."""
+    totals = {card.index: card.total_bytes for card in cards}
+    if launch.engine in DEFAULT_SHARES and launch.gpus:
+        share = launch.options.memory_share or DEFAULT_SHARES[launch.engine]
+        known = [(gpu, totals.get(gpu)) for gpu in launch.gpus]
+        return tuple((f"gpu{gpu}", int(total * share)) for gpu, total in known if total is not None)
+    if weights is None:
+        return ()
+    whole = weights + (cache or 0)
+    if launch.gpus:
+        return tuple((f"gpu{gpu}", whole // len(launch.gpus)) for gpu in launch.gpus)
+    return ((RAM, whole),)
+
+
+def spread(room: int, launch: Launch) -> tuple[tuple[str, int], ...]:
+    """A number the user gave, over the cards of the launch."""
+    if not launch.gpus:
+        return ((RAM, room),)
+    return tuple((f"gpu{gpu}", room // len(launch.gpus)) for gpu in launch.gpus)
+
+
+def have(cards: Sequence[Card], ram: int | None) -> tuple[tuple[str, int], ...]:
+    """What the machine has of each resource, as far as it is known."""
+    own = [(card.name, card.total_bytes) for card in cards] + [(RAM, ram)]
+    return tuple((name, total) for name, total in own if total is not None)
+
+
+def check_together(launches: Sequence[Launch], has: Mapping[str, int]) -> None:
+    """Those that run at the same time must fit together: two engines that profile one card for themselves do not."""
+    always = [launch for launch in launches if not launch.on_demand]
+    for resource, total in has.items():
+        takers = [(launch, dict(launch.room)[resource]) for launch in always if resource in dict(launch.room)]
+        if sum(room for _, room in takers) <= total:
+            continue
+        what = "memory" if resource == RAM else f"GPU {resource.removeprefix('gpu')}"
+        if len(takers) == 1:
+            launch, room = takers[0]
+            raise DoesNotFit(f"`{launch.name}` wants {format_bytes(room)} of {what}, which has {format_bytes(total)}",
+                             hint="fewer slots, a shorter context or a smaller quantization")  # fmt: skip
+        listed = ", ".join(f"{launch.name} {format_bytes(room)}" for launch, room in takers)
+        raise DoesNotFit(f"{len(takers)} replicas do not fit together on {what} of {format_bytes(total)}: {listed}",
+                         hint=_apart(takers, resource))  # fmt: skip
+
+
+def check_free(launches: Sequence[Launch], cards: Sequence[Card]) -> None:
+    """Whether the cards have free now what the first of their engines wants. For a start, not for a reload."""
+    for card in cards:
+        takers = [launch for launch in launches if not launch.on_demand and card.name in dict(launch.room)]
+        if card.total_bytes is None or card.used_bytes is None or not takers:
+            continue
+        free = card.total_bytes - card.used_bytes
+        wanted = sum(dict(launch.room)[card.name] for launch in takers)
+        if wanted <= free:
+            continue
+        first = takers[0]
+        hint = "`nvidia-smi` shows who holds it; end that, or name other cards with `gpus`"
+        if first.engine in DEFAULT_SHARES and len(takers) == 1 and free / card.total_bytes > 0.1:
+            share = int((free / card.total_bytes - SHARE_STEP) / SHARE_STEP) * SHARE_STEP
+            hint += f"; or set memory_share = {share:.2f}"
+        left = f"{format_bytes(free)} of {format_bytes(card.total_bytes)} are free"
+        raise DoesNotFit(f"GPU {card.index} is busy: {left}, `{first.name}` wants {format_bytes(wanted)}", hint=hint)
+
+
+def _apart(takers: Sequence[tuple[Launch, int]], resource: str) -> str:
+    if resource == RAM:
+        return "serve fewer at once: `on_demand = true` loads a model when somebody asks for it"
+    if all(launch.engine in DEFAULT_SHARES for launch, _ in takers):
+        share = int(0.95 / len(takers) / SHARE_STEP) * SHARE_STEP
+        return f"give each its own card with `gpus`, or set memory_share = {share:.2f} for each"
+    return "give each its own card with `gpus`, or load them `on_demand`"

@@ -1,0 +1,83 @@
+"""SGLang behind the engine port. Flags as in python/sglang/srt/server_args.py of August 2026."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from skep.catalog.options import Draft
+from skep.engines.adapter import (
+    HOST,
+    P2P,
+    Adapter,
+    Known,
+    Refusal,
+    check_folder,
+    common_refusals,
+    either,
+    exact_cards,
+    flag,
+    is_local,
+    not_taken,
+    source_of,
+)
+from skep.engines.base import Launch
+
+_ALGORITHMS = {"mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE", "ngram": "NGRAM", "dflash": "DFLASH"}
+_NOT = {
+    "split": ("is llama.cpp's way to use several cards", "use tp or pp"),
+    "card_shares": ("cannot be: SGLang gives every card the same share", "leave it out, or use llamacpp"),
+}
+
+
+class Sglang(Adapter):
+    """`--max-running-requests` is of all data-parallel ranks together, and TP counts the cards of all of them."""
+
+    name = "sglang"
+    confirms = "metrics"
+
+    def refusals(self, launch: Launch) -> Iterable[Refusal]:
+        yield from common_refusals(launch)
+        yield from exact_cards(launch)
+        yield from not_taken(launch.options, _NOT)
+        if launch.options.chunked_prefill is False and launch.options.batched_tokens is not None:
+            yield "batched_tokens is the size of a chunk, and chunked_prefill is false", "leave one of the two out"
+
+    def check_weights(self, launch: Launch) -> None:
+        check_folder(self.name, launch)
+
+    def arguments(self, launch: Launch, known: Known = None) -> list[str]:  # noqa: ARG002 - the port's form
+        options = launch.options
+        words = ["--model-path", source_of(launch) or launch.model, "--served-model-name", launch.model]
+        words += ["--host", HOST, "--port", str(launch.port), "--max-running-requests", str(launch.slots)]
+        words += flag("--context-length", launch.context_tokens or None)
+        words += flag("--quantization", options.quant) + flag("--dtype", options.dtype)
+        words += flag("--kv-cache-dtype", options.kv)
+        world = options.tp * options.dp
+        words += flag("--tp-size", world if world > 1 else None)
+        words += ["--dp-size", str(options.dp), "--enable-dp-attention"] if options.dp > 1 else []
+        words += flag("--pp-size", options.pp if options.pp > 1 else None)
+        words += flag("--ep-size", world if options.ep else None)
+        words += flag("--mem-fraction-static", options.memory_share)
+        words += either(options.graphs, None, "--disable-cuda-graph")
+        chunk = -1 if options.chunked_prefill is False else options.batched_tokens
+        words += flag("--chunked-prefill-size", chunk)
+        words += either(options.prefix_cache, None, "--disable-radix-cache")
+        words += _speculation(options.draft) if options.draft is not None else []
+        apart = options.p2p == "off" and options.custom_all_reduce is None  # it reads the other cards' memory itself
+        words += either(False if apart else options.custom_all_reduce, None, "--disable-custom-all-reduce")
+        words += either(options.trust_remote_code or None, "--trust-remote-code", None)
+        words += flag("--reasoning-parser", options.reasoning_parser)
+        words += flag("--tool-call-parser", options.tool_parser) + flag("--chat-template", options.chat_template)
+        return [*words, "--enable-metrics", "--enable-cache-report", *launch.extra]
+
+    def variables(self, launch: Launch) -> dict[str, str]:
+        found = dict([P2P[launch.options.p2p]]) if launch.options.p2p in P2P else {}
+        return found | ({"HF_HUB_OFFLINE": "1"} if is_local(launch) else {})
+
+
+def _speculation(draft: Draft) -> list[str]:
+    words = ["--speculative-algorithm", _ALGORITHMS.get(draft.method, draft.method.upper())]
+    words += flag("--speculative-draft-model-path", draft.model)
+    if draft.method != "ngram":
+        words += ["--speculative-num-steps", str(draft.depth), "--speculative-eagle-topk", "1"]
+    return [*words, "--speculative-num-draft-tokens", str(draft.depth + 1)]

@@ -1,0 +1,90 @@
+"""vLLM behind the engine port. Flags as in vllm/engine/arg_utils.py and the front end's cli_args of 0.19 to 0.32."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from skep.catalog.options import Draft
+from skep.engines.adapter import (
+    HOST,
+    P2P,
+    Adapter,
+    Known,
+    Refusal,
+    check_folder,
+    common_refusals,
+    either,
+    exact_cards,
+    flag,
+    is_local,
+    not_taken,
+    source_of,
+)
+from skep.engines.base import Launch
+
+_METHODS = {"draft": "draft_model", "eagle": "eagle3"}
+_NOT = {
+    "split": ("is llama.cpp's way to use several cards", "use tp or pp"),
+    "card_shares": ("cannot be: vLLM gives every card the same share", "leave it out, or use llamacpp"),
+}
+_WHERE_KNOWN = ("--enable-prompt-tokens-details", "--enable-per-request-metrics")  # figures of a request in its answer
+
+
+class Vllm(Adapter):
+    name = "vllm"
+    confirms = "metrics"
+
+    def refusals(self, launch: Launch) -> Iterable[Refusal]:
+        yield from common_refusals(launch)
+        yield from exact_cards(launch)
+        yield from not_taken(launch.options, _NOT)
+        if launch.options.ep and launch.options.tp * launch.options.dp == 1:
+            yield "ep = true has one card to spread the experts over", "set tp or dp, or leave ep out"
+
+    def check_weights(self, launch: Launch) -> None:
+        check_folder(self.name, launch)
+
+    def arguments(self, launch: Launch, known: Known = None) -> list[str]:
+        """`--max-num-seqs` and `--max-model-len` are of one data-parallel rank."""
+        options = launch.options
+        words = [source_of(launch) or launch.model, "--served-model-name", launch.model]
+        words += ["--host", HOST, "--port", str(launch.port), "--max-num-seqs", str(-(-launch.slots // options.dp))]
+        words += flag("--max-model-len", launch.context_tokens or None)
+        words += flag("--quantization", options.quant) + flag("--dtype", options.dtype)
+        words += flag("--kv-cache-dtype", options.kv)
+        for name, size in (("tensor", options.tp), ("pipeline", options.pp), ("data", options.dp)):
+            words += flag(f"--{name}-parallel-size", size if size > 1 else None)
+        words += either(options.ep or None, "--enable-expert-parallel", None)
+        words += flag("--gpu-memory-utilization", options.memory_share)
+        words += either(options.graphs, "--no-enforce-eager", "--enforce-eager")
+        words += either(options.chunked_prefill, "--enable-chunked-prefill", "--no-enable-chunked-prefill")
+        words += flag("--max-num-batched-tokens", options.batched_tokens)
+        words += either(options.prefix_cache, "--enable-prefix-caching", "--no-enable-prefix-caching")
+        if options.draft is not None:
+            words += ["--speculative-config", speculative_config(options.draft)]
+        apart = options.p2p == "off" and options.custom_all_reduce is None  # it reads the other cards' memory itself
+        words += either(False if apart else options.custom_all_reduce, None, "--disable-custom-all-reduce")
+        words += either(options.trust_remote_code or None, "--trust-remote-code", None)
+        words += flag("--reasoning-parser", options.reasoning_parser)
+        if options.tool_parser is not None:
+            words += ["--enable-auto-tool-choice", "--tool-call-parser", options.tool_parser]
+        words += flag("--chat-template", options.chat_template)
+        counted = "--disable-log-stats" not in launch.extra  # without its statistics it refuses to tell of a request
+        words += [w for w in _WHERE_KNOWN if known is not None and w in known and w not in launch.extra and counted]
+        return [*words, *launch.extra]
+
+    def variables(self, launch: Launch) -> dict[str, str]:
+        found = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        found |= dict([P2P[launch.options.p2p]]) if launch.options.p2p in P2P else {}
+        return found | ({"HF_HUB_OFFLINE": "1"} if is_local(launch) else {})
+
+
+def speculative_config(draft: Draft) -> str:
+    config: dict[str, object] = {"method": _METHODS.get(draft.method, draft.method)}
+    config["num_speculative_tokens"] = draft.depth
+    if draft.model is not None:
+        config["model"] = draft.model
+    if draft.method == "ngram":
+        config["prompt_lookup_max"] = max(3, draft.depth)
+    return json.dumps(config)

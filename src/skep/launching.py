@@ -1,0 +1,243 @@
+"""From settings to replicas: names, cards, ports, weights, and every engine asked whether it could start them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from skep.catalog.devices import Device
+from skep.engines.base import Launch, engine_named
+from skep.engines.diagnosis import before_start
+from skep.engines.placement import Card, check_free, check_together, divide, have, room_of, spread
+from skep.errors import SkepError, UserError
+from skep.host.facts import read_host
+from skep.host.gpu_memory import read_gpu_memory
+from skep.host.nvidia import NvidiaReport
+from skep.planner.rig_words import rig_of_host
+from skep.settings import LOOPBACK, Gateway, Paths, Serve, Settings, Upstream
+from skep.units import parse_bytes
+from skep.weights.gguf import check_file
+from skep.weights.gguf_geometry import geometry_of
+from skep.weights.pull import pull
+from skep.wire.heads import parse_url
+
+PullProgress = Callable[[int, int | None], None]
+
+REMOTE = "remote"  # the engine of a launch that skep does not start
+READ_GGUF = ("embedded", "llamacpp")  # their weights are one file, fetched and checked here
+NO_WEIGHTS = ("fake", "simulated")
+KV_BYTES = 2  # of a value in the cache, where nobody says
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What replicas are placed on."""
+
+    cores: int
+    cards: tuple[Card, ...] = ()
+    room: tuple[tuple[str, int], ...] = ()
+    devices: tuple[Device, ...] = ()  # what the cards are, in the same order; empty: not known
+
+
+def read_machine() -> Machine:
+    cards = tuple(Card(gpu.index, gpu.total_bytes, gpu.used_bytes) for gpu in read_gpu_memory())
+    host = read_host() if cards else read_host(NvidiaReport())
+    devices = rig_of_host(host).rig.cards if len(host.gpus) == len(cards) > 0 else ()
+    return Machine(host.cpu_cores, cards, have(cards, host.memory_bytes), devices)
+
+
+def plan_launches(
+    settings: Settings,
+    paths: Paths,
+    progress: PullProgress = lambda _done, _total: None,
+    *,
+    running: Sequence[Launch] = (),
+    machine: Machine | None = None,
+    starting: bool = True,
+) -> tuple[Launch, ...]:
+    """All replicas, checked: names, cards, ports, weights, engines, aliases. May fetch weights.
+
+    `starting`: nothing runs yet, so that cards must have room now.
+    """
+    machine = machine or read_machine()
+    served: list[Launch] = []
+    for serve in settings.serve:
+        taken = {gpu for launch in served for gpu in launch.gpus}
+        placed = (
+            divide(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken) if _on_cards(serve) else []
+        )
+        served += _launches(serve, settings, paths, progress, running, machine, placed)
+    launches = (*served, *(_remote(upstream, settings.gateway) for upstream in settings.upstream))
+    names = [launch.name for launch in launches]
+    for name in names:
+        if names.count(name) > 1:
+            hint = "give one [[serve]] table more `replicas`, or an [[upstream]] a `name` of its own"
+            raise UserError(f"two replicas are named `{name}`", hint=hint)
+    for launch in launches:
+        _check_shares(launch)
+        if launch.engine != REMOTE:
+            engine_named(launch.engine).check(launch)
+            _foresee(launch, machine)
+    check_together(launches, dict(machine.room))
+    if starting:
+        check_free(launches, machine.cards)
+    models = {launch.model for launch in launches}
+    for alias, model in settings.aliases.items():
+        if model not in models and "" not in models:  # the name of an upstream's model may be still to be asked
+            raise UserError(
+                f"the alias `{alias}` stands for `{model}`, which is not served",
+                hint=f"served: {', '.join(sorted(models))}",
+            )
+    return launches
+
+
+def _remote(upstream: Upstream, gateway: Gateway) -> Launch:
+    origin, _ = parse_url(upstream.url, name="upstream")
+    if origin.port == gateway.port and origin.host in (*LOOPBACK, gateway.host):
+        hint = "choose another --port for the gateway"
+        raise UserError(f"upstream `{upstream.url}` is the gateway's own address", hint=hint)
+    if upstream.key_env is not None and not os.environ.get(upstream.key_env):
+        hint = f"export {upstream.key_env}=KEY where skep is started, or leave `key_env` out"
+        raise UserError(f"the key of upstream `{upstream.name}` is not in the environment", hint=hint)
+    return Launch(
+        name=upstream.name,
+        engine=REMOTE,
+        model=upstream.model or "",
+        weights=None,
+        slots=upstream.slots,
+        context_tokens=0,
+        threads=0,
+        reserve=upstream.reserve,
+        soft_slots=upstream.soft_slots,
+        url=upstream.url,
+        health_path=upstream.health_path,
+        key_env=upstream.key_env,
+    )
+
+
+def _check_shares(launch: Launch) -> None:
+    if launch.reserve >= launch.slots:
+        hint = "leave at least one slot for the others"
+        raise UserError(f"`{launch.name}`: `reserve` {launch.reserve} of {launch.slots} slots", hint=hint)
+    if launch.soft_slots is not None and launch.soft_slots > launch.slots:
+        hint = "leave it out for all of them"
+        raise UserError(f"`{launch.name}`: `soft_slots` {launch.soft_slots} of {launch.slots} slots", hint=hint)
+
+
+def _foresee(launch: Launch, machine: Machine) -> None:
+    """What is certain to fail on these cards is said before the start."""
+    numbers = [card.index for card in machine.cards]
+    if not launch.gpus or not machine.devices:
+        return
+    found = before_start(launch, [machine.devices[numbers.index(gpu)] for gpu in launch.gpus])
+    if found is not None and found.final:
+        raise UserError(f"`{launch.name}` would not start: {found.cause}", hint=found.remedy)
+
+
+def _on_cards(serve: Serve) -> bool:
+    """The embedded engine is built for the CPU; what needs no weights needs no card."""
+    if serve.engine in ("embedded", *NO_WEIGHTS):
+        if serve.gpus or serve.options.cards > 1:
+            hint = '`engine = "llamacpp"` or `"vllm"` uses cards'
+            raise UserError(f"the {serve.engine} engine runs on the CPU, `{serve.model}` asks for GPUs", hint=hint)
+        return False
+    return True
+
+
+def _launches(
+    serve: Serve,
+    settings: Settings,
+    paths: Paths,
+    progress: PullProgress,
+    running: Sequence[Launch],
+    machine: Machine,
+    placed: Sequence[tuple[int, ...]],
+) -> list[Launch]:
+    weights, cache = _weights(serve, paths, progress)
+    last_port = serve.engine_port + serve.replicas - 1
+    if serve.engine_port and (last_port > 65535 or serve.engine_port <= settings.gateway.port <= last_port):
+        hint = f"the replicas want {serve.engine_port} to {last_port}, the gateway {settings.gateway.port}"
+        raise UserError(f"--engine-port {serve.engine_port} leaves no room", hint=hint)
+    replicas = sum(other.replicas for other in settings.serve)
+    threads = serve.threads or max(1, machine.cores // replicas)
+    model = model_id(serve.model)
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "model"
+    known = {} if serve.threads else {launch.name: launch.threads for launch in running}
+    launches = [
+        Launch(
+            name=f"{stem}-{number}",
+            engine=serve.engine,
+            model=model,
+            weights=weights,
+            slots=serve.slots,
+            context_tokens=serve.context_tokens,
+            threads=known.get(f"{stem}-{number}", threads),  # one replica more is no reason to restart the others
+            port=serve.engine_port + number if serve.engine_port else 0,
+            extra=serve.extra,
+            reserve=serve.reserve,
+            soft_slots=serve.soft_slots,
+            about=serve.about,
+            checkpoint=str(weights) if weights is not None else _checkpoint(serve),
+            options=serve.options,
+            gpus=placed[number] if placed else (),
+            env=serve.env,
+            binary=serve.binary,
+            on_demand=serve.on_demand and not serve.pinned,
+            pinned=serve.pinned,
+            idle_unload_s=serve.idle_unload_s,
+        )
+        for number in range(serve.replicas)
+    ]
+    size = weights.stat().st_size if weights is not None else None
+    return [
+        replace(
+            launch,
+            room=spread(parse_bytes(serve.room), launch)
+            if serve.room is not None
+            else room_of(launch, machine.cards, weights=size, cache=cache),
+        )
+        for launch in launches
+    ]
+
+
+def model_id(name: str) -> str:
+    """What clients call it: files and folders by their own name, everything else as it is written."""
+    if name.endswith(".gguf"):
+        return Path(name).stem.lower()
+    return Path(name).name.lower() if name.startswith(("/", "./", "../", "~")) else name
+
+
+def _checkpoint(serve: Serve) -> str | None:
+    """Where the engine finds its weights itself. A path that is not there is found here, not by a dying engine."""
+    if serve.engine in NO_WEIGHTS:
+        return None
+    named = serve.checkpoint or serve.model
+    path = Path(named).expanduser()
+    if serve.engine == "ollama" or not named.startswith(("/", "./", "../", "~")):
+        return named if serve.engine == "ollama" or not path.is_dir() else str(path.absolute())
+    if not path.exists():
+        raise UserError(f"the model path `{named}` does not exist", hint="check `model` or `checkpoint`")
+    if path.is_dir() and not (path / "config.json").is_file():
+        hint = "name the folder that holds config.json and the weights"
+        raise UserError(f"`{named}` holds no config.json", hint=hint)
+    return str(path.absolute())
+
+
+def _weights(serve: Serve, paths: Paths, progress: PullProgress) -> tuple[Path | None, int | None]:
+    """The file, pulled if need be and checked: a damaged one is found here and not by a dying engine. And its cache."""
+    if serve.engine not in READ_GGUF:
+        return None, None
+    path = pull(serve.checkpoint or serve.model, cache_dir=paths.cache, progress=progress).path
+    header = check_file(path)
+    trained = header.context_length
+    if trained is not None and serve.context_tokens > trained:
+        what = f"--context {serve.context_tokens} is beyond the {trained} tokens `{serve.model}` was trained for"
+        raise UserError(what, hint=f"--context is per slot; use {trained} at most")
+    try:
+        each = geometry_of(header).kv_bytes_per_token(KV_BYTES)
+    except SkepError:
+        return path, None  # llama.cpp may know an architecture that is not known here
+    return path, int(each * serve.slots * (serve.context_tokens or trained or 0))

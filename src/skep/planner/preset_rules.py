@@ -1,0 +1,162 @@
+"""What a preset may not say: combinations that no engine starts, held against the catalogue's cards and models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from skep.catalog.geometry import Geometry
+from skep.catalog.models import geometry
+from skep.catalog.names import did_you_mean
+from skep.catalog.presets import Preset
+from skep.errors import UserError
+from skep.planner.quants import known_quant
+from skep.planner.rig_words import parse_rig
+from skep.planner.rules_layout import valid_rungs
+from skep.planner.setup import Rig
+
+ENGINES = ("vllm", "sglang", "llamacpp", "ollama", "embedded")
+NO_CARDS = "cpu"  # as `hardware`
+_GGUF = ("llamacpp", "ollama", "embedded")
+_FP8_NAMES = ("fp8", "-fp8", "_fp8")
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """`place` is the path of the key in the file that says it."""
+
+    place: tuple[str | int, ...]
+    message: str
+    hint: str | None = None
+
+
+def contradictions(preset: Preset) -> list[Contradiction]:
+    """All of them, those of names first: what rests on an unknown model or card is not looked at."""
+    found = [*_shares(preset), *_figures(preset)]
+    if preset.engine not in ENGINES:
+        known = did_you_mean(_near(preset.engine), f"known: {', '.join(ENGINES)}")
+        found.append(Contradiction(("engine",), f"no engine is called `{preset.engine}`", known))
+    found += _speculation(preset)
+    model, rig = _model(preset, found), _rig(preset, found)
+    if model is not None:
+        found += _cuts(preset, model)
+    if rig is not None:
+        found += _cards(preset, rig)
+        found += _formats(preset, rig)
+    return found
+
+
+def _model(preset: Preset, found: list[Contradiction]) -> Geometry | None:
+    try:
+        return geometry(preset.model)
+    except UserError as error:
+        found.append(Contradiction(("model",), error.message, error.hint))
+        return None
+
+
+def _rig(preset: Preset, found: list[Contradiction]) -> Rig | None:
+    """Without cards: an empty one."""
+    if preset.hardware == NO_CARDS:
+        return Rig(())
+    try:
+        rig = parse_rig(preset.hardware)
+    except UserError as error:
+        message = error.message.replace("--gpu ", "`hardware` = ")
+        found.append(Contradiction(("hardware",), message, error.hint))
+        return None
+    try:
+        return rig if preset.link is None else parse_rig(preset.hardware, preset.link)
+    except UserError as error:
+        message = error.message.replace("--link ", "`link` = ")
+        found.append(Contradiction(("link",), message, "leave `link` out where it is not known"))
+        return rig
+
+
+def _shares(preset: Preset) -> Iterator[Contradiction]:
+    if preset.reserve >= preset.slots:
+        message = f"`reserve` = {preset.reserve} of {preset.slots} slots leaves none for the others"
+        yield Contradiction(("reserve",), message, f"at most {preset.slots - 1}")
+
+
+def _figures(preset: Preset) -> Iterator[Contradiction]:
+    ids = [need.id for need in preset.needs]
+    for number, need in enumerate(preset.needs):
+        if need.id in ids[:number]:
+            yield Contradiction(("need", number, "id"), f"two needs are called `{need.id}`", "rename one")
+    for number, figure in enumerate(preset.published):
+        for name in figure.needs:
+            if name not in ids:
+                there = f"there is {', '.join(ids)}" if ids else "there is no [[need]]"
+                message = f"`needs` names `{name}`, which no [[need]] is called"
+                yield Contradiction(("published", number, "needs"), message, there)
+
+
+def _speculation(preset: Preset) -> Iterator[Contradiction]:
+    if preset.options.draft is not None and preset.engine == "ollama":
+        message = f"ollama has no speculative decoding, `speculation` = `{preset.options.draft}` was asked for"
+        yield Contradiction(("options", "speculation"), message, "leave it out, or use llamacpp or vllm")
+
+
+def _cuts(preset: Preset, model: Geometry) -> Iterator[Contradiction]:
+    options = preset.options
+    if options.ep and not model.is_moe:
+        message = f"{model.id} is dense: `ep` has no experts to spread"
+        yield Contradiction(("options", "ep"), message, "leave `ep` out")
+    elif options.ep and preset.engine in _GGUF:
+        yield Contradiction(("options", "ep"), f"{preset.engine} has no expert parallel", "leave `ep` out")
+    if options.tp > 1 and preset.engine in ("ollama", "embedded"):
+        message = f"{preset.engine} does not cut layers over cards, `tp` = {options.tp} was asked for"
+        yield Contradiction(("options", "tp"), message, "leave `tp` out, or use llamacpp or vllm")
+    elif options.tp > 1 and preset.engine not in _GGUF and options.tp not in (rungs := valid_rungs(model)):
+        listed = ", ".join(str(rung) for rung in rungs)
+        message = f"`tp` = {options.tp} does not divide the heads of {model.id} ({model.heads} of attention)"
+        yield Contradiction(("options", "tp"), message, f"valid: {listed}")
+
+
+def _cards(preset: Preset, rig: Rig) -> Iterator[Contradiction]:
+    options, there = preset.options, len(rig.cards)
+    wanted = preset.replicas * options.cards
+    if preset.hardware == NO_CARDS:
+        if options.cards > 1 or preset.gpus:
+            place = ("gpus",) if preset.gpus else ("options", _first_cut(preset))
+            yield Contradiction(place, "`hardware` = `cpu` has no cards to put it on", "name them, or leave it out")
+        return
+    if wanted > there:
+        place = ("options", _first_cut(preset)) if options.cards > 1 else ("replicas",)
+        factors = {"replicas": preset.replicas, "tp": options.tp, "pp": options.pp, "dp": options.dp}
+        product = " x ".join(f"{name} {count}" for name, count in factors.items() if count > 1)
+        cards = f"{there} {'card' if there == 1 else 'cards'}"
+        yield Contradiction(
+            place,
+            f"{product} wants {wanted} cards, `hardware` = `{preset.hardware}` has {cards}",
+            "name all cards in `hardware`, or ask for fewer",
+        )
+        return
+    count = len(preset.gpus)
+    if len(set(preset.gpus)) < count:
+        yield Contradiction(("gpus",), "`gpus` names a card twice", "each replica has cards of its own")
+    elif count and (count != wanted if preset.engine not in _GGUF else count % preset.replicas or count > there):
+        message = f"`gpus` names {count} {'card' if count == 1 else 'cards'}, the replicas want {wanted}"
+        yield Contradiction(("gpus",), message, "leave it out to have them chosen")
+
+
+def _first_cut(preset: Preset) -> str:
+    options = preset.options
+    return "tp" if options.tp > 1 else "pp" if options.pp > 1 else "dp"
+
+
+def _formats(preset: Preset, rig: Rig) -> Iterator[Contradiction]:
+    quant = preset.options.quant
+    known = known_quant(quant) if quant is not None else None
+    told = known is not None and known.family == "fp8"
+    named = preset.checkpoint.casefold().endswith(_FP8_NAMES)
+    lacking = next((card for card in rig.cards if "fp8" not in card.formats), None)
+    if (told or named) and lacking is not None and preset.engine not in _GGUF:
+        place = ("options", "quant") if told else ("checkpoint",)
+        yield Contradiction(place, f"{lacking.id} has no FP8 units, these weights are FP8", "an AWQ or GPTQ checkpoint")
+
+
+def _near(name: str) -> list[str]:
+    from difflib import get_close_matches
+
+    return get_close_matches(name.casefold(), ENGINES, n=1)

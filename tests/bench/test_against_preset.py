@@ -1,0 +1,214 @@
+"""A run held against published figures: the same metric by the same clock, or the reason why it is not compared."""
+
+from dataclasses import replace
+
+import pytest
+
+from skep.bench.against_preset import Seen, Shape, engine_in, judge, rerun_of, same_model
+from skep.bench.compare import Side
+from skep.bench.summary import summarise
+from skep.catalog.presets import Need, Preset, Published
+from skep.errors import UserError
+from skep.records import EngineTimings, Request
+from skep.store.rows import ClientSample
+
+SHORT, LONG = {"input_tokens": 100, "output_tokens": 50}, {"input_tokens": 100, "output_tokens": 400}
+FIGURE = Published(100.0, "output", 2, **SHORT)
+SEEN = Seen("mine", "vllm 0.19.1")
+
+
+def preset(*published, **fields):
+    told = {"engine": "vllm", "model": "qwen3-8b", "checkpoint": "Qwen/Qwen3-8B-AWQ", "served_as": "mine"}
+    told |= {"hardware": "rtx-3090", "source": "a blog", "slots": 4, "engine_version": "0.19.1", **fields}
+    return Preset("mine-8b", "Mine", published=tuple(published), **told)
+
+
+def row(repeat, index, level=2, seconds=1.0, **fields):
+    """50 tokens: the first after 0.2 s, the last at its end."""
+    at = 10.0 * repeat
+    told = {
+        "first_token_s": at + 0.2,
+        "last_token_s": at + seconds,
+        "prompt_tokens": 100,
+        "output_tokens": 50,
+        **fields,
+    }
+    return Request(level, repeat, index, "fix", at, at + seconds, **told)
+
+
+def side(*, level=2, seconds=(1.0, 1.0), limited=False, **fields):
+    """Two requests at once in each run."""
+    rows = [row(n, index, level, s, **fields) for n, s in enumerate(seconds) for index in range(2)]
+    samples = [ClientSample(level, n, 1.0, 1.0, 0.1, limited) for n in range(len(seconds))]
+    return Side(summarise("r", rows, samples), rows)
+
+
+def held(figure=FIGURE, run=None, seen=SEEN, missing=(), **fields):
+    verdict = judge(preset(figure, **fields), run or side(), seen, missing)
+    (found,) = verdict.rows
+    return found
+
+
+# What is run
+
+
+def test_the_shape_with_most_figures_is_run_at_their_concurrencies():
+    rerun = rerun_of(preset(replace(FIGURE, **LONG), FIGURE, replace(FIGURE, concurrency=8)))
+    assert (rerun.shape, rerun.levels) == (Shape(100, 50), (2, 8))
+
+
+def test_of_equals_the_first_shape_is_run():
+    assert rerun_of(preset(replace(FIGURE, **LONG), FIGURE)).shape == Shape(100, 400)
+
+
+def test_a_figure_can_be_named_whose_shape_is_run():
+    rerun = rerun_of(preset(FIGURE, FIGURE, replace(FIGURE, concurrency=3, **LONG)), 3)
+    assert (rerun.shape, rerun.levels) == (Shape(100, 400), (3,))
+
+
+@pytest.mark.parametrize(
+    ("published", "number", "said"),
+    [
+        ((), None, "publishes no figures"),
+        ((Published(9.0, "decode", 1),), None, "no figure with the lengths"),
+        ((FIGURE,), 2, "--shape-of 2 is no published figure"),
+        ((FIGURE, Published(9.0, "decode", 1)), 2, "lengths of figure 2"),
+    ],
+)
+def test_what_cannot_be_rerun_is_said_before_anything_is_measured(published, number, said):
+    with pytest.raises(UserError, match=said):
+        rerun_of(preset(*published), number)
+
+
+# The same metric by the same clock
+
+
+def test_output_is_output_tokens_over_wall_time():
+    found = held()
+    assert (found.measured, found.ratio, found.clock, found.why) == (
+        pytest.approx(100.0),
+        pytest.approx(1.0),
+        "client",
+        None,
+    )
+    assert found.fair
+
+
+def test_combined_counts_the_prompt_too():
+    assert held(replace(FIGURE, metric="combined", tok_s=600.0)).ratio == pytest.approx(0.5)
+
+
+def test_a_prompt_of_unknown_length_leaves_combined_unknown():
+    found = held(replace(FIGURE, metric="combined"), side(prompt_tokens=None))
+    assert found.ratio is None
+    assert found.why is not None
+
+
+def test_decode_is_between_first_and_last_token():
+    assert held(replace(FIGURE, metric="decode")).measured == pytest.approx(50 / 0.8)
+
+
+def test_decode_by_the_engines_clock_is_what_the_engine_says():
+    told = side(engine=EngineTimings(decode_tok_s=70.0))
+    found = held(replace(FIGURE, metric="decode", clock="engine"), told)
+    assert (found.measured, found.clock, found.why) == (70.0, "engine", None)
+
+
+def test_where_the_engine_says_nothing_the_other_clock_is_named():
+    found = held(replace(FIGURE, metric="decode", clock="engine"))
+    assert found.clock == "client"
+    assert not found.fair
+    assert "published by the engine's clock" in found.why
+
+
+def test_the_interval_is_of_what_was_measured_and_one_run_has_none():
+    found = held(run=side(seconds=(1.0, 1.1, 0.9)))
+    assert found.interval.low < found.measured < found.interval.high
+    assert found.ratio_interval.estimate == pytest.approx(found.ratio)
+    assert held(run=side(seconds=(1.0,))).interval is None
+
+
+# Why not
+
+
+@pytest.mark.parametrize(
+    ("figure", "said"),
+    [
+        (Published(100.0, "output", 2), "lengths are not published"),
+        (replace(FIGURE, concurrency=8), "C=8 was not run"),
+        (replace(FIGURE, **LONG), "--shape-of 1 runs it"),
+        (replace(FIGURE, concurrency=8, **LONG), "another shape, 100 in, 400 out"),
+    ],
+)
+def test_a_figure_that_was_not_rerun_says_why(figure, said):
+    found = held(figure)
+    assert found.ratio is None
+    assert said in found.why
+
+
+def test_another_model_is_measured_but_not_compared():
+    verdict = judge(preset(FIGURE), side(), Seen("smollm2-135m", "vllm 0.19.1"))
+    assert verdict.rows[0].measured is not None
+    assert verdict.rows[0].ratio is None
+    assert "smollm2-135m" in verdict.differences[0]
+    assert verdict.best is None
+
+
+@pytest.mark.parametrize("name", ["mine", "qwen3-8b", "Qwen/Qwen3-8B-AWQ", "Qwen3 8B", "Qwen/Qwen3-8B"])
+def test_a_model_is_known_by_its_names(name):
+    assert same_model(preset(), name)
+
+
+@pytest.mark.parametrize(
+    ("told", "engine"),
+    [
+        ("vllm", "vllm"),
+        ("llama.cpp b7000", "llamacpp"),
+        ("xllamacpp 1.2", "llamacpp"),
+        ("library", "ollama"),
+        ("skep", None),
+    ],
+)
+def test_an_engine_is_known_by_its_own_words(told, engine):
+    assert engine_in(told) == engine
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (Seen("mine", "llamacpp b7000"), "another engine"),
+        (Seen("mine", "vllm 0.21.0"), "published with 0.19.1, here 0.21.0"),
+        (Seen("mine", "simulated: as vllm", simulated=True), "no model ran"),
+    ],
+)
+def test_other_conditions_are_named_beside_the_share(seen, said):
+    found = held(seen=seen)
+    assert found.ratio == pytest.approx(1.0)
+    assert said in found.why
+    assert not found.fair
+
+
+def test_a_server_that_does_not_say_what_it_is_is_taken_at_its_word():
+    assert held(seen=Seen("mine")).fair
+
+
+def test_a_need_that_is_not_known_to_be_met_is_named():
+    need = Need("genesis", "patch", "the patches", "quicker")
+    found = held(replace(FIGURE, needs=("genesis",)), missing=(need,), needs=(need,))
+    assert "rests on the patches" in found.why
+    assert "SKEP_HAVE=genesis" in found.why
+    assert held(missing=(need,), needs=(need,)).fair  # that figure does not rest on it
+
+
+def test_a_client_at_its_limit_is_named():
+    assert "the client was the limit" in held(run=side(limited=True)).why
+
+
+def test_failed_requests_are_named():
+    rows = [row(0, 0), row(0, 1), row(0, 2, error_kind="http_500", output_tokens=None, prompt_tokens=None)]
+    assert "1 of 3 requests failed" in held(run=Side(summarise("r", rows), rows)).why
+
+
+def test_the_best_is_the_largest_output_that_can_be_compared():
+    others = (FIGURE, replace(FIGURE, metric="decode", tok_s=999.0), Published(5000.0, "output", 2))
+    assert judge(preset(*others), side(), SEEN).best.published is FIGURE

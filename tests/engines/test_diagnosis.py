@@ -1,0 +1,332 @@
+"""Diagnosis: rules, their order, what they change, and what holds for all of them."""
+
+from __future__ import annotations
+
+import random
+import signal
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from skep.catalog.gpus import device
+from skep.catalog.options import Draft, Options
+from skep.engines.base import EXIT_FINAL, Launch
+from skep.engines.causes.logwords import SHOWN, plain
+from skep.engines.causes.order import KERNEL, RULES, find, table
+from skep.engines.causes.rule import explained, fill
+from skep.engines.diagnosis import before_start, diagnose
+from skep.engines.oomcount import read_oom_kills
+
+DOCS = Path(__file__).parents[2] / "docs"
+TORCH = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 23.69 GiB "
+    "of which 211.25 MiB is free."
+)
+SEED = 20261115
+
+
+def launch_of(engine: str = "vllm", *, slots: int = 64, context: int = 32768, **options: object) -> Launch:
+    return Launch(
+        "r0", engine, "a-model", None, slots, context, 4, checkpoint="someone/a-model", options=Options(**options)
+    )
+
+
+def full(engine: str) -> Launch:
+    """Everything set that a step could take away."""
+    return launch_of(
+        engine,
+        tp=4,
+        memory_share=0.92,
+        kv="turboquant_k8v4",
+        quant="awq",
+        draft=Draft("mtp", 3),
+        chunked_prefill=False,
+        batched_tokens=8192,
+        context=262144,
+    )
+
+
+def launch_for(rule) -> Launch:
+    engine = (rule.engines or ("vllm",))[0]
+    for launch in (launch_of(engine, tp=4), replace(full(engine), options=replace(full(engine).options, kv="fp8"))):
+        if rule.only_if is None or rule.only_if(launch):
+            return launch
+    return launch_of(engine, tp=4, p2p="off")
+
+
+def differences(a: Launch, b: Launch) -> list[str]:
+    found = [f.name for f in fields(Launch) if f.name != "options" and getattr(a, f.name) != getattr(b, f.name)]
+    return found + [f.name for f in fields(Options) if getattr(a.options, f.name) != getattr(b.options, f.name)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_every_rule_fires_on_its_own_example_and_wins(rule):
+    found = find(launch_for(rule), 1, rule.example)
+    assert found is not None
+    assert found[0].id == rule.id
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_every_diagnosis_has_a_filled_in_cause_and_a_remedy(rule):
+    found = find(launch_for(rule), 1, rule.example)
+    assert found is not None
+    told = explained(*found)
+    assert told.remedy
+    for text in (told.cause, told.remedy):
+        assert "{" not in text
+        assert "None" not in text
+        assert "?" not in text
+
+
+def test_rules_have_different_names():
+    names = [rule.id for rule in (*RULES, *KERNEL)]
+    assert len(names) == len(set(names))
+
+
+def test_the_documentation_lists_every_rule():
+    """Written by `table()`: after a change of the rules, put its answer there."""
+    assert (DOCS / "diagnosis.md").read_text().endswith(table())
+
+
+def test_a_line_is_taken_out_of_its_prefixes():
+    raw = "\x1b[1;36m(EngineCore_DP0 pid=123)\x1b[0;0m ERROR 11-15 10:00:00 [core.py:866] ValueError: no"
+    assert plain(raw).text == "ValueError: no"
+    assert plain(raw).level == "ERROR"
+    assert plain("(VllmWorker rank=1 pid=2978) INFO 03-19 07:27:53 [a.py:3] x").level == "INFO"
+    assert (
+        plain("[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog").text
+        == "[Rank 0] Watchdog"
+    )
+    assert plain("[2025-10-06 20:05:22 DP0 TP0] Load weight begin.").text == "Load weight begin."
+    assert plain("1.06.520.077 E graph_reserve: no").level == "ERROR"
+    assert plain('time=2026-03-01T10:00:00.000Z level=WARN source=a.go:1 msg="x"').level == "WARNING"
+
+
+def test_a_template_leaves_out_what_is_not_known():
+    assert fill("GPU {gpu}[, {free} free][ of {total}]", {"gpu": 0, "free": "1 GiB"}) == "GPU 0, 1 GiB free"
+
+
+def test_a_specific_cause_wins_over_the_end_of_the_traceback():
+    lines = [
+        "ValueError: type fp8e4nv not supported in this architecture.",
+        "RuntimeError: Engine core initialization failed.",
+    ]
+    assert "FP8 weights" in diagnose(launch_of(), 1, lines).cause
+    assert "FP8 weights" in diagnose(launch_of(), 1, lines[::-1]).cause
+
+
+def test_without_a_rule_the_root_cause_is_shown_not_the_hint_at_it():
+    lines = [
+        "(EngineCore pid=8) ERROR 11-15 10:00:00 [core.py:866] frobnicate.FrobError: the frob is bent",
+        "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed: {}",
+    ]
+    assert diagnose(launch_of(), 1, lines).cause == "frobnicate.FrobError: the frob is bent (exit code 1)"
+
+
+def test_the_share_falls_by_what_the_log_says_was_missing():
+    """301 MiB were missing of 23.69 GiB, and 256 more are spared: 2.3 %, rounded up."""
+    told = diagnose(launch_of(memory_share=0.92), 1, [TORCH])
+    assert told.changed == "memory_share 0.92 -> 0.89"
+    assert told.remedy is not None
+    assert told.remedy.startswith("lower memory_share from 0.92 to 0.89: 512.00 MiB were wanted, 211.25 MiB free")
+
+
+def test_while_graphs_are_captured_the_share_falls_by_a_step_at_least():
+    told = diagnose(launch_of(memory_share=0.92), 1, ['  File "x.py", line 3, in capture_model', TORCH])
+    assert told.changed == "memory_share 0.92 -> 0.87"
+    assert "while CUDA graphs were captured" in told.cause
+
+
+def test_a_lower_share_is_not_offered_where_weights_do_not_fit():
+    told = diagnose(launch_of(memory_share=0.92, tp=2), 1, ['  File "x.py", line 3, in load_model', TORCH])
+    assert told.change is None
+    assert told.remedy is not None
+    assert "tp 2 -> 4" in told.remedy
+
+
+def test_llama_cpp_has_no_share_to_lower():
+    told = diagnose(launch_of("llamacpp", slots=5), 1, ["CUDA error: out of memory"])
+    assert told.changed == "slots 5 -> 2"
+
+
+def test_a_share_is_never_raised_but_said():
+    told = diagnose(launch_of(memory_share=0.8), 1, ["ValueError: No available memory for the cache blocks."])
+    assert told.remedy is not None
+    assert "raise memory_share from 0.8 to 0.85" in told.remedy
+    assert told.changed == "batched_tokens 2048 -> 1024"
+
+
+def test_code_of_a_checkpoint_is_never_allowed_by_itself():
+    lines = ["ValueError: The repository contains custom code which must be executed to correctly load the model."]
+    told = diagnose(launch_of(), 1, lines)
+    assert told.final
+    assert told.change is None
+    assert find(launch_of(trust_remote_code=True), 1, lines) is None
+
+
+def test_fp8_kv_becomes_e5m2_and_beside_an_fp8_checkpoint_16_bit():
+    line = "ValueError: type fp8e4nv not supported in this architecture."
+    assert diagnose(launch_of(kv="fp8_e4m3"), 1, [line]).changed == "kv fp8_e4m3 -> fp8_e5m2"
+    assert diagnose(launch_of(kv="fp8", quant="fp8"), 1, [line]).changed == "kv fp8 -> unset"
+
+
+def test_heads_of_a_known_model_choose_the_next_tensor_parallel_size():
+    line = "ValueError: Total number of attention heads (32) must be divisible by tensor parallel size (5)."
+    known = replace(launch_of(tp=5), checkpoint="Qwen/Qwen3-8B-AWQ")
+    assert diagnose(known, 1, [line]).changed == "tp 5 -> 4"
+    assert diagnose(launch_of(tp=5), 1, [line]).changed == "tp 5 -> 4"
+
+
+def test_a_refusal_by_a_running_engine_is_explained():
+    answer = '{"error":{"message":"As of transformers v4.44, default chat template is no longer allowed","code":400}}'
+    assert diagnose(launch_of(), None, [answer]).cause == "the model has no chat template"
+    missing = diagnose(
+        replace(launch_of("ollama"), checkpoint="qwen3:8b"), None, ['{"error":"model \'qwen3:8b\' not found"}']
+    )
+    assert missing.remedy == "`ollama pull qwen3:8b`"
+
+
+def test_a_kill_is_put_down_to_the_kernel_only_where_it_counted():
+    assert str(diagnose(launch_of(), -signal.SIGKILL, [])) == "killed by SIGKILL: out of memory?"
+    assert str(diagnose(launch_of(), -signal.SIGKILL, [], oom_kills=0)) == "killed by SIGKILL: out of memory?"
+    counted = diagnose(launch_of("embedded", slots=4), -signal.SIGKILL, ["loading"], oom_kills=1)
+    assert "by the kernel" in counted.cause
+    assert counted.changed == "slots 4 -> 2"
+    assert "by the kernel" in diagnose(launch_of(), 137, [], oom_kills=1).cause
+
+
+def test_a_bus_error_without_links_is_another_one_than_with():
+    assert "NVLink" in diagnose(launch_of(tp=2, p2p="off"), -signal.SIGBUS, []).cause
+    assert "/dev/shm" in diagnose(launch_of(tp=2), -signal.SIGBUS, []).cause
+
+
+def test_what_was_told_to_end_is_not_explained_by_its_log():
+    assert str(diagnose(launch_of(), -signal.SIGTERM, [TORCH])) == "killed by SIGTERM"
+
+
+def test_an_engine_of_ours_has_the_last_word_unless_llama_cpp_said_it_better():
+    assert diagnose(
+        launch_of("embedded"), EXIT_FINAL, ["error: port 7 is in use: choose another one"]
+    ).cause.startswith("port 7")
+    lines = [
+        "llama_model_load: error loading model: unknown model architecture: 'x9'",
+        "error: llama.cpp refused to start",
+    ]
+    told = diagnose(launch_of("embedded"), EXIT_FINAL, lines)
+    assert told.cause == "this llama.cpp does not know `x9`"
+    assert told.final
+
+
+ENGINES = ("vllm", "sglang", "llamacpp", "embedded", "ollama", "fake", "no-such-engine")
+SAMPLES = [line for rule in RULES for line in rule.example]
+
+
+def launches(rng: random.Random) -> Launch:
+    engine = rng.choice(ENGINES)
+    return rng.choice(
+        [full(engine), launch_of(engine), launch_of(engine, slots=1, context=2048, memory_share=0.5, tp=2)]
+    )
+
+
+def garbled(rng: random.Random) -> str:
+    line = rng.choice(SAMPLES)
+    match rng.randrange(4):
+        case 0:
+            return "".join(chr(rng.randrange(1, 0x3000)) for _ in range(rng.randrange(300)))
+        case 1:
+            return line[: rng.randrange(len(line) + 1)] + line[rng.randrange(len(line)) :]
+        case 2:
+            return "".join(str(rng.randrange(10)) if char.isdigit() else char for char in line) * rng.randrange(1, 3)
+        case _:
+            return f"(EngineCore pid={rng.randrange(9999)}) ERROR 11-15 10:00:00 [core.py:866] {line}"
+
+
+@pytest.mark.parametrize("run", range(60))
+def test_any_log_is_answered_with_a_line_of_it_and_one_change(run):
+    rng = random.Random(SEED + run)
+    print("seed", SEED + run)
+    launch, tail = launches(rng), [garbled(rng) for _ in range(rng.randrange(12))]
+    told = diagnose(launch, rng.choice([None, 0, 1, 3, -6, -7, -9, 137, 127]), tail, oom_kills=rng.choice([None, 0, 2]))
+    assert told.evidence is None or told.evidence in {plain(line).shown for line in tail}
+    assert told.evidence is None or len(told.evidence) <= SHOWN
+    assert (told.change is None) == (told.changed is None)
+    if told.change is not None:
+        assert len(differences(launch, told.change)) == 1
+
+
+@pytest.mark.parametrize("run", range(8))
+def test_changes_end_whatever_the_logs_say_in_turn(run):
+    rng = random.Random(SEED + run)
+    print("seed", SEED + run)
+    launch, taken = full(rng.choice(ENGINES)), 0
+    for _ in range(80):
+        rule = rng.choice(RULES)
+        told = diagnose(launch, 1, rule.example)
+        if told.change is not None:
+            launch, taken = told.change, taken + 1
+    assert taken < 60
+    assert launch.slots >= 1
+    assert launch.context_tokens >= 2048
+    assert (launch.options.memory_share or 1) >= 0.5
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.steps], ids=lambda rule: rule.id)
+def test_the_same_log_again_and_again_runs_out_of_changes(rule):
+    launch = launch_for(rule)
+    for _ in range(40):
+        told = diagnose(launch, 1, rule.example)
+        if told.change is None:
+            return
+        launch = told.change
+    pytest.fail("it never ended")
+
+
+def test_before_the_start_heads_must_divide():
+    told = before_start(replace(launch_of(tp=5), checkpoint="Qwen/Qwen3-8B"), [device("rtx-3090")] * 5)
+    assert told is not None
+    assert told.final
+    assert told.changed == "tp 5 -> 4"
+    assert before_start(replace(launch_of(tp=4), checkpoint="Qwen/Qwen3-8B"), [device("rtx-3090")] * 4) is None
+
+
+def test_before_the_start_cards_must_be_there():
+    told = before_start(launch_of(tp=4), [device("rtx-3090")] * 2)
+    assert told is not None
+    assert told.cause == "tp 4 x pp 1 x dp 1 needs 4 cards, 2 are given"
+    assert told.changed == "tp 4 -> 2"
+
+
+def test_before_the_start_old_cards_have_no_bfloat16_and_no_fp8():
+    told = before_start(launch_of(dtype="bfloat16"), [device("t4")])
+    assert told is not None
+    assert told.changed == "dtype bfloat16 -> float16"
+    kv = before_start(replace(launch_of(kv="fp8_e4m3"), checkpoint="Qwen/Qwen3-8B"), [device("t4")])
+    assert kv is not None
+    assert kv.changed == "kv fp8_e4m3 -> unset"
+
+
+def test_before_the_start_what_depends_on_the_version_is_left_to_the_engine():
+    cards = [device("rtx-3090")] * 2
+    for options in ({"kv": "fp8"}, {"quant": "fp8"}, {"tp": 2}, {"kv": "turboquant_k8v4"}):
+        assert before_start(replace(launch_of(**options), checkpoint="Qwen/Qwen3.6-27B"), cards) is None
+    asked = before_start(launch_of(tp=2, custom_all_reduce=True), cards)
+    assert asked is not None
+    assert not asked.final
+
+
+def test_before_the_start_nothing_is_said_of_what_is_not_known():
+    assert before_start(launch_of("llamacpp", tp=5), [device("rtx-3090")]) is None
+    assert before_start(launch_of(tp=3), []) is None
+
+
+def test_kills_are_read_from_the_group_and_else_from_the_machine(tmp_path):
+    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (cgroup / "box").mkdir(parents=True)
+    assert read_oom_kills(proc=proc, cgroup=cgroup) is None
+    (proc / "vmstat").write_text("nr_free_pages 3\noom_kill 7\n")
+    assert read_oom_kills(proc=proc, cgroup=cgroup) == 7
+    (proc / "self" / "cgroup").write_text("0::/box\n")
+    (cgroup / "box" / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
+    assert read_oom_kills(proc=proc, cgroup=cgroup) == 1

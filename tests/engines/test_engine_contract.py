@@ -1,0 +1,246 @@
+"""What every adapter promises, kept by a real process behind the real keeper: one suite, run on all of them."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from skep.catalog.options import Draft, Options
+from skep.engines.base import Launch, engine_named
+from skep.engines.installed import is_installed
+from skep.engines.keeper import descendants
+from skep.engines.lifecycle import RestartPolicy, State
+from skep.engines.replica import Replica
+from skep.errors import SkepError
+from skep.gateway.watch import count_busy, count_running
+from skep.settings import user_paths
+from skep.testing.speaker import write_program
+from skep.weights.pull import installed, pull
+from skep.wire.fetch import fetch_once
+from skep.wire.heads import parse_url
+
+POLICY = RestartPolicy(
+    start_deadline_s=600.0, warm_deadline_s=300.0, first_delay_s=0.05, failures_before_ready=1, grace_s=2.0
+)
+SLOTS = 2
+
+
+def smollm2():
+    cache = user_paths(os.environ).cache
+    return installed("smollm2-135m", cache) or pull("smollm2-135m", cache_dir=cache).path
+
+
+def launch_of(engine, model="m", **fields):
+    values = {"weights": None, "slots": SLOTS, "context_tokens": 128, "threads": 1}
+    return Launch(f"{engine}-0", engine, model, **{**values, **fields})
+
+
+def embedded(_):
+    return launch_of("embedded", weights=smollm2())
+
+
+def fake(_):
+    return launch_of("fake")
+
+
+def simulated(_):
+    from simulated_process import small_plan
+
+    return launch_of("simulated", context_tokens=4096, extra=("--plan", small_plan(slots=SLOTS).to_json()))
+
+
+def sglang(folder):
+    """Against a process that speaks SGLang's documented protocol."""
+    write_program(folder / "python-with-sglang", "skep.testing.sglang_speaker")
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint" / "config.json").write_text("{}")
+    return launch_of("sglang", checkpoint=str(folder / "checkpoint"), binary=str(folder / "python-with-sglang"))
+
+
+def ollama(folder):
+    """Against a process that speaks Ollama's documented protocol."""
+    write_program(folder / "ollama", "skep.testing.ollama_speaker")
+    manifest = folder / "store" / "manifests" / "registry.ollama.ai" / "library" / "gemma3" / "4b"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{}")
+    env = (("OLLAMA_MODELS", str(folder / "store")),)
+    return launch_of("ollama", "gemma3:4b", binary=str(folder / "ollama"), env=env)
+
+
+def llamacpp(_):
+    if not is_installed("llamacpp"):
+        pytest.skip("no llama-server on PATH or in $SKEP_LLAMA_SERVER: `make test-llama-server` builds one")
+    return launch_of("llamacpp", weights=smollm2())
+
+
+def vllm(_):
+    checkpoint = os.environ.get("SKEP_VLLM_CHECKPOINT")
+    if not is_installed("vllm") or not checkpoint:
+        pytest.skip("no vLLM on PATH or in $SKEP_VLLM, or no $SKEP_VLLM_CHECKPOINT: `make test-vllm` makes both")
+    env = (("VLLM_CPU_KVCACHE_SPACE", "1"),)
+    options = Options(dtype="float32", graphs=False)  # what every processor does at once
+    return launch_of("vllm", checkpoint=checkpoint, env=env, options=options)
+
+
+CASES = [
+    fake,
+    simulated,
+    sglang,
+    ollama,
+    pytest.param(embedded, marks=pytest.mark.engine),
+    pytest.param(llamacpp, marks=pytest.mark.engine),
+    pytest.param(vllm, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.__name__)
+def launch(request, tmp_path, monkeypatch):
+    made = request.param(tmp_path)  # finds the user's weights
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return made
+
+
+class Kept:
+    """One launch behind a Replica, and waiting for what it becomes."""
+
+    def __init__(self, launch, folder):
+        self.engine = engine_named(launch.engine)
+        self._changed = asyncio.Event()
+        self.replica = Replica(launch, self.engine, folder / "engine.log", self._changed.set, POLICY)
+
+    async def until(self, *states, other_than=None):
+        while self.replica.life.state not in states or (other_than and self.replica.pid == other_than):
+            self._changed.clear()
+            await asyncio.wait_for(self._changed.wait(), 600)
+        return self.replica.pid
+
+    async def ask(self, method, path, **body):
+        origin, _ = parse_url(self.replica.life.url)
+        return await fetch_once(origin, method, path, body=body or None, timeout_s=60)
+
+    async def chat(self, **more):
+        message = [{"role": "user", "content": "Tell a long story about bees."}]
+        body = {"model": self.replica.model, "messages": message, "temperature": 0, **more}
+        return await self.ask("POST", "/v1/chat/completions", **body)
+
+    async def busy(self):
+        if self.engine.confirms == "slots":
+            return count_busy((await self.ask("GET", "/slots")).json())
+        return count_running((await self.ask("GET", "/metrics")).body)
+
+
+def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a_kill_and_ends(launch, tmp_path):
+    async def life():
+        kept = Kept(launch, tmp_path)
+        kept.engine.check(launch)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(kept.replica.run())
+            first = await kept.until(State.READY, State.FAILED)
+            assert kept.replica.life.why is None
+
+            whole = (await kept.chat(max_tokens=6)).json()
+            assert whole["choices"][0]["message"]["content"].strip()
+            assert 0 < whole["usage"]["completion_tokens"] <= 6
+            streamed = (await kept.chat(max_tokens=6, stream=True, stream_options={"include_usage": True})).body
+            events = [json.loads(e[6:]) for e in streamed.split(b"\n\n") if e.startswith(b"data: {")]
+            assert any(c["delta"].get("content") for e in events for c in e.get("choices", ()))
+            assert any(e.get("usage") for e in events)
+
+            models = (await kept.ask("GET", "/v1/models")).json()["data"]
+            assert launch.model in [model["id"] for model in models]
+            assert kept.engine.version()
+
+            if kept.engine.confirms:
+                long = tasks.create_task(kept.chat(max_tokens=100, stream=True))
+                while await kept.busy() != 1:
+                    await asyncio.sleep(0.01)
+                long.cancel()
+                while await kept.busy() != 0:
+                    await asyncio.sleep(0.01)
+
+            os.kill(first, signal.SIGKILL)
+            second = await kept.until(State.READY, State.FAILED, other_than=first)
+            assert (kept.replica.life.state, kept.replica.life.restarts) == (State.READY, 1)
+            assert (await kept.chat(max_tokens=2)).status == 200
+
+            begun = time.monotonic()
+            kept.replica.stop()
+            await kept.until(State.STOPPED)
+        assert time.monotonic() - begun < POLICY.grace_s + 1
+        for pid in (first, second):
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        assert descendants(os.getpid()) == before
+
+    before = descendants(os.getpid())
+    asyncio.run(life())
+
+
+def test_a_model_that_is_not_there_is_refused_before_the_start_or_with_its_cause(launch, tmp_path):
+    """And nothing is left running."""
+    if launch.engine in ("fake", "simulated"):
+        pytest.skip("it has no weights")
+    gone = str(tmp_path / "gone")
+    changes = {
+        "ollama": {"model": "gone:1b"},
+        "embedded": {"weights": Path(gone)},
+        "llamacpp": {"weights": Path(gone)},
+    }.get(launch.engine, {"checkpoint": gone})
+    wrong = replace(launch, **changes)
+    refused = None
+    try:
+        engine_named(launch.engine).check(wrong)
+    except SkepError as error:
+        refused = error
+    if refused is not None:
+        assert "gone" in str(refused)
+        assert refused.hint
+        return
+
+    async def start():
+        kept = Kept(wrong, tmp_path)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(kept.replica.run())
+            await kept.until(State.FAILED)
+            kept.replica.stop()
+        return kept.replica.life.why
+
+    assert "gone" in asyncio.run(start())
+
+
+def test_the_launchs_own_variables_win(launch):
+    chosen = replace(launch, env=(*launch.env, ("CUDA_VISIBLE_DEVICES", "7")), gpus=(0,))
+    assert engine_named(launch.engine).environment(chosen)["CUDA_VISIBLE_DEVICES"] == "7"
+
+
+def test_a_process_that_ended_is_explained_in_words(launch):
+    found = engine_named(launch.engine).explain(launch, 1, ["loading", "error: it did not work"])
+    assert str(found)
+
+
+GIVEN = {
+    "quant": "awq", "dtype": "float16", "kv": "q8_0", "tp": 2, "pp": 2, "dp": 2, "ep": True, "memory_share": 0.8,
+    "graphs": False, "chunked_prefill": False, "batched_tokens": 1024, "prefix_cache": False,
+    "draft": Draft("ngram", 3), "p2p": "off", "custom_all_reduce": False, "split": "layer", "card_shares": (1.0, 2.0),
+    "trust_remote_code": True, "reasoning_parser": "deepseek", "tool_parser": "hermes", "chat_template": "a.jinja",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp", "ollama"])
+@pytest.mark.parametrize("field", [field.name for field in fields(Options)])
+def test_an_option_is_told_to_the_engine_or_refused_by_its_name(engine, field):
+    """None is taken and forgotten."""
+    adapter = engine_named(engine)
+    plain = launch_of(engine, checkpoint="m", port=8001, options=Options(tp=2 if field == "ep" else 1))
+    given = replace(plain, options=replace(plain.options, **{field: GIVEN[field]}))
+    refused = [what for what, _ in adapter.refusals(given)]
+    if refused:
+        assert field in refused[0] or engine == "ollama"
+        return
+    told, before = ((adapter.arguments(one), adapter.environment(one)) for one in (given, plain))
+    assert told != before

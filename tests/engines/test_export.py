@@ -1,0 +1,342 @@
+"""A layout as text for others to start: what was published comes out again, and no value breaks out of its quotes."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from skep.catalog.options import Draft, Options
+from skep.catalog.presets import Container, Mount, Need, Preset, Published
+from skep.engines.export import FORMS, export
+from skep.engines.export.recipe import recipe_of
+from skep.engines.export.words import Path, comment, shell_word, systemd_word, yaml_word
+from skep.errors import UserError
+from skep.presetfile import serve_of, shipped_presets
+
+NASTY = ["a b", "it's", '"quoted"', "$HOME", "`id`", "100%", "%h", "back\\slash", "two\nlines", "tab\there", "ümlaut",
+         "; rm -rf x", "#no", "${X}", "$(id)", "", "\\", "a=b", "{}", "*", "!", "~", "-x", "日本\u2028x"]  # fmt: skip
+PLAIN = Preset(
+    name="mine",
+    title="Mine",
+    engine="vllm",
+    model="qwen3-8b",
+    checkpoint="Qwen/Qwen3-8B-AWQ",
+    served_as="mine",
+    hardware="2x rtx-3090",
+    source="my own",
+    slots=3,
+    context_tokens=4096,
+    replicas=2,
+    engine_version="0.19.1",
+)
+
+
+def recipe(preset=PLAIN, **fields):
+    return recipe_of(replace(preset, **fields), context_tokens=4096, port=8400, engine_port=8500)
+
+
+def shipped(name):
+    found = shipped_presets()[name]
+    return recipe_of(found, context_tokens=serve_of(found).context_tokens, port=8400, engine_port=8500)
+
+
+def commands(text, first):
+    """The words of every command of a script that begins with this one, as a shell reads them."""
+    found, words = [], shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars="\n&;()|<>")
+    words.whitespace, words.whitespace_split, words.commenters = " \t\r", True, "#"
+    line = []
+    for word in words:
+        if set(word) <= set("\n&;()|<>"):
+            found.append(line)
+            line = []
+        else:
+            line.append(word)
+    return [one for one in [*found, line] if one and one[0] == first]
+
+
+def options_of(words):
+    """Flags with their values; one that stands alone has None."""
+    found = {}
+    for place, word in enumerate(words):
+        if word.startswith("--"):
+            after = words[place + 1] if place + 1 < len(words) else "--"
+            found[word] = None if after.startswith("--") else after
+    return found
+
+
+# What the write-up did
+
+
+def published_run(depth, slots, share):
+    """The author's `vllm serve`, as it is printed in the write-up."""
+    return {
+        "--served-model-name": "qwen36-27b", "--quantization": "auto_round", "--dtype": "float16",
+        "--max-model-len": "20000", "--gpu-memory-utilization": share, "--max-num-seqs": slots,
+        "--max-num-batched-tokens": "2048", "--kv-cache-dtype": "fp8_e5m2", "--trust-remote-code": None,
+        "--reasoning-parser": "qwen3", "--enable-prefix-caching": None, "--enable-chunked-prefill": None,
+        "--host": "0.0.0.0", "--port": "8000",
+        "--speculative-config": {"method": "mtp", "num_speculative_tokens": depth},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "slots", "share", "cards"),
+    [("qwen3.6-27b-3090-mtp5", 5, "1", "0.97", ["0"]), ("qwen3.6-27b-2x3090-replicas", 3, "2", "0.92", ["0", "1"])],
+)
+def test_docker_runs_what_the_write_up_ran(name, depth, slots, share, cards):
+    runs = commands(export(shipped(name), "docker"), "docker")
+    assert len(runs) == len(cards)
+    for place, (run, card) in enumerate(zip(runs, cards, strict=True)):
+        assert run[:3] == ["docker", "run", "-d"]
+        assert run[run.index("--gpus") + 1] == f'"device={card}"'
+        assert run[run.index("-p") + 1].endswith(f"{8500 + place}:8000")
+        assert {"--ipc=host", "--shm-size=16gb"} <= set(run)
+        mounted = [run[at + 1].split(":", 1)[1] for at, word in enumerate(run) if word == "-v"]
+        assert mounted == [
+            "/model:ro",
+            "/usr/local/lib/python3.12/dist-packages/vllm/_genesis:ro",
+            "/patches/patch_tolist_cudagraph.py:ro",
+        ]
+        given = {run[at + 1] for at, word in enumerate(run) if word == "-e"}
+        assert {"VLLM_WORKER_MULTIPROC_METHOD=spawn", "NCCL_P2P_DISABLE=1", "GENESIS_ENABLE_P82=1"} <= given
+        assert "CUDA_VISIBLE_DEVICES" not in " ".join(run)  # inside, the one card is number 0
+        image, dash_c, script = run[-3:]
+        assert image == "vllm/vllm-openai:nightly-07351e0883470724dd5a7e9730ed10e01fc99d08"
+        assert (run[run.index("--entrypoint") + 1], dash_c) == ("/bin/bash", "-c")
+        *steps, start = script.split("\n")
+        assert steps == [
+            "set -e",
+            "pip install xxhash pandas scipy -q",
+            "python3 -m vllm._genesis.patches.apply_all",
+            "python3 /patches/patch_tolist_cudagraph.py",
+        ]
+        words = shlex.split(start)
+        assert words[:4] == ["exec", "vllm", "serve", "/model"]
+        found = options_of(words)
+        found["--speculative-config"] = json.loads(found["--speculative-config"])
+        assert found == published_run(depth, slots, share)
+
+
+def test_the_gateway_of_two_replicas_is_told_their_slots():
+    (words,) = commands(export(shipped("qwen3.6-27b-2x3090-replicas"), "docker"), "skep")
+    assert words == shlex.split(
+        "skep gateway --upstream http://127.0.0.1:8500 --upstream http://127.0.0.1:8501 "
+        "--slots 2 --model qwen36-27b --port 8400"
+    )
+
+
+# Every preset in every form
+
+
+@pytest.mark.parametrize("name", sorted(shipped_presets()))
+def test_every_shipped_preset_has_every_form(name):
+    made = shipped(name)
+    for form in FORMS:
+        text = export(made, form)
+        assert text.endswith("\n")
+        assert name in text
+        for launch in made.launches:
+            assert str(launch.port) in text
+
+
+@pytest.mark.parametrize("form", ["shell", "docker"])
+def test_scripts_are_scripts(form, tmp_path):
+    for name in ("qwen3.6-27b-2x3090-replicas", "gpt-oss-20b-4090", "gemma-4-31b-4x3090-ollama"):
+        (tmp_path / name).write_text(export(shipped(name), form))
+        subprocess.run(["bash", "-n", tmp_path / name], check=True)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+def test_systemd_accepts_its_units(tmp_path):
+    text = export(recipe(env=(("X", "a % $b \"c\" 'd'"),), extra=("--flag", "100% $HOME")), "systemd")
+    parts = re.split(r"^# ~/\.config/systemd/user/(\S+)\n", text, flags=re.MULTILINE)
+    units = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert list(units) == ["skep-mine-0.service", "skep-mine-1.service", "skep-mine-gateway.service"]
+    for name, unit in units.items():
+        (tmp_path / name).write_text(unit)
+    env = {
+        "HOME": str(tmp_path),
+        "PATH": "/usr/bin:/bin",
+        "SYSTEMD_UNIT_PATH": f"{tmp_path}:",
+        "XDG_RUNTIME_DIR": str(tmp_path),
+    }
+    command = ["systemd-analyze", "--user", "verify", *(str(tmp_path / name) for name in units)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# What is said
+
+
+def test_a_script_says_which_needs_it_cannot_meet_and_which_figures_go_with_them():
+    need = Need("patch", "patch", "the patch", "it is quick", "somewhere")
+    lost, kept = Published(225.0, "output", 4, needs=("patch",)), Published(25.0, "output", 1)
+    fields = {"needs": (need,), "published": (lost, kept), "container": Container("image:tag")}
+    text = export(recipe(**fields), "shell")
+    assert "NOT met here (patch): the patch" in text
+    assert "225 tok/s at C=4" in text
+    assert "25 tok/s at C=1" not in text
+    assert "NOT met" not in export(recipe(**fields), "docker")
+
+
+def test_an_image_without_a_known_version_is_to_be_chosen():
+    assert "vllm/vllm-openai:v0.19.1" in export(recipe(), "docker")
+    unsaid = export(recipe(engine_version=None), "docker")
+    assert "Choose the image's tag" in unsaid
+
+
+@pytest.mark.parametrize(
+    ("engine", "checkpoint", "version", "image"),
+    [
+        ("sglang", "Qwen/Qwen3-8B", "0.5.3", "lmsysorg/sglang:v0.5.3"),
+        ("llamacpp", "/srv/q.gguf", "b7000", "ghcr.io/ggml-org/llama.cpp:server-cuda-b7000"),
+        ("ollama", "qwen3:8b", "0.21.2", "ollama/ollama:0.21.2"),
+    ],
+)
+def test_each_engine_has_its_public_image(engine, checkpoint, version, image):
+    made = recipe(engine=engine, checkpoint=checkpoint, engine_version=version, replicas=1, hardware="rtx-3090")
+    (run, *_) = commands(export(made, "docker"), "docker")
+    assert image in run
+    assert "0.0.0.0" in " ".join(run)  # loopback inside a container is nobody's
+    assert any(word.startswith("127.0.0.1:8500:") for word in run)
+
+
+def test_a_gguf_file_of_the_hub_is_named_as_llama_server_wants_it():
+    made = recipe(engine="llamacpp", checkpoint="a/b-GGUF:b-Q4_K_M.gguf", replicas=1, hardware="rtx-4090")
+    (run,) = commands(export(made, "docker"), "docker")
+    assert (run[run.index("--hf-repo") + 1], run[run.index("--hf-file") + 1]) == ("a/b-GGUF", "b-Q4_K_M.gguf")
+
+
+def test_weights_of_a_folder_are_mounted():
+    (run, _) = commands(export(recipe(checkpoint="/srv/qwen"), "docker"), "docker")
+    assert "/srv/qwen:/model:ro" in run
+    assert run[run.index("serve") + 1] == "/model"
+
+
+def test_cards_of_another_maker_are_handed_in_as_files():
+    text = export(recipe(hardware="arc-pro-b70", replicas=1), "docker")
+    assert "--device /dev/dri" in text
+    assert "--gpus" not in text
+    assert "ZE_AFFINITY_MASK=0" in export(recipe(hardware="arc-pro-b70", replicas=1), "shell")
+
+
+def test_replicas_that_share_a_card_start_one_after_the_other():
+    apart, together = recipe(), recipe(gpus=(0,), options=Options(memory_share=0.4))
+    script = export(together, "shell")
+    assert script.index("ready mine-0") < script.index("--port 8501")
+    assert export(apart, "shell").index("ready mine-0") > export(apart, "shell").index("--port 8501")
+    assert "condition: service_healthy" in export(together, "compose")
+    assert "depends_on" not in export(apart, "compose")
+    assert "After=network.target skep-mine-0.service" in export(together, "systemd")
+    assert "until curl" in export(together, "docker")
+
+
+def test_proxies_give_a_replica_no_more_than_its_slots():
+    nginx, haproxy = export(recipe(), "nginx"), export(recipe(), "haproxy")
+    assert "least_conn;" in nginx
+    assert "server 127.0.0.1:8501 max_conns=3 " in nginx
+    assert "proxy_buffering off;" in nginx
+    assert "no queue" in nginx
+    assert "balance leastconn" in haproxy
+    assert "127.0.0.1:8501 maxconn 3 check" in haproxy
+    assert "timeout queue" in haproxy
+    assert "option httpchk GET /health" in haproxy
+
+
+def test_ports_must_leave_room_for_the_endpoint():
+    with pytest.raises(UserError, match="leaves no room"):
+        recipe_of(PLAIN, context_tokens=0, port=8501, engine_port=8500)
+
+
+def test_an_engine_of_skeps_own_is_not_exported():
+    with pytest.raises(UserError, match="own embedded engine"):
+        recipe(engine="embedded", hardware="cpu", replicas=1)
+
+
+# Quoting
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_a_shell_gives_every_value_back(text):
+    assert shlex.split(f"x {shell_word(text)}") == ["x", text]
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_systemd_gives_every_value_back(text):
+    assert unsystemd(systemd_word(text)) == text
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_yaml_gives_every_value_back_after_compose_has_put_variables_in(text):
+    """A double-quoted scalar with these escapes is a JSON string too."""
+    assert json.loads(yaml_word(text)).replace("$$", "$") == text
+
+
+def test_random_values_survive_a_whole_script():
+    rng = Random(6)
+    letters = "ab '\"$`\\%{}()!#&;|<>*?~=\t\n"
+    for _ in range(40):
+        word, value = ("".join(rng.choices(letters, k=rng.randint(1, 12))) for _ in range(2))
+        made = recipe(extra=("--own", f"x{word}"), env=(("OWN", value),), title=word, replicas=1, hardware="rtx-3090")
+        script = export(made, "shell")
+        ran = subprocess_free_words(script)
+        assert ran[ran.index("--own") + 1] == f"x{word}"
+        assert f"OWN={value}" in ran
+
+
+def subprocess_free_words(script):
+    """Of the one engine's command: from `env` to the `&` behind it."""
+    begin = script.index("\nenv ") + 1
+    return shlex.split(script[begin : script.index(" &\npids", begin)])
+
+
+def test_a_comment_never_ends_early():
+    assert comment("one\nrm -rf x\r\ntwo\u2028three") == "# one\n# rm -rf x\n# two\n# three"
+    text = export(recipe(title="x\nrm -rf y", source="a\nb"), "nginx")
+    assert not re.search(r"^rm", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("path", "shell", "systemd", "yaml"),
+    [
+        ("~/a b", "\"$HOME\"'/a b'", '"%h/a b"', '"${HOME}/a b"'),
+        ("$G/x", '"$G"/x', "${G}/x", '"${G:?say in .env where it lies}/x"'),
+        ("${G}/x", '"${G}"/x', "${G}/x", '"${G:?say in .env where it lies}/x"'),
+        ("/a$(id)", "'/a$(id)'", '"/a$$(id)"', '"/a$$(id)"'),
+    ],
+)
+def test_a_path_keeps_its_home_and_variables_and_nothing_else(path, shell, systemd, yaml):
+    assert shell_word(Path(path)) == shell
+    assert systemd_word(Path(path)) == systemd
+    assert yaml_word(Path(path)) == yaml
+
+
+def test_a_mount_with_a_colon_and_a_dollar_reaches_compose_whole():
+    mount = Mount("$DATA/it's", "/in side", read_only=False)
+    text = export(recipe(container=Container("i:1", (mount,), before=("echo $HOME 'x'",))), "compose")
+    assert 'target: "/in side"' in text
+    assert "read_only: false" in text
+    assert "echo $$HOME 'x'" in text
+
+
+def test_a_draft_is_one_word_of_json():
+    text = export(recipe(options=Options(draft=Draft("mtp", 3))), "compose")
+    line = next(line for line in text.splitlines() if "num_speculative_tokens" in line)
+    assert json.loads(json.loads(line.strip().removeprefix("- ")))["num_speculative_tokens"] == 3
+
+
+def unsystemd(word):
+    """As systemd reads one word of a command line."""
+    if word.startswith('"'):
+        word = word[1:-1]
+    word = re.sub(r"\\(u[0-9a-f]{4}|.)", lambda found: _unescaped(found[1]), word)
+    return word.replace("%%", "%").replace("$$", "$")
+
+
+def _unescaped(code):
+    return {"n": "\n", "t": "\t"}.get(code) or (chr(int(code[1:], 16)) if len(code) > 1 else code)

@@ -1,0 +1,90 @@
+"""Cards for replicas, and whether they fit together."""
+
+from dataclasses import replace
+
+import pytest
+
+from skep.catalog.options import Options
+from skep.engines.base import Launch
+from skep.engines.placement import Card, check_free, check_together, divide, have, room_of
+from skep.errors import DoesNotFit, UserError
+from skep.units import GIB
+
+CARDS = tuple(Card(index, 24 * GIB, GIB) for index in range(4))
+
+
+def launch(name="m-0", engine="vllm", gpus=(0,), share=None, **changes):
+    told = {"slots": 4, "context_tokens": 100, "threads": 1, "gpus": gpus, "options": Options(memory_share=share)}
+    return Launch(name, engine, "m", None, **told, **changes)
+
+
+def with_room(made, cards=CARDS):
+    return replace(made, room=room_of(made, cards, weights=None, cache=None))
+
+
+def test_replicas_get_neighbouring_cards_in_order():
+    assert divide(2, 2, (), CARDS) == [(0, 1), (2, 3)]
+    assert divide(2, 1, (3, 1), CARDS) == [(3,), (1,)]
+
+
+def test_a_second_model_gets_the_cards_that_the_first_left():
+    assert divide(1, 2, (), CARDS, taken=(0, 1)) == [(2, 3)]
+    assert divide(1, 3, (), CARDS, taken=(0, 1)) == [(0, 1, 2)]
+
+
+def test_replicas_share_the_cards_they_are_given_together():
+    assert divide(2, 1, (0,), CARDS) == [(0,), (0,)]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "each", "gpus", "says"),
+    [
+        (1, 1, (7,), "there is no GPU 7: this machine has 0, 1, 2, 3"),
+        (1, 2, (1, 1), "names a card twice"),
+        (2, 2, (0, 1, 2), "are 3 cards for 2 replicas of 2"),
+    ],
+)
+def test_cards_that_cannot_be_meant_are_refused(replicas, each, gpus, says):
+    with pytest.raises(UserError, match=says):
+        divide(replicas, each, gpus, CARDS)
+
+
+def test_more_cards_than_the_machine_has_do_not_fit():
+    with pytest.raises(DoesNotFit, match="3 replicas of 2 want 6 GPUs, this machine has 4"):
+        divide(3, 2, (), CARDS)
+    with pytest.raises(DoesNotFit, match="a replica wants 2 GPUs, this machine has none"):
+        divide(1, 2, (), ())
+    assert divide(2, 1, (), ()) == [(), ()]
+
+
+def test_an_engine_takes_its_share_of_every_card_and_a_file_what_it_weighs():
+    half = room_of(launch(gpus=(0, 1), share=0.5), CARDS, weights=None, cache=None)
+    assert half == (("gpu0", 12 * GIB), ("gpu1", 12 * GIB))
+    on_cards = room_of(launch(engine="llamacpp", gpus=(0, 1)), CARDS, weights=8 * GIB, cache=2 * GIB)
+    assert on_cards == (("gpu0", 5 * GIB), ("gpu1", 5 * GIB))
+    assert room_of(launch(engine="embedded", gpus=()), (), weights=GIB, cache=None) == (("ram", GIB),)
+    assert room_of(launch(engine="ollama"), CARDS, weights=None, cache=None) == ()
+
+
+def test_two_replicas_that_profile_one_card_do_not_fit_together():
+    pair = [with_room(launch("m-0")), with_room(launch("m-1"))]
+    with pytest.raises(DoesNotFit) as refused:
+        check_together(pair, dict(have(CARDS, None)))
+    assert "2 replicas do not fit together on GPU 0 of 24.0 GiB: m-0 21.6 GiB, m-1 21.6 GiB" in str(refused.value)
+    assert "memory_share = 0.47" in refused.value.hint
+    halves = [with_room(launch("m-0", share=0.47)), with_room(launch("m-1", share=0.47))]
+    check_together(halves, dict(have(CARDS, None)))
+
+
+def test_models_loaded_on_demand_need_not_fit_together():
+    pair = [with_room(launch("a-0")), with_room(launch("b-0", on_demand=True))]
+    check_together(pair, dict(have(CARDS, None)))
+
+
+def test_a_busy_card_is_named_with_the_share_that_would_fit():
+    busy = (Card(0, 24 * GIB, 12 * GIB),)
+    with pytest.raises(DoesNotFit) as refused:
+        check_free([with_room(launch())], busy)
+    assert "GPU 0 is busy: 12.0 GiB of 24.0 GiB are free, `m-0` wants 21.6 GiB" in str(refused.value)
+    assert "memory_share = 0.49" in refused.value.hint
+    check_free([with_room(launch())], CARDS)

@@ -1,0 +1,325 @@
+"""Presets as files: what is read, which line a complaint names, which of one's own goes first."""
+
+import dataclasses
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skep.catalog.options import Draft
+from skep.catalog.presets import CLOCKS, METRICS, Container, Mount, Need, Published
+from skep.catalog.toml_lines import line_of, toml_lines
+from skep.errors import UserError
+from skep.presetfile import (
+    PresetTable,
+    PublishedTable,
+    all_presets,
+    find_preset,
+    parse_preset,
+    preset,
+    read_preset,
+    read_presets,
+    serve_of,
+    shipped_presets,
+)
+
+PLAIN = """\
+title = "Mine"
+engine = "vllm"
+model = "qwen3.6-27b"
+checkpoint = "me/Qwen3.6-27B-AWQ"
+hardware = "2x rtx-3090"
+source = "my own bench"
+slots = 4
+"""
+WHOLE = f"""{PLAIN}served_as = "mine"
+link = "pcie"
+replicas = 2
+context = 16384
+reserve = 1
+threads = 8
+gpus = [2, 3]
+extra = ["--seed", "1"]
+
+[options]
+kv = "fp8"
+speculation = "mtp:3"
+memory_share = 0.9
+
+[env]
+NCCL_P2P_DISABLE = "1"
+
+[container]
+image = "vllm/vllm-openai:v0.19.1"
+mounts = [
+    {{ host = "~/models", inside = "/model" }},
+]
+
+[[need]]
+id = "patch"
+kind = "patch"
+what = "a patch"
+why = "it is faster"
+
+[[published]]
+tok_s = 210
+metric = "output"
+concurrency = 4
+needs = ["patch"]
+"""
+
+
+def refused(text):
+    with pytest.raises(UserError) as caught:
+        parse_preset(text, "mine", "presets/mine.toml")
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+def test_a_whole_file_becomes_values():
+    found = parse_preset(WHOLE, "mine", "mine.toml")
+    assert (found.name, found.served_as, found.capacity, found.context_tokens) == ("mine", "mine", 8, 16384)
+    assert found.options.draft == Draft("mtp", 3)
+    assert found.env == (("NCCL_P2P_DISABLE", "1"),)
+    assert found.container == Container("vllm/vllm-openai:v0.19.1", (Mount("~/models", "/model"),))
+    assert found.needs == (Need("patch", "patch", "a patch", "it is faster"),)
+    assert found.published == (Published(210.0, "output", 4, needs=("patch",)),)
+
+
+def test_what_is_not_said_is_unknown():
+    found = parse_preset(PLAIN, "mine", "mine.toml")
+    assert (found.context_tokens, found.engine_version, found.date, found.link) == (None, None, None, None)
+    assert (found.served_as, found.options.given, found.published) == ("qwen3.6-27b", {}, ())
+
+
+def test_a_date_needs_no_quotes():
+    assert parse_preset(PLAIN + "date = 2026-05-01\n", "mine", "mine.toml").date == "2026-05-01"
+
+
+def test_a_table_where_a_list_belongs_is_called_one():
+    message = refused(PLAIN + '[published]\ntok_s = 1\nmetric = "output"\nconcurrency = 1\n').message
+    assert message == "presets/mine.toml:8: `published` = a table: input should be a valid list"
+
+
+def test_an_unknown_key_names_its_line_and_the_one_that_was_meant():
+    error = refused(PLAIN.replace("slots = 4", "slot = 4"))
+    assert error.message == "presets/mine.toml:7: `slot` is not a key of a preset; did you mean `slots`?"
+    assert error.hint.startswith("known: title, engine")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("link =", "lnk =", 9, "`lnk` is not a key of a preset; did you mean `link`?"),
+        ("kv =", "kvv =", 18, "`kvv` is not a key of [options]; did you mean `kv`?"),
+        ("memory_share = 0.9", "memory_share = 1.9", 20, "`memory_share` = 1.9: input should be less than or"),
+        ("memory_share = 0.9", 'memory_share = "0.9"', 20, "`memory_share` = '0.9': input should be a valid number"),
+        (
+            'NCCL_P2P_DISABLE = "1"',
+            "NCCL_P2P_DISABLE = 1",
+            23,
+            "`NCCL_P2P_DISABLE` = 1: input should be a valid string",
+        ),
+        ("host =", "hst =", 28, "`hst` is not a key of a mount; did you mean `host`?"),
+        ('inside = "/model"', 'inside = "model"', 28, "`inside` = 'model'"),
+        ('kind = "patch"', 'kind = "magic"', 33, "`kind` = 'magic': input should be 'image', 'patch'"),
+        ("tok_s = 210", "tok_s = 0", 38, "`tok_s` = 0: input should be greater than 0"),
+        ("tok_s = 210", "tok_s = nan", 38, "`tok_s` = nan"),
+        ('metric = "output"', 'metric = "total"', 39, "`metric` = 'total': input should be 'output', 'combined' or"),
+        ("concurrency = 4", "concurency = 4", 40, "`concurency` is not a key of a [[published]]; did you mean"),
+        ("concurrency = 4\n", "", 37, "`concurrency` is missing in a [[published]]"),
+        ("gpus = [2, 3]", 'gpus = [2, "3"]', 14, "2 of `gpus` = '3': input should be a valid integer"),
+        ('speculation = "mtp:3"', 'speculation = "mtp"', 19, "`speculation` = `mtp` is not understood"),
+        ("replicas = 2", "replicas = 0", 10, "`replicas` = 0"),
+    ],
+)
+def test_what_is_wrong_with_a_value_is_said_with_its_line(old, new, line, words):
+    assert old in WHOLE
+    text = WHOLE.replace(old, new, 1)
+    message = refused(text).message
+    assert message.startswith(f"presets/mine.toml:{line}: {words}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "words"),
+    [
+        ('engine = "vllm"', 'engine = "vlm"', "engine", "no engine is called `vlm`"),
+        ("qwen3.6-27b", "qwen3.6-28b", "model", "no model is called `qwen3.6-28b`"),
+        ("2x rtx-3090", "2x rtx-3095", "hardware", "no GPU is called `rtx-3095`"),
+        ("2x rtx-3090", "0x rtx-3090", "hardware", "`hardware` = `0x rtx-3090` has no cards"),
+        ('link = "pcie"', 'link = "nvlink"\nhardware = "2x rtx-4090"', "link", "rtx-4090 has no NVLink"),
+        (
+            "replicas = 2",
+            "replicas = 3",
+            "replicas",
+            "replicas 3 wants 3 cards, `hardware` = `2x rtx-3090` has 2 cards",
+        ),
+        ('kv = "fp8"', 'kv = "fp8"\ntp = 2', "tp", "replicas 2 x tp 2 wants 4 cards"),
+        ('kv = "fp8"', 'kv = "fp8"\ntp = 3', "tp", "`tp` = 3 does not divide the heads of qwen3.6-27b"),
+        ('kv = "fp8"', 'kv = "fp8"\nep = true', "ep", "qwen3.6-27b is dense"),
+        ('kv = "fp8"', 'kv = "fp8"\nquant = "fp8"', "quant", "rtx-3090 has no FP8 units"),
+        ("me/Qwen3.6-27B-AWQ", "Qwen/Qwen3.6-27B-FP8", "checkpoint", "rtx-3090 has no FP8 units"),
+        ("reserve = 1", "reserve = 4", "reserve", "`reserve` = 4 of 4 slots"),
+        ('engine = "vllm"', 'engine = "ollama"', "speculation", "ollama has no speculative decoding"),
+        ('needs = ["patch"]', 'needs = ["image"]', "needs", "`needs` names `image`, which no [[need]] is called"),
+        ("gpus = [2, 3]", "gpus = [2, 2]", "gpus", "`gpus` names a card twice"),
+        ("gpus = [2, 3]", "gpus = [2]", "gpus", "`gpus` names 1 card, the replicas want 2"),
+        ("2x rtx-3090", "cpu", "gpus", "has no cards"),
+    ],
+)
+def test_an_impossible_combination_is_refused_where_it_is_said(old, new, key, words):
+    assert old in WHOLE
+    text = WHOLE.replace(old, new, 1)
+    if "\nhardware" in new:
+        text = text.replace('hardware = "2x rtx-3090"\n', "", 1)
+    error = refused(text)
+    assert words in error.message
+    assert "(and " not in error.message or key == "tp"  # three cards are also more than there are
+    number = int(error.message.split(":")[1])
+    assert text.splitlines()[number - 1].startswith(key)
+    assert error.hint
+
+
+def test_tp_is_held_against_the_heads_even_where_the_cards_are_there():
+    text = PLAIN.replace("2x rtx-3090", "5x rtx-3090").replace("qwen3.6-27b", "gemma-4-31b") + "[options]\ntp = 5\n"
+    error = refused(text)
+    assert error.message == "presets/mine.toml:9: `tp` = 5 does not divide the heads of gemma-4-31b (32 of attention)"
+    assert error.hint.startswith("valid: 1, 2, 4")
+
+
+def test_several_errors_are_counted_and_the_first_line_is_told():
+    error = refused(PLAIN + "colour = 1\n\n[options]\ntp = 'two'\n\n[[published]]\ntok_s = 1\n")
+    assert error.message.startswith("presets/mine.toml:8: `colour` is not a key of a preset")
+    assert error.message.endswith("(and 3 more)")
+
+
+def test_broken_toml_has_its_own_line():
+    assert refused(PLAIN + 'date = "never ends\n').message.startswith("presets/mine.toml:8: this is not TOML: ")
+    assert refused(PLAIN + "gpus = [1,\n").message.startswith("presets/mine.toml:9: this is not TOML: ")
+
+
+def test_a_preset_without_cards_is_for_the_embedded_engine():
+    text = PLAIN.replace("2x rtx-3090", "cpu").replace("vllm", "embedded").replace("qwen3.6-27b", "smollm2-135m")
+    assert serve_of(parse_preset(text, "mine", "mine.toml")).context_tokens == 2048
+
+
+def test_a_layer_split_over_all_cards_names_them_all():
+    text = PLAIN.replace("vllm", "llamacpp").replace("2x rtx-3090", "4x rtx-3090") + "gpus = [0, 1, 2, 3]\n"
+    assert parse_preset(text, "mine", "mine.toml").gpus == (0, 1, 2, 3)
+
+
+def test_ones_own_goes_before_a_shipped_one(tmp_path):
+    name = "qwen3.6-27b-2x3090-awq"
+    assert find_preset(name, tmp_path).origin == "shipped"
+    (tmp_path / f"{name}.toml").write_text(PLAIN)
+    assert preset(name, tmp_path).title == "Mine"
+    assert all_presets(tmp_path)[name].origin == str(tmp_path / f"{name}.toml")
+    assert len(all_presets(tmp_path)) == len(shipped_presets())
+
+
+def test_a_broken_file_hides_no_other(tmp_path):
+    (tmp_path / "good.toml").write_text(PLAIN)
+    (tmp_path / "bad.toml").write_text(PLAIN + "x = 1\n")
+    (tmp_path / "Bad Name.toml").write_text(PLAIN)
+    reading = read_presets(tmp_path)
+    assert list(reading.presets) == ["good"]
+    assert [error.message.split(": ")[0].rpartition("/")[2] for error in reading.broken if ":" in error.message] == [
+        "bad.toml:8"
+    ]
+    assert len(reading.broken) == 2
+    assert preset("good", tmp_path).title == "Mine"
+    with pytest.raises(UserError, match=r"bad\.toml:8"):
+        preset("bad", tmp_path)
+
+
+def test_an_unknown_name_hears_the_nearest(tmp_path):
+    with pytest.raises(UserError) as caught:
+        preset("qwen3.6-27b-2x3090-replica", tmp_path / "nothing")
+    assert "`qwen3.6-27b-2x3090-replicas`" in caught.value.hint
+    assert find_preset("../../etc/passwd", tmp_path) is None
+    with pytest.raises(UserError, match="does not exist"):
+        read_preset(tmp_path / "missing.toml")
+    (tmp_path / "latin.toml").write_bytes(b"title = '\xe9'\n")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_preset(tmp_path / "latin.toml")
+
+
+def test_what_is_served_is_what_the_preset_says():
+    serve = serve_of(parse_preset(WHOLE, "mine", "mine.toml"))
+    assert (serve.model, serve.checkpoint, serve.preset) == ("mine", "me/Qwen3.6-27B-AWQ", "mine")
+    assert (serve.replicas, serve.slots, serve.context_tokens, serve.threads) == (2, 4, 16384, 8)
+    assert (serve.gpus, serve.extra, serve.reserve) == ((2, 3), ("--seed", "1"), 1)
+    assert serve.options.draft == Draft("mtp", 3)
+    assert serve.env == (("NCCL_P2P_DISABLE", "1"),)
+
+
+def test_a_context_that_nobody_gave_is_enough_for_the_figures():
+    figure = (
+        '[[published]]\ntok_s = 1\nmetric = "output"\nconcurrency = 1\ninput_tokens = 30000\noutput_tokens = 2000\n'
+    )
+    assert serve_of(parse_preset(PLAIN, "mine", "mine.toml")).context_tokens == 8192
+    assert serve_of(parse_preset(PLAIN + figure, "mine", "mine.toml")).context_tokens == 32000
+
+
+def test_metrics_and_clocks_are_those_of_the_values():
+    fields = PublishedTable.model_fields
+    assert fields["metric"].annotation.__args__ == METRICS
+    assert fields["clock"].annotation.__args__ == CLOCKS
+    assert set(fields) == {field.name for field in dataclasses.fields(Published)}
+
+
+def test_every_key_stands_in_the_page():
+    from pathlib import Path
+
+    text = (Path(__file__).parent.parent / "docs" / "presets.md").read_text()
+    for key in (*PresetTable.model_fields, *PublishedTable.model_fields):
+        assert f"\n{key} = " in text or f"[{key}]" in text, key
+    (block,) = (part.split("```")[0] for part in text.split("```toml\n")[1:])
+    assert parse_preset(block, "mine", "docs").published[0].tok_s == 210.5
+
+
+TRICKY = '''\
+a.b = 1 # c = 2
+"q.x" = """
+[not.a.table]
+d = 3
+"""
+list = [
+    1, # ]
+    [2, { k = "}", m = 'it''s' }],
+]
+[t] # header
+e = \'\'\'
+[[x]]\'\'\'
+f = "\\"]"
+[[x]]
+g = 1
+[[x]]
+[x.y]
+h = { i = 1, j = [1,
+  2] }
+'''.replace("'it''s'", "'its'")
+
+
+def test_lines_are_found_through_strings_comments_and_nesting():
+    tomllib.loads(TRICKY)
+    lines = toml_lines(TRICKY)
+    assert lines["a", "b"] == 1
+    assert lines["q.x",] == 2
+    assert ("not", "a", "table") not in lines
+    assert lines["list", 1] == lines["list", 1, 1, "m"] == 8
+    assert (lines["t",], lines["t", "e"], lines["t", "f"]) == (10, 11, 13)
+    assert (lines["x", 0, "g"], lines["x", 1], lines["x", 1, "y", "h", "j", 1]) == (15, 16, 19)
+    assert line_of(("x", 1, "y", "missing"), lines) == 17
+    assert line_of(("nowhere",), lines) == 1
+
+
+@given(st.text(alphabet="ab.=\"[]{}#\n' ,1", max_size=60))
+def test_lines_of_any_valid_text_are_found_without_an_end_to_it(text):
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return
+    lines = toml_lines(text)
+    assert {path[0] for path in lines if path} == set(document)
