@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-Url = Annotated[str, typer.Option(help="Base URL, with or without /v1.")]
+Url = Annotated[str | None, typer.Option(help="Base URL, with or without /v1; default: what `skep up` runs.")]
 Model = Annotated[str | None, typer.Option(help="Default: the only one that is served there.")]
 KeyEnv = Annotated[str | None, typer.Option(help="Environment variable with the endpoint's API key.")]
 Api = Annotated[str, typer.Option(help="openai, or ollama for Ollama's own API, which tells its durations.")]
@@ -29,6 +29,23 @@ Price = Annotated[float | None, typer.Option(min=0, help="Of a kWh: adds the cos
 
 LOCAL = "http://127.0.0.1:8400"
 FIFTEEN_MINUTES = "15m"
+
+
+def running_url(otherwise: str | None = LOCAL) -> str:
+    """Of the hive that runs here; without one `otherwise`, None: an error."""
+    import os
+
+    from skep.engines.control import ask, socket_of
+    from skep.errors import SkepError
+    from skep.settings import user_paths
+
+    paths = user_paths(os.environ)
+    try:
+        return str(ask(socket_of(paths.lock, paths.socket), {"op": "status"})["url"])
+    except SkepError:
+        if otherwise is None:
+            raise
+        return otherwise
 
 
 def given_options(context: typer.Context) -> frozenset[str]:

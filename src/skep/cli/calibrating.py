@@ -18,6 +18,7 @@ from skep.bench.stored_tuning import (
     rig_of,
     setup_of,
 )
+from skep.cli.bench_options import running_url
 from skep.cli.benching import Interrupted, Target, maker_for, positive_seconds, run_measuring
 from skep.cli.calibration_setup import Described, Wishes, describe
 from skep.cli.liveview import live_view
@@ -39,7 +40,7 @@ MOST_LEVEL = 8  # of the higher level, unless a flag says so
 
 def run_calibration(wishes: Wishes, *, as_json: bool) -> None:
     budget_s = positive_seconds(wishes.budget, "--budget", "5m")
-    target = Target(wishes.url or running_url(), wishes.model, wishes.key_env)
+    target = Target(wishes.url or running_url(None), wishes.model, wishes.key_env)
     host, seed = read_host(), random.SystemRandom().randrange(2**31)
     with open_store(user_paths(os.environ).store) as store:
         try:
@@ -53,15 +54,6 @@ def run_calibration(wishes: Wishes, *, as_json: bool) -> None:
             discard(store, seed)
             raise
     _tell(found, as_json=as_json)
-
-
-def running_url() -> str:
-    """Of the hive that `skep up` runs here."""
-    from skep.engines.control import ask, socket_of
-
-    paths = user_paths(os.environ)
-    rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"})["rows"]
-    return str(next(row["url"] for row in rows if row["kind"] == "gateway"))
 
 
 async def _calibrate(

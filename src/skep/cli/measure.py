@@ -30,7 +30,7 @@ def _bench() -> None:
 
 def sweep(
     context: typer.Context,
-    url: of.Url = of.LOCAL,
+    url: of.Url = None,
     model: of.Model = None,
     concurrency: of.Concurrency = "1,2,4,8",
     to_saturation: Annotated[
@@ -82,7 +82,7 @@ def sweep(
     from skep.cli.sweep import SweepWishes, run_sweep_command
 
     wishes = SweepWishes(
-        target=Target(url, model, key_env, api),
+        target=Target(url or of.running_url(), model, key_env, api),
         workload=workload_of(
             shape=shape,
             size=size,
@@ -117,7 +117,7 @@ def sweep(
 
 
 def swarm(
-    url: of.Url = of.LOCAL,
+    url: of.Url = None,
     model: of.Model = None,
     tasks: Annotated[int, typer.Option(min=1, help="The same ones for both.")] = 50,
     agents: Annotated[str, typer.Option(help="One after the other, and so many at once.")] = "1,50",
@@ -145,13 +145,13 @@ def swarm(
         fixed_output=fixed_output,
         seed=seed,
     )
-    target = Target(url, model, key_env, api)
+    target = Target(url or of.running_url(), model, key_env, api)
     limits = (timeout, processes, store_prompts)
     raise typer.Exit(run_swarm_command(target, workload, agents, tasks, runs, limits, as_json=as_json))
 
 
 def open_loop(
-    url: of.Url = of.LOCAL,
+    url: of.Url = None,
     model: of.Model = None,
     rate: Annotated[str, typer.Option(help="Requests a second, one level each.")] = "1",
     arrivals: Annotated[str, typer.Option(help="poisson, constant, or gamma:CV such as gamma:2.0.")] = "poisson",
@@ -180,14 +180,14 @@ def open_loop(
         fixed_output=fixed_output,
         seed=seed,
     )
-    target = Target(url, model, key_env, api)
+    target = Target(url or of.running_url(), model, key_env, api)
     schedule = (rate, arrivals, duration, runs)
     raise typer.Exit(run_open_command(target, workload, schedule, timeout, as_json=as_json, keep_text=store_prompts))
 
 
 def classes(
     mix: Annotated[Path, typer.Argument(help="A TOML file with a table [class.NAME] for each kind of traffic.")],
-    url: of.Url = of.LOCAL,
+    url: of.Url = None,
     model: of.Model = None,
     duration: Annotated[str, typer.Option("--for", help="How long each run sends.")] = "60s",
     agents: Annotated[int | None, typer.Option(min=1, help="In all, where classes have a share of them.")] = None,
@@ -202,14 +202,14 @@ def classes(
     from skep.cli.benching import Target
     from skep.cli.timed import run_classes_command
 
-    target = Target(url, model, key_env)
+    target = Target(url or of.running_url(), model, key_env)
     schedule = (duration, agents, runs, seed)
     raise typer.Exit(run_classes_command(target, mix, schedule, timeout, as_json=as_json, keep_text=store_prompts))
 
 
 def replay(
     trace: Annotated[Path, typer.Argument(help="JSONL: Mooncake's traces, or lines of the OpenAI batch API.")],
-    url: of.Url = of.LOCAL,
+    url: of.Url = None,
     model: of.Model = None,
     speed: Annotated[float, typer.Option(help="2 replays in half the time.")] = 1.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many from the beginning.")] = None,
@@ -224,6 +224,6 @@ def replay(
     from skep.cli.benching import Target
     from skep.cli.timed import run_replay_command
 
-    target = Target(url, model, key_env)
+    target = Target(url or of.running_url(), model, key_env)
     how = (speed, limit, max_tokens, seed)
     raise typer.Exit(run_replay_command(target, trace, how, timeout, as_json=as_json, keep_text=store_prompts))
