@@ -38,7 +38,8 @@ def skep(env, tmp_path):
         return done
 
     yield run
-    run("down", "--wait", "0s")
+    if user_paths(env).lock.exists():  # a hive was started here
+        run("down", "--wait", "0s")
     shutil.rmtree(user_paths(env).runtime, ignore_errors=True)  # left by a skep that a test has killed
 
 

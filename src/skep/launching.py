@@ -16,7 +16,7 @@ from skep.errors import SkepError, UserError
 from skep.host.facts import read_host
 from skep.host.gpu_memory import read_gpu_memory
 from skep.host.nvidia import NvidiaReport
-from skep.planner.rig_words import rig_of_host
+from skep.records import HostFacts
 from skep.settings import LOOPBACK, Gateway, Paths, Serve, Settings, Upstream
 from skep.units import parse_bytes
 from skep.weights.gguf import check_file
@@ -45,8 +45,15 @@ class Machine:
 def read_machine() -> Machine:
     cards = tuple(Card(gpu.index, gpu.total_bytes, gpu.used_bytes) for gpu in read_gpu_memory())
     host = read_host() if cards else read_host(NvidiaReport())
-    devices = rig_of_host(host).rig.cards if len(host.gpus) == len(cards) > 0 else ()
-    return Machine(host.cpu_cores, cards, have(cards, host.memory_bytes), devices)
+    return Machine(host.cpu_cores, cards, have(cards, host.memory_bytes), _devices(host, len(cards)))
+
+
+def _devices(host: HostFacts, cards: int) -> tuple[Device, ...]:
+    if not cards or len(host.gpus) != cards:
+        return ()
+    from skep.planner.rig_words import rig_of_host
+
+    return rig_of_host(host).rig.cards
 
 
 def plan_launches(

@@ -52,12 +52,16 @@ def serve_detached(settings: Settings, paths: Paths, *, as_json: bool) -> None:
 
 def learn_flags(settings: Settings) -> None:
     """Which flags the installed engines know, asked once a version, with a word: vLLM takes half a minute to tell."""
-    from skep.engines.installed import find_program, is_installed
-    from skep.engines.known_flags import known_flags
     from skep.settings import OWN_ENGINES
 
-    for serve in settings.serve:
-        if serve.engine not in OWN_ENGINES and is_installed(serve.engine, serve.binary):
+    others = [serve for serve in settings.serve if serve.engine not in OWN_ENGINES]
+    if not others:
+        return
+    from skep.engines.installed import find_program, is_installed
+    from skep.engines.known_flags import known_flags
+
+    for serve in others:
+        if is_installed(serve.engine, serve.binary):
             known_flags(find_program(serve.engine, serve.binary), tell=note)
 
 
