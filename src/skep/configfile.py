@@ -92,6 +92,7 @@ class ServeTable(_Table):
     options: OptionsTable = OptionsTable()
 
     def to_serve(self) -> Serve:
+        check_words(self.env, *self.extra, self.binary or "", self.checkpoint or "", self.model)
         if self.room is not None:
             _size(self.room, "serve.room")
         return Serve(
@@ -194,6 +195,17 @@ class SettingsFile(_Table):
             upstream=tuple(table.to_upstream() for table in self.upstream),
             aliases=self.aliases,
         )
+
+
+def check_words(env: Mapping[str, str], *words: str) -> None:
+    """What a process can be given: names of variables, and no NUL anywhere."""
+    for name in env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            hint = "letters, digits and underscores: OMP_NUM_THREADS"
+            raise UserError(f"`env`: {name!r} is no name of a variable", hint=hint)
+    wrong = next((word for word in (*env.values(), *words) if "\0" in word), None)
+    if wrong is not None:
+        raise UserError(f"{wrong!r} holds a NUL, which no program can be given", hint="leave it out")
 
 
 def parse_draft(text: str, model: str | None = None) -> Draft:

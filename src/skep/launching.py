@@ -14,7 +14,7 @@ from skep.engines.diagnosis import before_start
 from skep.engines.placement import Card, check_free, check_together, divide, have, room_of, spread
 from skep.errors import SkepError, UserError
 from skep.host.facts import read_host
-from skep.host.gpu_memory import read_gpu_memory
+from skep.host.gpu_memory import read_gpu_memory, visible_gpus
 from skep.host.nvidia import NvidiaReport
 from skep.records import HostFacts
 from skep.settings import LOOPBACK, Gateway, Paths, Serve, Settings, Upstream
@@ -29,7 +29,7 @@ PullProgress = Callable[[int, int | None], None]
 REMOTE = "remote"  # the engine of a launch that skep does not start
 READ_GGUF = ("embedded", "llamacpp")  # their weights are one file, fetched and checked here
 NO_WEIGHTS = ("fake", "simulated")
-KV_BYTES = 2  # of a value in the cache, where nobody says
+KV_BYTES = {"f32": 4.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32}  # a value
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,25 @@ class Machine:
 
 
 def read_machine() -> Machine:
-    cards = tuple(Card(gpu.index, gpu.total_bytes, gpu.used_bytes) for gpu in read_gpu_memory())
+    """Cards that CUDA_VISIBLE_DEVICES hides from skep are not there."""
+    seen = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    cards = tuple(Card(gpu.index, gpu.total_bytes, gpu.used_bytes) for gpu in seen)
     host = read_host() if cards else read_host(NvidiaReport())
-    return Machine(host.cpu_cores, cards, have(cards, host.memory_bytes), _devices(host, len(cards)))
+    return Machine(host.cpu_cores, cards, have(cards, host.memory_bytes), _devices(host, cards))
 
 
-def _devices(host: HostFacts, cards: int) -> tuple[Device, ...]:
-    if not cards or len(host.gpus) != cards:
+def _devices(host: HostFacts, cards: Sequence[Card]) -> tuple[Device, ...]:
+    """Empty where one of them is unlike all of the catalogue: then nothing is foreseen."""
+    numbers = [gpu.index for gpu in host.gpus]
+    if not cards or not {card.index for card in cards} <= set(numbers):
         return ()
     from skep.planner.rig_words import rig_of_host
 
-    return rig_of_host(host).rig.cards
+    try:
+        known = rig_of_host(host).rig.cards
+    except UserError:
+        return ()
+    return tuple(known[numbers.index(card.index)] for card in cards)
 
 
 def plan_launches(
@@ -73,9 +81,9 @@ def plan_launches(
     served: list[Launch] = []
     for serve in settings.serve:
         taken = {gpu for launch in served for gpu in launch.gpus}
-        placed = (
-            divide(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken) if _on_cards(serve) else []
-        )
+        placed: list[tuple[int, ...]] = []
+        if _on_cards(serve) and not _divides_itself(serve, machine):
+            placed = divide(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
         served += _launches(serve, settings, paths, progress, running, machine, placed)
     launches = (*served, *(_remote(upstream, settings.gateway) for upstream in settings.upstream))
     names = [launch.name for launch in launches]
@@ -83,6 +91,11 @@ def plan_launches(
         if names.count(name) > 1:
             hint = "give one [[serve]] table more `replicas`, or an [[upstream]] a `name` of its own"
             raise UserError(f"two replicas are named `{name}`", hint=hint)
+    ports = [launch.port for launch in launches if launch.port]
+    for port in ports:
+        if ports.count(port) > 1:
+            hint = "set `engine_port` further apart, or leave it out"
+            raise UserError(f"two replicas are given port {port}", hint=hint)
     for launch in launches:
         _check_shares(launch)
         if launch.engine != REMOTE:
@@ -154,6 +167,12 @@ def _on_cards(serve: Serve) -> bool:
     return True
 
 
+def _divides_itself(serve: Serve, machine: Machine) -> bool:
+    """Ollama and llama.cpp spread one model over all cards they see, unless they are told otherwise."""
+    alone = serve.replicas == 1 and serve.options.cards == 1 and not serve.gpus
+    return serve.engine in ("ollama", "llamacpp") and alone and serve.options.split is None and len(machine.cards) > 1
+
+
 def _launches(
     serve: Serve,
     settings: Settings,
@@ -198,7 +217,7 @@ def _launches(
         )
         for number in range(serve.replicas)
     ]
-    size = weights.stat().st_size if weights is not None else None
+    size = _size_of(weights) if weights is not None else None
     return [
         replace(
             launch,
@@ -244,7 +263,16 @@ def _weights(serve: Serve, paths: Paths, progress: PullProgress) -> tuple[Path |
         what = f"--context {serve.context_tokens} is beyond the {trained} tokens `{serve.model}` was trained for"
         raise UserError(what, hint=f"--context is per slot; use {trained} at most")
     try:
-        each = geometry_of(header).kv_bytes_per_token(KV_BYTES)
+        each = geometry_of(header).kv_bytes_per_token(KV_BYTES.get(serve.options.kv or "f16", 2.0))
     except SkepError:
         return path, None  # llama.cpp may know an architecture that is not known here
     return path, int(each * serve.slots * (serve.context_tokens or trained or 0))
+
+
+def _size_of(weights: Path) -> int:
+    """Of all parts, where it is the first of several."""
+    part = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", weights.name)
+    if part is None:
+        return weights.stat().st_size
+    parts = (weights.with_name(f"{part[1]}-{n:05}-of-{part[2]}.gguf") for n in range(1, int(part[2]) + 1))
+    return sum(path.stat().st_size for path in parts if path.exists())

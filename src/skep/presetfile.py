@@ -21,7 +21,7 @@ from skep.catalog.models import find_geometry
 from skep.catalog.names import did_you_mean, near, squeeze
 from skep.catalog.presets import Container, Mount, Need, Preset, Published
 from skep.catalog.toml_lines import line_of, toml_lines
-from skep.configfile import OptionsTable
+from skep.configfile import OptionsTable, check_words
 from skep.errors import UserError
 from skep.planner.preset_rules import Contradiction, contradictions
 from skep.settings import OWN_ENGINES, Paths, Serve, default_context
@@ -233,7 +233,9 @@ def parse_preset(text: str, name: str, origin: str) -> Preset:
         document["date"] = str(document["date"])
     lines = toml_lines(text)
     try:
-        found = PresetTable.model_validate(document).to_preset(name, origin)
+        table = PresetTable.model_validate(document)
+        found = table.to_preset(name, origin)
+        _check_env(table, lines, origin)
     except ValidationError as error:
         raise _first(_complaints(error), lines, origin) from None
     except UserError as error:  # of `speculation`
@@ -243,6 +245,14 @@ def parse_preset(text: str, name: str, origin: str) -> Preset:
     if wrong:
         raise _first(wrong, lines, origin)
     return found
+
+
+def _check_env(table: PresetTable, lines: Mapping[tuple[str | int, ...], int], origin: str) -> None:
+    try:
+        check_words(table.env, *table.extra, table.checkpoint)
+    except UserError as error:
+        key = "env" if "env" in error.message else "extra"
+        raise _first([Contradiction((key,), error.message, error.hint)], lines, origin) from None
 
 
 def serve_of(wanted: Preset) -> Serve:

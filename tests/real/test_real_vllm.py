@@ -76,8 +76,9 @@ def test_a_sweep_has_the_engines_own_clock_beside_the_clients(hive):
 
 def test_calibration_fits_the_planner_to_it(hive):
     sizes = ("--levels", "1,4", "--prompt-tokens", "256", "--budget", "4m")
-    done = hive.skep("calibrate", *sizes, "--quant", "bf16", "--json")  # the nearest that is known to float32
-    assert json.loads(done.stdout)["engine"] == "vllm"
+    done = hive.skep("calibrate", *sizes, "--geometry", CHECKPOINT, "--json")
+    document = json.loads(done.stdout)
+    assert (document["engine"], document["simulated"]) == ("vllm", False)
 
 
 def test_a_killed_core_is_explained_and_the_replica_comes_back(hive):

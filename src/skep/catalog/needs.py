@@ -110,7 +110,8 @@ def _same_build(found: str | None, image: str, version: str | None) -> bool:
     if commit is not None:
         built = re.search(r"\+g([0-9a-f]{7,40})", found)
         return built is not None and commit[1].startswith(built[1])
-    return found == version
+    plain = found.rpartition(" ")[2]  # `vllm 0.19.1`, as the adapter tells it
+    return plain == version or (version is None and image.rpartition(":")[2].removeprefix("v") == plain)
 
 
 def _shortened(commit: re.Match[str]) -> str:

@@ -89,7 +89,7 @@ def about_preset(preset: Preset, serve: Serve) -> list[str]:
     from skep.host.facts import read_host
 
     here = Here(
-        engine_version=engine_named(preset.engine).version(),
+        engine_version=engine_named(preset.engine, serve.binary).version(),
         driver_version=read_host().driver_version,
         checkpoint=serve.checkpoint,
         env={**os.environ, **dict(serve.env)},
@@ -149,7 +149,8 @@ def _of_plan(wanted: Wanted) -> Serve:
         raise UserError(
             what, hint=f"name it: skep up {wanted.name} --checkpoint ORG/NAME, or a folder, or a .gguf file"
         )
-    launch = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)[0]
+    launches = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)
+    launch = launches[0]
     at = max(plan.predicted, key=lambda point: point.concurrency)
     agents = f"{at.effective_tok_s:,.0f} tok/s at C={at.concurrency} ({at.low:,.0f} to {at.high:,.0f})"
     note(f"planned: {setup.engine}, {setup.quant.title}, {setup.layout}, {setup.slots} slots a replica; {agents}")
@@ -162,6 +163,7 @@ def _of_plan(wanted: Wanted) -> Serve:
         checkpoint=checkpoint,
         options=launch.options,
         extra=launch.extra,
+        gpus=tuple(gpu for each in launches for gpu in each.gpus),
     )
     return _told(serve, wanted)
 

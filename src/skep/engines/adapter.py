@@ -39,6 +39,7 @@ class Adapter:
     ) -> None:
         self.tell = tell
         self.vendor = vendor
+        self.binary: str | None = None  # of a launch that was neither checked nor started yet
         self._cache_dir = cache_dir
         self._program: Program | None = None
 
@@ -85,7 +86,7 @@ class Adapter:
     def version(self) -> str | None:
         if self._program is None:
             try:
-                self._program = find_program(self.name)
+                self._program = find_program(self.name, self.binary)
             except UserError:
                 return None
         return version_of(self._program)

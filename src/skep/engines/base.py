@@ -134,9 +134,13 @@ _REGISTRY = {
 }
 
 
-def engine_named(name: str) -> Engine:
+def engine_named(name: str, binary: str | None = None) -> Engine:
+    """`binary`: the program that it is, where that is not the one to be found by its name."""
     path = _REGISTRY.get(name)
     if path is None:
         raise UserError(f"there is no engine `{name}`", hint=f"known: {', '.join(sorted(_REGISTRY))}")
     module, _, attribute = path.partition(":")
-    return cast("Engine", getattr(import_module(module), attribute)())
+    made = getattr(import_module(module), attribute)()
+    if binary is not None and hasattr(made, "binary"):
+        made.binary = binary
+    return cast("Engine", made)

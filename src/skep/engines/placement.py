@@ -12,6 +12,19 @@ from skep.units import format_bytes
 RAM = "ram"
 DEFAULT_SHARES = {"vllm": 0.9, "sglang": 0.88}  # of a card, where nobody says: the engines' own
 SHARE_STEP = 0.01
+NOT_ON_CARDS = (
+    "-ngl",
+    "--gpu-layers",
+    "--n-gpu-layers",
+    "-cmoe",
+    "--cpu-moe",
+    "-ncmoe",
+    "--n-cpu-moe",
+    "-nkvo",
+    "--no-kv-offload",
+    "-ot",
+    "--override-tensor",
+)  # flags of llama.cpp that keep part of a model in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +84,10 @@ def room_of(
         share = launch.options.memory_share or DEFAULT_SHARES[launch.engine]
         known = [(gpu, totals.get(gpu)) for gpu in launch.gpus]
         return tuple((f"gpu{gpu}", int(total * share)) for gpu, total in known if total is not None)
-    if weights is None:
-        return ()
+    if weights is None or (cards and not launch.gpus and launch.engine != "embedded"):
+        return ()  # it divides itself over all cards
+    if set(NOT_ON_CARDS) & {word.partition("=")[0] for word in launch.extra}:
+        return ()  # part of it stays in memory, and how much is the engine's to know
     whole = weights + (cache or 0)
     if launch.gpus:
         return tuple((f"gpu{gpu}", whole // len(launch.gpus)) for gpu in launch.gpus)

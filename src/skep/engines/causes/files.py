@@ -156,7 +156,7 @@ FILES = (
             r"model architecture (?P<architecture>\S+) (?:was supported in vLLM until|is not supported in-tree)",
             r"has model type `(?P<architecture>[^`]+)` but transformers does not recognize",
             r"unsupported architectures: (?P<architecture>\S+)",
-            r"(?P<architecture>\w+) has no sglang implementation",
+            r"\b(?P<architecture>\w+) has no sglang implementation",
         ),
         ("ValueError: Model architectures ['Qwen9ForCausalLM'] are not supported for now.",),
         "this version of {engine} (or its transformers) does not know {architecture}",

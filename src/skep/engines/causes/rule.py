@@ -13,6 +13,7 @@ from typing import Any
 
 from skep.engines.base import Diagnosis, Launch
 from skep.engines.causes.logwords import Line
+from skep.errors import UserError
 from skep.units import parse_bytes
 
 ABOVE = 250  # lines of a traceback that belong to the error at its end: two workers write theirs interleaved
@@ -51,7 +52,10 @@ class Case:
     def size(self, name: str) -> int | None:
         """Bytes of a fact like "211.25 MiB"."""
         text = self.facts.get(name)
-        return None if text is None else parse_bytes(str(text))
+        try:
+            return None if text is None else parse_bytes(str(text))
+        except UserError:
+            return None  # a number that is none
 
     def number(self, name: str) -> int | None:
         text = self.facts.get(name)

@@ -25,6 +25,7 @@ from skep.engines.export.recipe import (
 )
 from skep.engines.export.words import Path, Word, comments, shell_lines, shell_word, wrapped
 
+OLLAMA = "OLLAMA_HOST"  # the one variable that says where an engine listens
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; it is published on loopback only
 PORTS = {"vllm": 8000, "sglang": 30000, "llamacpp": 8080, "ollama": 11434}  # as their images have it
 IMAGES = {
@@ -75,7 +76,7 @@ def container_of(recipe: Recipe, launch: Launch) -> Contained:
     mounts = [*(one for one in weights if one[1] not in taken), *mounts]
     seen = inner if recipe.vendor == "nvidia" else replace(inner, gpus=launch.gpus)  # others see all that is handed in
     told = environment(seen, recipe.vendor).items()
-    given = {name: value.replace(f"{HERE}:", f"{EVERYWHERE}:") for name, value in told}
+    given = {name: value.replace(f"{HERE}:", f"{EVERYWHERE}:") if name == OLLAMA else value for name, value in told}
     hub = launch.engine != "ollama" and on_hub(checkpoint or "")
     given |= {"LLAMA_CACHE": LLAMA_CACHE[1]} if hub and launch.engine == "llamacpp" else {}
     return Contained(

@@ -31,19 +31,20 @@ def systemd(recipe: Recipe) -> str:
     contained = recipe.container is not None
     names = [f"{_unit(launch)}.service" for launch in recipe.launches]
     front = f"skep-{file_name(recipe.name)}-gateway.service"
-    keys = f"%h/.config/skep/{file_name(recipe.name)}.env"
+    keys, engines = (f"%h/.config/skep/{file_name(recipe.name)}{kind}.env" for kind in ("", "-engine"))
     lines = [
         *head(recipe, "systemd"),
         *wants(recipe, contained=contained),
         *(fetching(recipe) if contained else ()),
-        f"Keys and paths go into {keys.replace('%h', '~')}, one NAME=value a line:",
-        f"  {', '.join(f'{name}=...' for name in ('HF_TOKEN', 'SKEP_API_KEY', *_paths(recipe)))}; a path without ~",
+        f"What engines may know goes into {engines.replace('%h', '~')}, one NAME=value a line:",
+        f"  {', '.join(f'{name}=...' for name in ('HF_TOKEN', *_paths(recipe)))}; a path without ~",
+        f"The gateway's own key goes into {keys.replace('%h', '~')}: SKEP_API_KEY=...",
         f"Write each part below into {FOLDER}, then:",
         f"systemctl --user daemon-reload && systemctl --user enable --now {' '.join((*names, front))}",
         "loginctl enable-linger   # to serve without being logged in",
     ]
     parts = [comments(lines)]
-    parts += [_replica(recipe, place, keys) for place in range(len(recipe.launches))]
+    parts += [_replica(recipe, place, engines) for place in range(len(recipe.launches))]
     parts.append(_part(
         front,
         unit=[f"Description={_plain(recipe.name)}: skep's gateway", f"Wants={' '.join(names)}", "After=network.target"],
