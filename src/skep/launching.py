@@ -11,14 +11,16 @@ from pathlib import Path
 from skep.catalog.devices import Device
 from skep.engines.base import Launch, engine_named
 from skep.engines.diagnosis import before_start
+from skep.engines.installed import find_program
 from skep.engines.placement import Card, check_free, check_together, divide, have, room_of, spread
 from skep.errors import SkepError, UserError
 from skep.host.facts import read_host
 from skep.host.gpu_memory import read_gpu_memory, visible_gpus
 from skep.host.nvidia import NvidiaReport
 from skep.records import HostFacts
-from skep.settings import LOOPBACK, Gateway, Paths, Serve, Settings, Upstream
+from skep.settings import LOOPBACK, OWN_ENGINES, Gateway, Paths, Serve, Settings, Upstream
 from skep.units import parse_bytes
+from skep.weights.config_json import read_config
 from skep.weights.gguf import check_file
 from skep.weights.gguf_geometry import geometry_of
 from skep.weights.pull import pull
@@ -80,6 +82,9 @@ def plan_launches(
     machine = machine or read_machine()
     served: list[Launch] = []
     for serve in settings.serve:
+        if serve.engine not in OWN_ENGINES:
+            engine_named(serve.engine)
+            find_program(serve.engine, serve.binary)  # before weights are fetched for it
         taken = {gpu for launch in served for gpu in launch.gpus}
         placed: list[tuple[int, ...]] = []
         if _on_cards(serve) and not _divides_itself(serve, machine):
@@ -149,12 +154,25 @@ def _check_shares(launch: Launch) -> None:
 
 def _foresee(launch: Launch, machine: Machine) -> None:
     """What is certain to fail on these cards is said before the start."""
+    _check_heads(launch)
     numbers = [card.index for card in machine.cards]
     if not launch.gpus or not machine.devices:
         return
     found = before_start(launch, [machine.devices[numbers.index(gpu)] for gpu in launch.gpus])
     if found is not None and found.final:
         raise UserError(f"`{launch.name}` would not start: {found.cause}", hint=found.remedy)
+
+
+def _check_heads(launch: Launch) -> None:
+    """Of a folder, which says how many it has: vLLM takes half a minute to find out."""
+    tp, folder = launch.options.tp, Path(launch.checkpoint or "")
+    if tp < 2 or launch.engine not in ("vllm", "sglang") or not (folder / "config.json").is_file():
+        return
+    heads = read_config(folder).heads
+    if heads % tp:
+        fits = ", ".join(str(n) for n in range(1, 17) if heads % n == 0)
+        hint = f"tp must divide the heads: {fits}"
+        raise UserError(f"tp = {tp} does not divide the {heads} attention heads of `{launch.model}`", hint=hint)
 
 
 def _on_cards(serve: Serve) -> bool:
@@ -256,7 +274,10 @@ def _weights(serve: Serve, paths: Paths, progress: PullProgress) -> tuple[Path |
     """The file, pulled if need be and checked: a damaged one is found here and not by a dying engine. And its cache."""
     if serve.engine not in READ_GGUF:
         return None, None
-    path = pull(serve.checkpoint or serve.model, cache_dir=paths.cache, progress=progress).path
+    named = serve.checkpoint or serve.model
+    if named.endswith(".gguf") and ":" not in named and not os.path.exists(os.path.expanduser(named)):  # noqa: PTH110, PTH111
+        raise UserError(f"the model file `{named}` does not exist", hint="check `model` or `checkpoint`")
+    path = pull(named, cache_dir=paths.cache, progress=progress).path
     header = check_file(path)
     trained = header.context_length
     if trained is not None and serve.context_tokens > trained:

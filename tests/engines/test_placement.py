@@ -82,9 +82,12 @@ def test_models_loaded_on_demand_need_not_fit_together():
 
 
 def test_a_busy_card_is_named_with_the_share_that_would_fit():
-    busy = (Card(0, 24 * GIB, 12 * GIB),)
+    busy = (Card(0, 24 * GIB, 8 * GIB),)
     with pytest.raises(DoesNotFit) as refused:
         check_free([with_room(launch())], busy)
-    assert "GPU 0 is busy: 12.0 GiB of 24.0 GiB are free, `m-0` wants 21.6 GiB" in str(refused.value)
-    assert "memory_share = 0.49" in refused.value.hint
+    assert "GPU 0 is busy: 16.0 GiB of 24.0 GiB are free, `m-0` wants 21.6 GiB" in str(refused.value)
+    assert "memory_share = 0.65" in refused.value.hint
     check_free([with_room(launch())], CARDS)
+    with pytest.raises(DoesNotFit) as refused:
+        check_free([with_room(launch())], (Card(0, 24 * GIB, 20 * GIB),))
+    assert "memory_share" not in refused.value.hint

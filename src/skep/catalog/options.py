@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
+
+_SERVER = {"--port": "", "--host": ""}
+_OWN_FLAGS: Mapping[str, Mapping[str, str]] = {
+    "vllm": {
+        **_SERVER, "--served-model-name": "model", "--max-num-seqs": "slots", "--max-model-len": "context",
+        "--tensor-parallel-size": "tp", "-tp": "tp", "--pipeline-parallel-size": "pp", "-pp": "pp",
+        "--data-parallel-size": "dp", "-dp": "dp", "--gpu-memory-utilization": "memory_share", "--kv-cache-dtype": "kv",
+    },
+    "sglang": {
+        **_SERVER, "--served-model-name": "model", "--max-running-requests": "slots", "--context-length": "context",
+        "--tp-size": "tp", "--tensor-parallel-size": "tp", "--tp": "tp", "--pp-size": "pp", "--dp-size": "dp",
+        "--mem-fraction-static": "memory_share", "--kv-cache-dtype": "kv", "--model-path": "checkpoint",
+    },
+    "llamacpp": {
+        **_SERVER, "--alias": "model", "-a": "model", "--parallel": "slots", "-np": "slots", "--ctx-size": "context",
+        "-c": "context", "--model": "checkpoint", "-m": "checkpoint", "--cache-type-k": "kv", "--cache-type-v": "kv",
+    },
+}  # fmt: skip
+
+
+def own_flag(engine: str, extra: Sequence[str]) -> tuple[str, str] | None:
+    """The first word of `extra` that is skep's own to say, and what to set instead."""
+    for word in extra:
+        flag = word.partition("=")[0]
+        flag = flag.replace("_", "-") if flag.startswith("--") else flag
+        key = _OWN_FLAGS.get(engine, {}).get(flag)
+        if key is not None:
+            return flag, f"set `{key}` instead" if key else "skep chooses it; `engine_port` fixes the port"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,14 +59,33 @@ def serve_for(wanted: Wanted) -> Serve | None:
     preset = find_preset(wanted.name, user_paths(os.environ).config / "presets")
     if preset is not None:
         return _of_preset(preset, wanted)
+    if wanted.name.startswith(("/", "./", "../", "~/")) and not Path(wanted.name).expanduser().exists():
+        raise UserError(f"`{wanted.name}` does not exist", hint="name a GGUF file, or a folder with config.json")
     if _for_the_embedded(wanted):
         return None
     from skep.host.facts import read_host
 
     host = read_host()
-    if host.gpus and wanted.engine in (None, *FOR_PLANS):
+    if host.gpus and wanted.engine in (None, *FOR_PLANS) and not _unplanned(wanted):
         return _of_plan(wanted)
     return _as_told(wanted, host)
+
+
+def _unplanned(wanted: Wanted) -> bool:
+    """A checkpoint of the hub that the catalogue does not know, for an engine that is named: started as told."""
+    from skep.catalog.models import find_geometry
+
+    if "/" not in wanted.name or _is_folder(wanted.name) or wanted.name.endswith(".gguf") or wanted.planned:
+        return False
+    if find_geometry(wanted.name) is not None:
+        return False
+    if wanted.engine is None:
+        hint = (
+            f"`skep up {wanted.name} --engine vllm` starts it without a plan; a folder can be planned"
+        )
+        raise UserError(f"`{wanted.name}` is not in the catalogue, so that it cannot be planned", hint=hint)
+    note(f"{wanted.name} is not in the catalogue: started as told, without a plan")
+    return True
 
 
 def _of_preset(preset: Preset, wanted: Wanted) -> Serve:
@@ -151,7 +170,7 @@ def _of_plan(wanted: Wanted) -> Serve:
         )
     launches = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)
     launch = launches[0]
-    at = max(plan.predicted, key=lambda point: point.concurrency)
+    at = min(plan.predicted, key=lambda point: abs(point.concurrency - flags.agents))
     agents = f"{at.effective_tok_s:,.0f} tok/s at C={at.concurrency} ({at.low:,.0f} to {at.high:,.0f})"
     note(f"planned: {setup.engine}, {setup.quant.title}, {setup.layout}, {setup.slots} slots a replica; {agents}")
     serve = Serve(

@@ -57,10 +57,12 @@ def learn_flags(settings: Settings) -> None:
     others = [serve for serve in settings.serve if serve.engine not in OWN_ENGINES]
     if not others:
         return
+    from skep.engines.base import engine_named
     from skep.engines.installed import find_program, is_installed
     from skep.engines.known_flags import known_flags
 
     for serve in others:
+        engine_named(serve.engine)  # there is such an engine
         if is_installed(serve.engine, serve.binary):
             known_flags(find_program(serve.engine, serve.binary), tell=note)
 
@@ -149,10 +151,13 @@ def _say_absent(rows: list[dict[str, Any]]) -> None:
 
 
 def _say_state(row: dict[str, Any], said: dict[str, str]) -> None:
-    """One line when a row's state has changed."""
-    if said.get(row["name"]) != row["state"]:
-        said[row["name"]] = row["state"]
-        note(f"{row['name']}: {row['state']}" + (f" ({row['why']})" if row.get("why") else ""))
+    """One line when a row's state has changed; why, where that has changed too."""
+    name, state, why = row["name"], row["state"], row.get("why") or ""
+    if said.get(name) == state:
+        return
+    said[name] = state
+    told, said[f"{name} why"] = said.get(f"{name} why"), why
+    note(f"{name}: {state}" + (f" ({why})" if why and why != told else ""))
 
 
 class _Story:

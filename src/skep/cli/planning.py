@@ -264,6 +264,9 @@ def _read_gguf(path: Path, name: str) -> ModelFound:
     geometry = geometry_of(header)
     if any(tensor.type_name == "MXFP4" for tensor in header.tensors):
         return ModelFound(geometry, QUANTS["gguf_mxfp4"], name, (f"{path.name} holds MXFP4",))
+    named = _quant_in_name(path.stem)
+    if named is not None:
+        return ModelFound(geometry, named, name, (f"{path.name} is taken as {named.title}, by its name",))
     quant = _gguf_quant(path.stat().st_size * 8 / geometry.params_total)
     return ModelFound(geometry, quant, name, (f"{path.name} is taken as {quant.title}, by its size",))
 
@@ -279,6 +282,18 @@ def _read_folder(path: Path) -> ModelFound:
     if found is None:
         return ModelFound(geometry, None, where, unknown_quant=said.method)
     return ModelFound(geometry, found, where, (f"the configuration says {found.title}",))
+
+
+def _quant_in_name(stem: str) -> Quant | None:
+    """`Model-Q4_K_M`: as people name such files, where it is a format that is known."""
+    word = re.search(r"(?:^|[.\-_])(I?Q\d(?:_\w+)?|BF16|F16)$", stem, re.IGNORECASE)
+    if word is None:
+        return None
+    try:
+        found = find_quant(word[1].lower())
+    except UserError:
+        return None
+    return found if found.family == "gguf" else None
 
 
 def _gguf_quant(bits: float) -> Quant:

@@ -41,6 +41,7 @@ class Simulation:
         """As `skep plan` would get them. A context too small for the usual task is planned for tasks that it holds."""
         if self.model is None:
             raise UserError("--simulate wants a model", hint="`skep catalog models` lists those that are known")
+        _refuse_preset(self.model)
         rigs = self.gpu or ()
         if len(rigs) > 1:
             raise UserError(f"--simulate serves one rig, {len(rigs)} --gpu were given",
@@ -62,6 +63,18 @@ class Simulation:
             slots=self.slots,
             context=self.context,
         )
+
+
+def _refuse_preset(name: str) -> None:
+    import os
+
+    from skep.presetfile import find_preset
+    from skep.settings import user_paths
+
+    preset = find_preset(name, user_paths(os.environ).config / "presets")
+    if preset is not None:
+        hint = f'simulate its model: skep up {preset.model} --gpu "{preset.hardware}" --simulate'
+        raise UserError(f"`{name}` is a preset, and --simulate wants a model", hint=hint)
 
 
 def simulated_serve(wanted: Simulation) -> tuple[str, dict[str, Any]]:

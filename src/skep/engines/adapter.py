@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from skep.catalog.options import Options
+from skep.catalog.options import Options, own_flag
 from skep.engines.base import Diagnosis, Launch
 from skep.engines.diagnosis import diagnose
 from skep.engines.installed import Program, bare_words, find_program, version_of
@@ -157,6 +157,9 @@ def _draft_model(options: Options) -> str | None:
 def common_refusals(launch: Launch) -> Iterable[Refusal]:
     """What no engine can do."""
     options, draft = launch.options, launch.options.draft
+    own = own_flag(launch.engine, launch.extra)
+    if own is not None:
+        yield f"`extra` has {own[0]}, which skep itself says", own[1]
     if options.p2p not in (None, "off", "nvlink"):
         yield f"p2p `{options.p2p}` is none", 'write "nvlink" for NVLink only, "off" for not at all, or leave it out'
     if draft is not None and draft.method in DRAFTED_BY_MODEL and not draft.model:

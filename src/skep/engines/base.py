@@ -138,7 +138,9 @@ def engine_named(name: str, binary: str | None = None) -> Engine:
     """`binary`: the program that it is, where that is not the one to be found by its name."""
     path = _REGISTRY.get(name)
     if path is None:
-        raise UserError(f"there is no engine `{name}`", hint=f"known: {', '.join(sorted(_REGISTRY))}")
+        known = f"known: {', '.join(sorted(_REGISTRY))}"
+        hint = f"a server that runs already is an [[upstream]]; {known}" if name == "remote" else known
+        raise UserError(f"there is no engine `{name}`", hint=hint)
     module, _, attribute = path.partition(":")
     made = getattr(import_module(module), attribute)()
     if binary is not None and hasattr(made, "binary"):

@@ -12,6 +12,7 @@ from skep.units import format_bytes
 RAM = "ram"
 DEFAULT_SHARES = {"vllm": 0.9, "sglang": 0.88}  # of a card, where nobody says: the engines' own
 SHARE_STEP = 0.01
+LEAST_SHARE = 0.5  # of a card that is left: below it the weights hardly fit, and it is not offered
 NOT_ON_CARDS = (
     "-ngl",
     "--gpu-layers",
@@ -136,7 +137,7 @@ def check_free(launches: Sequence[Launch], cards: Sequence[Card]) -> None:
             continue
         first = takers[0]
         hint = "`nvidia-smi` shows who holds it; end that, or name other cards with `gpus`"
-        if first.engine in DEFAULT_SHARES and len(takers) == 1 and free / card.total_bytes > 0.1:
+        if first.engine in DEFAULT_SHARES and len(takers) == 1 and free / card.total_bytes >= LEAST_SHARE:
             share = int((free / card.total_bytes - SHARE_STEP) / SHARE_STEP) * SHARE_STEP
             hint += f"; or set memory_share = {share:.2f}"
         left = f"{format_bytes(free)} of {format_bytes(card.total_bytes)} are free"
@@ -148,5 +149,5 @@ def _apart(takers: Sequence[tuple[Launch, int]], resource: str) -> str:
         return "serve fewer at once: `on_demand = true` loads a model when somebody asks for it"
     if all(launch.engine in DEFAULT_SHARES for launch, _ in takers):
         share = int(0.95 / len(takers) / SHARE_STEP) * SHARE_STEP
-        return f"give each its own card with `gpus`, or set memory_share = {share:.2f} for each"
+        return f"give each its own card with `gpus`; memory_share = {share:.2f} for each, if the weights fit in it"
     return "give each its own card with `gpus`, or load them `on_demand`"
