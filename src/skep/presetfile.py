@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from skep.catalog.models import find_geometry
 from skep.catalog.names import did_you_mean, near, squeeze
 from skep.catalog.presets import Container, Mount, Need, Preset, Published
-from skep.catalog.toml_lines import line_of, toml_lines
+from skep.catalog.toml_lines import line_of, toml_lines, written
 from skep.configfile import OptionsTable, check_words
 from skep.errors import UserError
 from skep.planner.preset_rules import Contradiction, contradictions
@@ -29,6 +29,7 @@ from skep.settings import OWN_ENGINES, Paths, Serve, default_context
 SHIPPED = "shipped"
 USUAL_CONTEXT = 8192  # where the author does not say and no figure wants more: what a whole card's default refuses
 _FOLDER = "recipes"
+_ENCODING = "utf-8-sig"  # some editors begin a file with a byte order mark
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _HINT = "docs/presets.md has every key"
 _TOML_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
@@ -71,7 +72,7 @@ class PublishedTable(_Table):
     concurrency: int = Field(ge=1)
     input_tokens: int | None = Field(default=None, ge=1)
     output_tokens: int | None = Field(default=None, ge=1)
-    clock: Literal["client", "engine"] = "client"
+    clock: Literal["client", "engine"] | None = None
     engine_version: str | None = None
     ttft_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     tpot_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -198,13 +199,13 @@ def preset(name: str, folder: Path) -> Preset:
 def preset_text(name: str, folder: Path) -> str:
     """The file as it is written, one's own or shipped."""
     found = preset(name, folder)
-    return _shipped_text(name) if found.origin == SHIPPED else Path(found.origin).read_text(encoding="utf-8")
+    return _shipped_text(name) if found.origin == SHIPPED else Path(found.origin).read_text(encoding=_ENCODING)
 
 
 def read_preset(path: Path) -> Preset:
     """One file, wherever it lies."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding=_ENCODING)
     except FileNotFoundError:
         raise UserError(f"the preset `{path}` does not exist", hint="`skep presets` lists those that do") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -331,11 +332,36 @@ def _complaint(entry: Any) -> Contradiction:
         return Contradiction(place, f"`{key}` is not a key of {inside}{guess}", known)
     if entry["type"] == "missing":
         return Contradiction(place, f"`{key}` is missing in {inside}", _MISSING.get(str(key)))
-    given = entry["input"]
-    shown = "a table" if isinstance(given, dict) else "a list" if isinstance(given, list) else repr(given)
     named = f"{key + 1} of `{place[-2]}`" if isinstance(key, int) and len(place) > 1 else f"`{key}`"
-    said = f"{entry['msg'][:1].lower()}{entry['msg'][1:]}"
-    return Contradiction(place, f"{named} = {shown}: {said}", _MISSING.get(str(key)))
+    return Contradiction(place, f"{named} = {written(entry['input'])}: {_said(entry)}", _MISSING.get(str(key)))
+
+
+def _said(entry: Any) -> str:
+    if entry["type"] in _KINDS:
+        return f"must be {_KINDS[entry['type']]}"
+    words = f"{entry['msg'][:1].lower()}{entry['msg'][1:]}"
+    for long, short in _SHORTER.items():
+        words = words.replace(long, short)
+    return words
+
+
+_KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a number that is not infinite",
+    "string_type": "text in quotes",
+    "bool_type": "true or false, without quotes",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+}
+_SHORTER = {
+    "input should be greater than or equal to": "must be at least",
+    "input should be less than or equal to": "must be at most",
+    "input should be greater than": "must be more than",
+    "input should be": "must be",
+}
 
 
 _MISSING = {

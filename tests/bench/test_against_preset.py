@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from skep.bench.against_preset import Seen, Shape, engine_in, judge, rerun_of, same_model
+from skep.bench.against_preset import Seen, Shape, check_model, engine_in, judge, rerun_of, same_model
 from skep.bench.compare import Side
 from skep.bench.summary import summarise
 from skep.catalog.presets import Need, Preset, Published
@@ -13,7 +13,7 @@ from skep.records import EngineTimings, Request
 from skep.store.rows import ClientSample
 
 SHORT, LONG = {"input_tokens": 100, "output_tokens": 50}, {"input_tokens": 100, "output_tokens": 400}
-FIGURE = Published(100.0, "output", 2, **SHORT)
+FIGURE = Published(100.0, "output", 2, clock="client", **SHORT)
 SEEN = Seen("mine", "vllm 0.19.1")
 
 
@@ -121,6 +121,14 @@ def test_where_the_engine_says_nothing_the_other_clock_is_named():
     assert "published by the engine's clock" in found.why
 
 
+def test_a_clock_that_is_not_published_is_taken_as_the_clients_which_is_said():
+    verdict = judge(preset(replace(FIGURE, clock=None)), side(), SEEN)
+    assert verdict.rows[0].fair
+    assert verdict.rows[0].clock == "client"
+    assert "by which clock is not said" in verdict.differences[0]
+    assert judge(preset(FIGURE), side(), SEEN).differences == ()
+
+
 def test_the_interval_is_of_what_was_measured_and_one_run_has_none():
     found = held(run=side(seconds=(1.0, 1.1, 0.9)))
     assert found.interval.low < found.measured < found.interval.high
@@ -178,6 +186,8 @@ def test_an_engine_is_known_by_its_own_words(told, engine):
     [
         (Seen("mine", "llamacpp b7000"), "another engine"),
         (Seen("mine", "vllm 0.21.0"), "published with 0.19.1, here 0.21.0"),
+        (replace(SEEN, cards=("NVIDIA GeForce RTX 4090",)), "measured on rtx-3090, here is 1x rtx-4090"),
+        (replace(SEEN, cards=()), "measured on rtx-3090, no card is seen here"),
         (Seen("mine", "simulated: as vllm", simulated=True), "no model ran"),
     ],
 )
@@ -190,6 +200,25 @@ def test_other_conditions_are_named_beside_the_share(seen, said):
 
 def test_a_server_that_does_not_say_what_it_is_is_taken_at_its_word():
     assert held(seen=Seen("mine")).fair
+
+
+def test_cards_of_the_same_kind_change_nothing():
+    assert held(seen=replace(SEEN, cards=("NVIDIA GeForce RTX 3090",) * 2)).fair
+
+
+def test_a_checkpoint_that_nobody_named_is_never_quite_the_same():
+    verdict = judge(preset(FIGURE, stand_in=True), side(), SEEN)
+    assert not verdict.rows[0].fair
+    assert verdict.rows[0].ratio == pytest.approx(1.0)
+    assert "Qwen/Qwen3-8B-AWQ stands in for it" in verdict.differences[0]
+
+
+def test_another_model_is_refused_before_anything_is_measured():
+    check_model(preset(), "Qwen/Qwen3-8B", "http://x/v1")
+    with pytest.raises(UserError, match="`smollm2-135m` answers at http://x/v1") as caught:
+        check_model(preset(), "smollm2-135m", "http://x/v1")
+    assert "skep up mine-8b" in caught.value.hint
+    assert 'served_as = "smollm2-135m"' in caught.value.hint
 
 
 def test_a_need_that_is_not_known_to_be_met_is_named():

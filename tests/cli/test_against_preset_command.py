@@ -1,6 +1,7 @@
 """`skep bench sweep --against-preset` on a live engine, as a user runs it."""
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -67,6 +68,25 @@ def test_the_published_shape_is_run_and_the_share_of_it_told(sweep):
     assert first["ratio"] == pytest.approx(first["measured"] / 100)
     assert first["interval"]["low"] < first["measured"] < first["interval"]["high"]
     assert "lengths are not published" in second["why"]
+
+
+def test_another_model_is_refused_before_anything_is_measured(sweep, tmp_path):
+    with FakeEngine(slots=2, token_ms=2) as engine, pytest.raises(UserError, match="`fake-model` answers at"):
+        sweep("--url", engine.url, "--against-preset", "qwen3.6-27b-2x3090-replicas")
+    assert not (tmp_path / "data" / "skep").exists()
+
+
+def test_other_cards_are_said_before_the_run_and_put_the_share_in_brackets(sweep, tmp_path):
+    if shutil.which("nvidia-smi"):
+        pytest.skip("this machine has cards")
+    with FakeEngine(slots=2, token_ms=2) as engine:
+        done = sweep("--url", engine.url, "--against-preset", "mine", *QUICK)
+    said = done.stderr
+    warned, begun = said.index("warning: measured on rtx-3090, no card is seen here"), said.index("as published")
+    assert warned < begun
+    assert "not said" in done.stdout
+    assert " %)" in done.stdout
+    assert "under other conditions" in said
 
 
 def test_what_the_user_says_stays_and_the_table_tells_what_it_costs(sweep):

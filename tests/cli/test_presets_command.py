@@ -74,7 +74,47 @@ def test_one_preset_is_shown_with_all_it_wants(run):
 
 
 def test_a_stand_in_is_called_one(run):
-    assert "the author names none: a stand-in" in run("show", "gemma-4-31b-4x3090").stdout
+    said = run("show", "gemma-4-31b-4x3090").stdout
+    assert "the author names none: a stand-in" in said
+    assert (
+        "\nWhich checkpoint was measured is not published: cyankiwi/gemma-4-31B-it-AWQ-4bit stands in for it." in said
+    )
+
+
+def test_a_terminal_of_80_columns_breaks_no_line_of_the_list(run, capsys):
+    from skep.cli.presets import _print_list
+
+    known = list(shipped_presets().values())
+    _print_list(known, 80)
+    narrow = capsys.readouterr()
+    assert narrow.out.splitlines()[0].split() == ["NAME", "ENGINE", "BEST", "PUBLISHED"]
+    assert all(len(line) <= 80 for line in narrow.out.splitlines())
+    assert "`skep presets show NAME` has the rest" in narrow.err
+    _print_list(known, 400)
+    wide = capsys.readouterr()
+    assert "SOURCE" in wide.out
+    assert not wide.err
+
+
+@pytest.mark.parametrize("name", [NAME, "gemma-4-31b-4x3090", "qwen-27b-b70"])
+def test_a_terminal_of_80_columns_breaks_a_preset_between_words_only(name, capsys):
+    from skep.cli.presets import _print_preset
+
+    found = shipped_presets()[name]
+    _print_preset(found, 80)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 or len(line.split()) == 1 for line in lines)
+    _print_preset(found)
+    whole = capsys.readouterr().out
+    assert " ".join(" ".join(lines).split()) == " ".join(whole.split())
+    assert all(f"\n{place}. " in whole for place in range(1, len(found.published) + 1))
+    assert "VALUE" not in whole
+
+
+def test_a_figure_says_what_is_not_said_of_it(run):
+    assert "clock not said; version not said" in run("show", "qwen-27b-b70").stdout
+    assert "lengths not said; the engine's clock; version 0.19.1" in run("show", "gemma-4-31b-4x3090").stdout
+    assert "; the client's clock; version 0.19.2 / dev205" in run("show", NAME).stdout
 
 
 def test_one_preset_as_json_is_the_whole_of_it(run):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from skep.cli.choosing import Wanted, parse_gpus, serve_for
-from skep.errors import SkepError, UserError
+from skep.errors import DoesNotFit, SkepError, UserError
 
 SMI = """#!/bin/sh
 case "$1" in
@@ -86,7 +86,7 @@ def test_a_model_too_large_for_the_cards_ends_with_exit_3(two_3090s):
     assert refused.value.exit_code == 3
 
 
-def test_a_preset_is_served_as_it_is_written_and_no_plan_changes_it(folders, capsys):
+def test_a_preset_is_served_as_it_is_written_and_no_plan_changes_it(two_3090s, capsys):
     serve = serve_for(Wanted("qwen3.6-27b-2x3090-replicas"))
     assert (serve.engine, serve.replicas, serve.slots) == ("vllm", 2, 2)
     said = capsys.readouterr().err
@@ -94,6 +94,28 @@ def test_a_preset_is_served_as_it_is_written_and_no_plan_changes_it(folders, cap
     assert "not apply" in said
     with pytest.raises(UserError, match="--tp would make another recipe"):
         serve_for(Wanted("qwen3.6-27b-2x3090-replicas", tp=2))
+
+
+def test_a_preset_for_cards_is_not_started_without_any(folders):
+    with pytest.raises(DoesNotFit, match="wants rtx-3090, this machine has no GPU"):
+        serve_for(Wanted("qwen3.6-27b-3090-mtp5"))
+
+
+def test_a_preset_on_other_cards_says_so_and_goes_on(two_3090s, capsys):
+    assert serve_for(Wanted("gpt-oss-20b-4090")).engine == "llamacpp"
+    assert "warning: measured on rtx-4090, here are 2x rtx-3090" in capsys.readouterr().err
+
+
+def test_a_checkpoint_outside_the_catalogue_is_started_as_told(two_3090s, capsys):
+    assert serve_for(Wanted("org/nobody-knows", engine="vllm")).engine == "vllm"
+    assert "without a plan" in capsys.readouterr().err
+    with pytest.raises(UserError, match="not in the catalogue"):
+        serve_for(Wanted("org/nobody-knows"))
+
+
+def test_a_path_that_is_not_there_is_what_is_wrong(folders):
+    with pytest.raises(UserError, match="does not exist"):
+        serve_for(Wanted("/no/such/folder"))
 
 
 @pytest.mark.parametrize("text", ["a", "0,", "0;1", "-1", ""])

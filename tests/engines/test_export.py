@@ -340,3 +340,37 @@ def unsystemd(word):
 
 def _unescaped(code):
     return {"n": "\n", "t": "\t"}.get(code) or (chr(int(code[1:], 16)) if len(code) > 1 else code)
+
+
+# What has to be known before it is started
+
+
+@pytest.mark.parametrize("form", ["shell", "docker", "compose", "systemd"])
+def test_notes_and_a_stand_in_are_told_in_comments(form):
+    text = export(recipe(stand_in=True, notes=("warm it\nup first",)), form)
+    told = [line for line in text.splitlines() if line.startswith("# Note: ")]
+    assert told[0] == "# Note: which checkpoint was measured is not published: Qwen/Qwen3-8B-AWQ stands in for it"
+    assert told[1].startswith("# Note: warm it")
+    assert not any(line.startswith("up first") for line in text.splitlines())
+    assert "# Note: " not in export(recipe(), form)
+
+
+@pytest.mark.parametrize("form", ["shell", "docker", "compose", "systemd"])
+def test_an_image_whose_tag_has_moved_is_not_what_was_measured(form):
+    text = export(shipped("qwen3.6-27b-2x3090-awq"), form)
+    assert "# NOT met here (image): vLLM 0.10.1.1" in text
+    assert "these published figures do not apply: 43.2 tok/s at C=1" in text
+    assert "give them" not in text
+
+
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        ("shell", "env OLLAMA_HOST=127.0.0.1:8500 ollama pull gemma4:31b"),
+        ("docker", "docker exec gemma-4-31b-4x3090-ollama-0 ollama pull gemma4:31b"),
+        ("compose", "docker compose exec gemma-4-31b-4x3090-ollama-0 ollama pull gemma4:31b"),
+        ("systemd", "OLLAMA_HOST=127.0.0.1:8500 ollama pull gemma4:31b"),
+    ],
+)
+def test_ollama_is_told_to_fetch_its_model(form, line):
+    assert line in export(shipped("gemma-4-31b-4x3090-ollama"), form)

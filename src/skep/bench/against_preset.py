@@ -5,7 +5,6 @@ A published figure is one number of one day; only what was measured here has a s
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from skep.bench.compare import Side
 from skep.bench.metrics import repeat_of, task_tok_s
 from skep.catalog.models import find_geometry
 from skep.catalog.names import squeeze
-from skep.catalog.needs import figures_lost
+from skep.catalog.needs import figures_lost, other_cards, stand_in_words, version_beside
 from skep.catalog.presets import Need, Preset, Published
 from skep.errors import UserError
 from skep.records import Interval, LevelSummary, Request
@@ -25,7 +24,6 @@ LENGTHS_WITHIN = 0.1  # of the published lengths: prompts are made to length, an
 LENGTHS_WITHIN_TOKENS = 8.0
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "ollama": "ollama", "library": "ollama"}
 _FAMILY = {"embedded": "llamacpp"}
-_VERSION = re.compile(r"\bv?(\d+(?:\.\d+)+[0-9a-z.+]*)\b|\b(b\d{3,})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,7 @@ class Seen:
     model: str
     engine: str | None = None
     simulated: bool = False
+    cards: tuple[str, ...] | None = None  # by the driver's names, of the machine it runs on
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,9 @@ def judge(preset: Preset, side: Side, seen: Seen, missing: Collection[Need] = ()
         elif held.ratio is not None:
             doubts += ["another engine"] if _other_engine(preset, seen) else []
             doubts += _other_version(figure.engine_version or preset.engine_version, seen.engine)
+            doubts += [cards] if (cards := _other_cards(preset, seen)) else []
             doubts += [_without(figure, missing)] if figure in lost else []
+            doubts += ["its checkpoint is not published"] if preset.stand_in and figure not in lost else []
         if wrong_model:
             held = replace(held, ratio=None, ratio_interval=None)
             doubts = [f"`{seen.model}` answered, the figure is of `{preset.model}`"]
@@ -150,9 +151,24 @@ def differences(preset: Preset, seen: Seen) -> list[str]:
         found.append(f"`{seen.model}` answers there, the preset is of {own}")
     if _other_engine(preset, seen):
         found.append(f"{seen.engine} answers there, the preset is of {preset.engine}")
+    if cards := _other_cards(preset, seen):
+        found.append(cards)
+    if stand_in := stand_in_words(preset):
+        found.append(stand_in)
+    if any(figure.clock is None for figure in preset.published):
+        found.append("by which clock is not said of every figure: such a one is measured by the client's here")
     if seen.simulated:
         found.append("what answers there is simulated: no model ran, these figures are a prediction")
     return found
+
+
+def check_model(preset: Preset, model: str, url: str) -> None:
+    """Before anything is measured: what another model does says nothing about these figures."""
+    if not same_model(preset, model):
+        message = f"`{model}` answers at {url}, the preset `{preset.name}` is of `{preset.model}`"
+        own = f'`skep presets new NAME --from {preset.name}` with served_as = "{model}"'
+        hint = f"`skep up {preset.name}` serves it; where it is the same model under another name: {own}"
+        raise UserError(message, hint=hint)
 
 
 def same_model(preset: Preset, model: str) -> bool:
@@ -176,12 +192,13 @@ def _other_engine(preset: Preset, seen: Seen) -> bool:
     return found is not None and found != _FAMILY.get(preset.engine, preset.engine) and not seen.simulated
 
 
+def _other_cards(preset: Preset, seen: Seen) -> str | None:
+    return None if seen.cards is None or seen.simulated else other_cards(preset, seen.cards)
+
+
 def _other_version(published: str | None, told: str | None) -> list[str]:
-    found = _VERSION.search(told or "")
-    here = (found[1] or found[2]) if found else None
-    if published is None or here is None or here in published or published.lstrip("v") in (told or ""):
-        return []
-    return [f"published with {published}, here {here}"]
+    here = version_beside(published, told)
+    return [] if here is None else [f"published with {published}, here {here}"]
 
 
 def _held(row: int, figure: Published, side: Side) -> Held:
@@ -207,7 +224,8 @@ def _rated(row: int, figure: Published, side: Side, level: LevelSummary) -> Held
     if not values:
         return Held(row, figure, why=f"the run has no {figure.metric} figure at C={figure.concurrency}")
     mean, interval = fmean(values), mean_t_interval(values)
-    doubts = [] if clock == figure.clock else [f"published by the {figure.clock}'s clock, measured by the {clock}'s"]
+    other = figure.clock not in (None, clock)
+    doubts = [f"published by the {figure.clock}'s clock, measured by the {clock}'s"] if other else []
     doubts += ["the client was the limit here"] if level.client_limited else []
     doubts += [f"{level.failed} of {level.requests} requests failed"] if level.failed else []
     scaled = None

@@ -6,15 +6,22 @@ Knows no machine: what is here is handed in.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from skep.catalog.gpus import find_device
 from skep.catalog.presets import Need, Preset, Published
 
+NO_CARDS = "cpu"  # as `hardware`
 VOUCHED = "SKEP_HAVE"  # ids of needs that the user answers for: "genesis,tolist"
 _COMMIT = re.compile(r"\b([0-9a-f]{9,40})\b")
 _NUMBER = re.compile(r"\d+(?:\.\d+)*")
+_AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
+_COUNTED = re.compile(r"(\d{1,3})\s*[x*]\s*(.+)|(.+?)\s+[x*]\s*(\d+)", re.IGNORECASE)  # as a rig is written
+_VERSIONS = re.compile(r"\d+(?:\.\d+)+(?:rc\d+|post\d+)?|\bb\d{3,}\b|\bdev\d+\b")
+_WHOLE_VERSION = re.compile(r"\bv?(\d+(?:\.\d+)+[0-9a-z.+]*)|\b(b\d{3,})\b")
 
 
 def _no_variables() -> Mapping[str, str]:
@@ -57,6 +64,58 @@ def lost_words(preset: Preset, missing: Sequence[Need]) -> str | None:
     return f"without {what} the published {best}{more} not apply"
 
 
+def other_cards(preset: Preset, cards: Sequence[str]) -> str | None:
+    """`measured on 2x rtx-3090, here are 2x rtx-4090`; None where as many of the same kind are here, or none is wanted.
+
+    `cards` are the names of the machine's, as the driver tells them.
+    """
+    wanted = _rig(preset.hardware)
+    here = Counter(_kind(name) for name in cards)
+    if all(here[kind] >= count for kind, count in wanted.items()):
+        return None
+    if not here:
+        return f"measured on {preset.hardware}, no card is seen here"
+    found = " + ".join(f"{count}x {kind}" for kind, count in here.items())
+    return f"measured on {preset.hardware}, here {'is' if here.total() == 1 else 'are'} {found}"
+
+
+def other_version(preset: Preset, engine_version: str | None) -> str | None:
+    """`measured with vllm 0.19.1, here is 0.32.0`; None where it is the same, or one of them is not known."""
+    told = [preset.engine_version, *(figure.engine_version for figure in preset.published)]
+    published = next((version for version in told if version), None)
+    found = version_beside(published, engine_version)
+    return None if found is None else f"measured with {preset.engine} {published}, here is {found}"
+
+
+def version_beside(published: str | None, told: str | None) -> str | None:
+    """The version in an engine's own words, where it is another than the published one."""
+    found = _WHOLE_VERSION.search(told or "")
+    wanted = _VERSIONS.findall(published or "")
+    if found is None or not wanted or told is None:
+        return None
+    same = all(_names(part, told.replace(".dev", " dev")) for part in wanted)
+    return None if same else found[1] or found[2]
+
+
+def _names(version: str, told: str) -> bool:
+    """`0.17` is any 0.17.x; `0.19.1` is itself."""
+    end = r"(?!\.?\d)" if version.count(".") > 1 else r"(?!\d)"
+    return re.search(rf"(?<![\d.]){re.escape(version)}{end}", told) is not None
+
+
+def stand_in_words(preset: Preset) -> str | None:
+    """That nobody knows whether this checkpoint is the one that was measured; None where its author names it."""
+    if not preset.stand_in:
+        return None
+    return f"which checkpoint was measured is not published: {preset.checkpoint} stands in for it"
+
+
+def moves(image: str) -> bool:
+    """Whether its tag names another build from day to day."""
+    name = image.rpartition("/")[2]
+    return "@" not in name and (":" not in name or name.endswith((":latest", ":nightly")))
+
+
 def best_figure(preset: Preset) -> Published | None:
     return max(preset.published, key=lambda figure: figure.tok_s, default=None)
 
@@ -77,8 +136,25 @@ def _is_met(need: Need, preset: Preset, here: Here) -> bool:
     if need.kind == "checkpoint":
         return not preset.stand_in and _same_checkpoint(here.checkpoint, preset.checkpoint)
     if need.kind == "image":
-        return here.in_container or _same_build(here.engine_version, need.what, preset.engine_version)
+        pinned = here.in_container and preset.container is not None and not moves(preset.container.image)
+        return pinned or _same_build(here.engine_version, need.what, preset.engine_version)
     return here.in_container
+
+
+def _rig(hardware: str) -> Counter[str]:
+    """Cards by kind; what joins them stands behind a colon, what they cost behind an @."""
+    found: Counter[str] = Counter()
+    for part in _AND.split(hardware.partition(":")[0]) if hardware != NO_CARDS else ():
+        name = part.partition("@")[0].strip()
+        match = _COUNTED.fullmatch(name)
+        kind, count = (match[2] or match[3], int(match[1] or match[4])) if match else (name, 1)
+        found[_kind(kind)] += count
+    return found
+
+
+def _kind(name: str) -> str:
+    card = find_device(name)
+    return name.strip() if card is None else card.id
 
 
 def _at_least(version: str | None, wanted: str) -> bool:

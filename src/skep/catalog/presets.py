@@ -19,7 +19,7 @@ class Published:
     concurrency: int
     input_tokens: int | None = None
     output_tokens: int | None = None
-    clock: str = "client"
+    clock: str | None = None  # of CLOCKS
     engine_version: str | None = None
     ttft_ms: float | None = None
     tpot_ms: float | None = None

@@ -19,6 +19,13 @@ def toml_lines(text: str) -> dict[Place, int]:
     return _Walk(text).lines
 
 
+def written(value: object) -> str:
+    """A value as it stands in a file: `true`, not Python's `True`; of a table or a list, that it is one."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
+
+
 def line_of(place: Sequence[str | int], lines: Mapping[Place, int]) -> int:
     """Of the value itself, or of the nearest thing around it: a missing key has no line of its own."""
     path = tuple(place)

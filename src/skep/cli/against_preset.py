@@ -7,14 +7,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from skep.bench.against_preset import Held, Rerun, Seen, Verdict, judge, rerun_of
+from skep.bench.against_preset import Held, Rerun, Seen, Verdict, check_model, differences, judge, rerun_of
 from skep.bench.compare import Side
 from skep.catalog.needs import Here, missing_needs
+from skep.catalog.presets import Preset
+from skep.cli.benching import Target, run_measuring
 from skep.cli.output import note, number, print_json, print_table
 from skep.cli.results import existing, load_run
 from skep.cli.summaries import print_summary
 from skep.cli.sweep import SweepWishes, fail_for, measure, plan_of, shortfalls, sweep_json
 from skep.errors import UserError
+from skep.host.facts import read_host
 from skep.presetfile import preset, presets_folder
 from skep.records import Run
 from skep.settings import LOOPBACK, user_paths
@@ -29,6 +32,8 @@ def run_against_command(
     found = preset(name, presets_folder(paths))
     rerun = rerun_of(found, row)
     plan = plan_of(rerun_wishes(wishes, rerun, own))
+    for line in beforehand(found, wishes.target):
+        note(f"warning: {line}")
     note(f"{found.name}: {rerun.shape}, C={','.join(map(str, rerun.levels))} as published ({found.source})")
     summary = measure(plan, wishes.target)
     for line in shortfalls(plan, summary):
@@ -44,6 +49,14 @@ def run_against_command(
         note(f"stored as run {summary.run_id}; `skep report {summary.run_id}` writes the pictures")
     fail_for(summary)
     return 0
+
+
+def beforehand(found: Preset, target: Target) -> list[str]:
+    """What stands against a comparison, before minutes are spent on it. Another model is refused."""
+    endpoint = run_measuring(target.find)
+    check_model(found, endpoint.model, endpoint.url)
+    cards = tuple(gpu.name for gpu in read_host().gpus) if _is_here(endpoint.url) else None
+    return differences(found, _seen(endpoint.model, endpoint.engine, endpoint.simulated, cards))
 
 
 def rerun_wishes(wishes: SweepWishes, rerun: Rerun, own: Collection[str]) -> SweepWishes:
@@ -64,16 +77,24 @@ def rerun_wishes(wishes: SweepWishes, rerun: Rerun, own: Collection[str]) -> Swe
 
 
 def seen_of(run: Run) -> Seen:
-    told = run.engine
+    """Cards are this machine's, where the endpoint is."""
+    cards = tuple(str(gpu["name"]) for gpu in run.host.get("gpus") or ()) if _is_here(run.url) else None
+    return _seen(run.model, run.engine, run.simulated, cards)
+
+
+def _seen(model: str, told: Mapping[str, Any], simulated: bool, cards: tuple[str, ...] | None) -> Seen:
     words = [told.get("engine"), told.get("build"), told.get("server")]
     named = next((str(word) for word in words if word), None)
-    return Seen(run.model, named, run.simulated)
+    return Seen(model, named, simulated, cards)
+
+
+def _is_here(url: str) -> bool:
+    return parse_url(url)[0].host in LOOPBACK
 
 
 def here_of(run: Run) -> Here:
     """As far as it can be known through a URL: the driver is this machine's where the endpoint is."""
-    local = parse_url(run.url)[0].host in LOOPBACK
-    driver = run.host.get("driver_version") if local else None
+    driver = run.host.get("driver_version") if _is_here(run.url) else None
     engine = run.engine.get("engine")
     return Here(engine_version=str(engine) if engine else None, driver_version=driver, env=os.environ)
 
@@ -81,8 +102,6 @@ def here_of(run: Run) -> Here:
 def print_verdict(verdict: Verdict) -> None:
     columns = ("figure", "C", "published", "metric", "clock", "measured", "95 %", "of it")
     print_table(columns, [_cells(row) for row in verdict.rows], right=("figure", "C", "published", "measured", "of it"))
-    for line in verdict.differences:
-        note(f"warning: {line}")
     for row in verdict.rows:
         if row.why is not None:
             what = "not compared" if row.ratio is None else "not quite the same"
@@ -132,7 +151,7 @@ def _cells(row: Held) -> list[str]:
         str(figure.concurrency),
         number(figure.tok_s),
         figure.metric,
-        figure.clock,
+        figure.clock or "not said",
         number(row.measured),
         "–" if spread is None else f"{number(max(0.0, spread.low))}..{number(spread.high)}",
         "–" if row.ratio is None else f"{100 * row.ratio:.0f} %" if row.fair else f"({100 * row.ratio:.0f} %)",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skep.cli.output import note
-from skep.errors import UserError
+from skep.errors import DoesNotFit, UserError
 from skep.settings import Serve, default_context, user_paths
 
 if TYPE_CHECKING:
@@ -80,9 +80,7 @@ def _unplanned(wanted: Wanted) -> bool:
     if find_geometry(wanted.name) is not None:
         return False
     if wanted.engine is None:
-        hint = (
-            f"`skep up {wanted.name} --engine vllm` starts it without a plan; a folder can be planned"
-        )
+        hint = f"`skep up {wanted.name} --engine vllm` starts it without a plan; a folder can be planned"
         raise UserError(f"`{wanted.name}` is not in the catalogue, so that it cannot be planned", hint=hint)
     note(f"{wanted.name} is not in the catalogue: started as told, without a plan")
     return True
@@ -98,24 +96,44 @@ def _of_preset(preset: Preset, wanted: Wanted) -> Serve:
     serve = _told(serve_of(preset), wanted)
     for line in about_preset(preset, serve):
         note(line)
+    _check_cards(preset)
     return serve
+
+
+def _check_cards(preset: Preset) -> None:
+    """A recipe for NVIDIA's cards is not started without any. Cards of others cannot be seen, and are believed in."""
+    from skep.catalog.needs import NO_CARDS
+    from skep.host.facts import read_host
+    from skep.planner.rig_words import parse_rig
+
+    if preset.hardware == NO_CARDS or read_host().gpus:
+        return
+    if all(card.vendor == "nvidia" for card in parse_rig(preset.hardware).cards):
+        hint = f"`skep export {preset.name} --as docker` writes it down for where the cards are; --simulate tries a rig"
+        raise DoesNotFit(f"the preset `{preset.name}` wants {preset.hardware}, this machine has no GPU", hint=hint)
 
 
 def about_preset(preset: Preset, serve: Serve) -> list[str]:
     """What it is, on what it was measured, and which of its figures do not apply here."""
-    from skep.catalog.needs import Here, lost_words, missing_needs
+    from skep.catalog.needs import Here, lost_words, missing_needs, other_cards, other_version, stand_in_words
     from skep.engines.base import engine_named
     from skep.host.facts import read_host
 
+    host, version = read_host(), engine_named(preset.engine, serve.binary).version()
     here = Here(
-        engine_version=engine_named(preset.engine, serve.binary).version(),
-        driver_version=read_host().driver_version,
+        engine_version=version,
+        driver_version=host.driver_version,
         checkpoint=serve.checkpoint,
         env={**os.environ, **dict(serve.env)},
     )
-    lost = lost_words(preset, missing_needs(preset, here))
-    said = f"preset {preset.name}: {preset.title}; measured on {preset.hardware}, {preset.source}"
-    return [said, *([f"warning: {lost}"] if lost else [])]
+    odd = (
+        other_cards(preset, [gpu.name for gpu in host.gpus]),
+        other_version(preset, version),
+        stand_in_words(preset),
+        lost_words(preset, missing_needs(preset, here)),
+    )
+    said = f"preset {preset.name}: {preset.title}; {preset.source}"
+    return [said, *(f"warning: {words}" for words in odd if words)]
 
 
 def _for_the_embedded(wanted: Wanted) -> bool:

@@ -21,6 +21,9 @@ presets_app = typer.Typer(
     rich_markup_mode=None,
 )
 
+_DROPPED = ("SOURCE", "MODEL", "HARDWARE", "ENGINE")  # from a list that a terminal is too narrow for, in this order
+_KEY = 18  # columns, of a value's name
+
 NameArgument = Annotated[str, typer.Argument(help="As `skep presets` lists it.")]
 
 
@@ -44,7 +47,7 @@ def list_presets(context: typer.Context, as_json: JsonOption = False) -> None:
     if as_json:
         print_json([_row(found) for found in known])
     else:
-        _print_list(known)
+        _print_list(known, _terminal())
     for error in own.broken:
         note(f"left out: {error.message}")
 
@@ -58,7 +61,7 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(_document(found))
     else:
-        _print_preset(found)
+        _print_preset(found, _terminal())
 
 
 def check(
@@ -147,9 +150,10 @@ def _document(found: Preset) -> dict[str, Any]:
     return {**document, "capacity": found.capacity, "own": found.origin != SHIPPED, "next": _next(found)}
 
 
-def _print_list(known: Sequence[Preset]) -> None:
+def _print_list(known: Sequence[Preset], width: int | None = None) -> None:
+    """`width`: of the terminal, which loses columns before it breaks lines; the name says most of what they do."""
     from skep.catalog.needs import best_figure, figure_words
-    from skep.cli.output import print_table
+    from skep.cli.output import note, print_table
     from skep.presetfile import SHIPPED
 
     rows = []
@@ -158,7 +162,22 @@ def _print_list(known: Sequence[Preset]) -> None:
         name = found.name if found.origin == SHIPPED else f"{found.name} (own)"
         published = figure_words(best) if best else "–"
         rows.append([name, found.engine, found.model, _hardware(found), published, _short(found.source)])
-    print_table(("NAME", "ENGINE", "MODEL", "HARDWARE", "BEST PUBLISHED", "SOURCE"), _plain(rows))
+    columns = ("NAME", "ENGINE", "MODEL", "HARDWARE", "BEST PUBLISHED", "SOURCE")
+    kept = _fitting(columns, rows, width)
+    print_table([columns[place] for place in kept], _plain([[row[place] for place in kept] for row in rows]))
+    if len(kept) < len(columns):
+        note("`skep presets show NAME` has the rest; a wider terminal has more columns")
+
+
+def _fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[int]:
+    """Places of the columns that fit side by side."""
+    kept = list(range(len(columns)))
+    wide = [max(len(column), *(len(row[place]) for row in rows), 0) for place, column in enumerate(columns)]
+    for dropped in (columns.index(name) for name in _DROPPED):
+        if width is None or sum(wide[place] + 2 for place in kept) - 2 <= width:
+            break
+        kept.remove(dropped)
+    return kept
 
 
 def _plain(rows: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -178,29 +197,54 @@ def _hardware(found: Preset) -> str:
     return f"{found.hardware}, {found.link}" if found.link else found.hardware
 
 
-def _print_preset(found: Preset) -> None:
-    from skep.cli.output import print_table
+def _print_preset(found: Preset, width: int | None = None) -> None:
+    """Text rather than tables: reasons and notes are sentences, which a table would break in the middle."""
+    from skep.catalog.needs import stand_in_words
     from skep.presetfile import SHIPPED
 
-    print(f"{found.name}: {found.title}")  # noqa: T201
-    print_table(("VALUE", ""), _plain([*_wants(found), *_flags(found)]))
+    _say(f"{found.name}: {found.title}", width)
+    for name, value in (*_wants(found), *_flags(found)):
+        _say(f"{name:<{_KEY - 1}} {value}", width, deep=_KEY)
+    if stand_in := stand_in_words(found):
+        _say(f"\n{stand_in[:1].upper()}{stand_in[1:]}.", width)
     if found.needs:
-        print("\nIts figures rest on")  # noqa: T201
-        print_table(
-            ("NEED", "KIND", "WHAT", "WHY"), [[need.id, need.kind, need.what, need.why] for need in found.needs]
-        )
-    print("\nPublished" if found.published else "\nNo figures are published.")  # noqa: T201
-    if found.published:
-        _print_figures(found.published)
+        _say("\nIts figures rest on", width)
+    for need in found.needs:
+        _say(f"- {need.id} ({need.kind}): {need.what}: {need.why}", width, deep=2)
+    _say("\nPublished" if found.published else "\nNo figures are published.", width)
+    ids = [need.id for need in found.needs]
+    for place, figure in enumerate(found.published, start=1):
+        _say(f"{place}. {figure_line(figure, ids)}", width, deep=3)
     if found.notes:
-        print("\nNotes")  # noqa: T201
+        _say("\nNotes", width)
     for line in found.notes:
-        print(f"- {line}")  # noqa: T201
-    print("\nNext")  # noqa: T201
+        _say(f"- {line}", width, deep=2)
+    _say("\nNext", width)
     for command in _next(found):
         print(f"  {command}")  # noqa: T201
     if found.origin != SHIPPED:
         print(f"\nYour own, from {found.origin}")  # noqa: T201
+
+
+def _say(text: str, width: int | None, *, deep: int = 0) -> None:
+    """Broken between words where a terminal ends, the later lines `deep` columns in."""
+    from textwrap import wrap
+
+    if width is None:
+        print(text)  # noqa: T201
+        return
+    if text.startswith("\n"):
+        print()  # noqa: T201
+    for line in wrap(text.strip(), width, subsequent_indent=" " * deep, break_long_words=False, break_on_hyphens=False):
+        print(line)  # noqa: T201
+
+
+def _terminal() -> int | None:
+    """Columns of the terminal that is written to; None: it is none, and no line is broken."""
+    import shutil
+    import sys
+
+    return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
 def _wants(found: Preset) -> list[list[str]]:
@@ -240,20 +284,29 @@ def _shown(value: Any) -> str:
     return " ".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
 
 
-def _print_figures(figures: Sequence[Published]) -> None:
-    from skep.cli.output import number, print_table
+def figure_line(figure: Published, needs: Sequence[str] = ()) -> str:
+    """One figure in words, with what it rests on where that is not all of the preset's `needs`.
 
-    columns = ("TOK/S", "METRIC", "C", "IN", "OUT", "TTFT ms", "TPOT ms", "A TASK", "CLOCK", "ENGINE", "RUNS", "NOTE")
-    rows = [
-        [
-            f"{figure.tok_s:,g}", figure.metric, str(figure.concurrency), number(figure.input_tokens, 0),
-            number(figure.output_tokens, 0), number(figure.ttft_ms, 0), number(figure.tpot_ms, 2),
-            number(figure.per_task_tok_s, 0), figure.clock, figure.engine_version or "–", figure.runs or "–",
-            figure.note or "",
-        ]
-        for figure in figures
-    ]  # fmt: skip
-    print_table(columns, _plain(rows), right=("TOK/S", "C", "IN", "OUT", "TTFT ms", "TPOT ms", "A TASK"))
+    Of what is not published, lengths, clock and version are said not to be.
+    """
+    lengths = [f"{count:,} tokens {way}" for count, way in _lengths(figure) if count is not None]
+    said = [
+        f"{figure.tok_s:,g} tok/s {figure.metric} at C={figure.concurrency}",
+        ", ".join(lengths) or "lengths not said",
+        f"TTFT {figure.ttft_ms:,g} ms" if figure.ttft_ms is not None else "",
+        f"TPOT {figure.tpot_ms:,g} ms" if figure.tpot_ms is not None else "",
+        f"{figure.per_task_tok_s:,g} tok/s a task" if figure.per_task_tok_s is not None else "",
+        f"the {figure.clock}'s clock" if figure.clock else "clock not said",
+        f"version {figure.engine_version}" if figure.engine_version else "version not said",
+        figure.runs or "",
+        f"rests on {', '.join(figure.needs) or 'none of them'}" if set(figure.needs) != set(needs) else "",
+        figure.note or "",
+    ]
+    return "; ".join(part for part in said if part)
+
+
+def _lengths(figure: Published) -> tuple[tuple[int | None, str], ...]:
+    return (figure.input_tokens, "in"), (figure.output_tokens, "out")
 
 
 def _next(found: Preset) -> list[str]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from skep.catalog.geometry import Geometry
 from skep.catalog.models import geometry
 from skep.catalog.names import did_you_mean
+from skep.catalog.needs import NO_CARDS
+from skep.catalog.options import own_flag
 from skep.catalog.presets import Preset
 from skep.errors import UserError
 from skep.planner.quants import known_quant
@@ -16,8 +18,8 @@ from skep.planner.rules_layout import valid_rungs
 from skep.planner.setup import Rig
 
 ENGINES = ("vllm", "sglang", "llamacpp", "ollama", "embedded")
-NO_CARDS = "cpu"  # as `hardware`
 _GGUF = ("llamacpp", "ollama", "embedded")
+_STRETCHED = ("rope", "yarn", "hf-overrides")  # flags that give a model a longer context than it was made with
 _FP8_NAMES = ("fp8", "-fp8", "_fp8")
 
 
@@ -36,10 +38,10 @@ def contradictions(preset: Preset) -> list[Contradiction]:
     if preset.engine not in ENGINES:
         known = did_you_mean(_near(preset.engine), f"known: {', '.join(ENGINES)}")
         found.append(Contradiction(("engine",), f"no engine is called `{preset.engine}`", known))
-    found += _speculation(preset)
+    found += [*_speculation(preset), *_lengths(preset), *_extra(preset)]
     model, rig = _model(preset, found), _rig(preset, found)
     if model is not None:
-        found += _cuts(preset, model)
+        found += [*_cuts(preset, model), *_context(preset, model)]
     if rig is not None:
         found += _cards(preset, rig)
         found += _formats(preset, rig)
@@ -89,6 +91,32 @@ def _figures(preset: Preset) -> Iterator[Contradiction]:
                 there = f"there is {', '.join(ids)}" if ids else "there is no [[need]]"
                 message = f"`needs` names `{name}`, which no [[need]] is called"
                 yield Contradiction(("published", number, "needs"), message, there)
+
+
+def _lengths(preset: Preset) -> Iterator[Contradiction]:
+    """Of a figure, against the context it was to be measured in."""
+    most = preset.context_tokens
+    for number, figure in enumerate(preset.published):
+        total = (figure.input_tokens or 0) + (figure.output_tokens or 0)
+        if most is not None and total > most:
+            key = "input_tokens" if figure.input_tokens else "output_tokens"
+            message = f"{total} tokens in and out do not fit `context` = {most}"
+            yield Contradiction(("published", number, key), message, f"`context` is of one slot: at least {total}")
+
+
+def _context(preset: Preset, model: Geometry) -> Iterator[Contradiction]:
+    asked, most = preset.context_tokens, model.max_context
+    told = " ".join((*preset.extra, *(name for name, _ in preset.env))).casefold().replace("_", "-")
+    if asked is None or not most or asked <= most or any(word in told for word in (*_STRETCHED, "long-max-model-len")):
+        return
+    hint = "fewer; more only with the engine's flags that stretch it (rope, yarn) in `extra`"
+    yield Contradiction(("context",), f"`context` = {asked} is beyond the {most} tokens of {model.id}", hint)
+
+
+def _extra(preset: Preset) -> Iterator[Contradiction]:
+    own = own_flag(preset.engine, preset.extra)
+    if own is not None:
+        yield Contradiction(("extra",), f"`extra` has {own[0]}, which skep itself says", own[1])
 
 
 def _speculation(preset: Preset) -> Iterator[Contradiction]:

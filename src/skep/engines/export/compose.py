@@ -6,8 +6,8 @@ import re
 
 from skep.engines.base import Launch
 from skep.engines.export.container import Contained, container_of, fetching, tag_notes, variables_of
-from skep.engines.export.recipe import HERE, Recipe, before, file_name, gateway_words, head, wants
-from skep.engines.export.words import Path, comments, shell_lines, yaml_word
+from skep.engines.export.recipe import HERE, Recipe, before, file_name, gateway_words, head, pulling, wants
+from skep.engines.export.words import Path, comments, shell_lines, shell_word, yaml_word
 
 START_S = 1800
 
@@ -17,6 +17,10 @@ def compose(recipe: Recipe) -> str:
     for name, place in variables_of(recipe).items():
         lines.append(f"Into .env beside this file: {name}={(place or '...').replace('~', '/home/you', 1)}")
     lines.append("Start: docker compose up -d --wait")
+    model = pulling(recipe)
+    if model is not None:
+        inside = f"docker compose exec {_name(recipe.first)} ollama pull {shell_word(model)}"
+        lines.append(f"Then, once, before the first request: {inside}")
     parts = [comments(lines), "services:\n"]
     parts += [_service(recipe, place) for place in range(len(recipe.launches))]
     parts.append("\n" + comments(_front(recipe)))

@@ -11,6 +11,7 @@ from skep.engines.base import Launch
 from skep.engines.export.recipe import (
     HERE,
     LOCAL,
+    OLLAMA,
     PLACEHOLDER,
     Recipe,
     before,
@@ -25,7 +26,6 @@ from skep.engines.export.recipe import (
 )
 from skep.engines.export.words import Path, Word, comments, shell_lines, shell_word, wrapped
 
-OLLAMA = "OLLAMA_HOST"  # the one variable that says where an engine listens
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; it is published on loopback only
 PORTS = {"vllm": 8000, "sglang": 30000, "llamacpp": 8080, "ollama": 11434}  # as their images have it
 IMAGES = {

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from skep.catalog.needs import moves, stand_in_words
 from skep.catalog.presets import Container, Need, Preset, Published
 from skep.engines.adapter import Adapter
 from skep.engines.base import Launch, engine_named
@@ -19,6 +20,7 @@ from skep.planner.rig_words import parse_rig
 HERE = "127.0.0.1"
 LOCAL = ("/", "./", "../", "~", "$")
 PLACEHOLDER = "path/to/"
+OLLAMA = "OLLAMA_HOST"  # the one variable that says where an engine listens
 IN_A_CONTAINER = ("image", "patch", "step")  # needs that only a container meets
 
 
@@ -38,6 +40,8 @@ class Recipe:
     vendor: str = "nvidia"  # of the cards
     skep: tuple[str, ...] = ("skep",)  # how skep itself is started
     cards: str | None = None  # `--gpu`, of a plan
+    stand_in: str | None = None  # said of a checkpoint that its author does not name
+    notes: tuple[str, ...] = ()
 
     @property
     def first(self) -> Launch:
@@ -96,6 +100,8 @@ def recipe_of(preset: Preset, *, context_tokens: int, port: int, engine_port: in
         published=preset.published,
         engine_version=preset.engine_version,
         vendor=cards[0].vendor if cards else "",
+        stand_in=stand_in_words(preset),
+        notes=preset.notes,
     )
 
 
@@ -136,19 +142,28 @@ def head(recipe: Recipe, form: str) -> list[str]:
 
 def wants(recipe: Recipe, *, contained: bool) -> list[str]:
     """What the figures rest on beyond flags: what this form cannot give, and what has to be there first."""
-    unmet = [need for need in recipe.needs if not contained and need.kind in IN_A_CONTAINER]
+    moved = recipe.container is not None and moves(recipe.container.image)  # its tag is not what was measured
+    given = () if not contained else ("step",) if moved else ("image", "step")  # the container brings them
+    lacking = IN_A_CONTAINER if not contained else ("image",) if moved else ()
+    unmet = [need for need in recipe.needs if need.kind in lacking]
     lines = [line for need in unmet for line in _need("NOT met here", need, recipe)]
     if unmet:
         ids = {need.id for need in unmet}
         lost = [row for row in recipe.published if ids & set(row.needs)]
         told = ", ".join(f"{row.tok_s:g} tok/s at C={row.concurrency}" for row in lost)
         lines += wrapped(f"Without them these published figures do not apply: {told}") if told else []
-        lines += ["`--as docker`, `compose` and `systemd` give them."] if recipe.container else []
-    given = ("image", "step") if contained else IN_A_CONTAINER  # the container brings them
+        lines += ["`--as docker`, `compose` and `systemd` give them."] if recipe.container and not moved else []
     if not contained and (recipe.first.checkpoint or "").startswith(PLACEHOLDER):
         lines.append(f"`{recipe.first.checkpoint}` stands for where your own weights lie.")
-    left = [need for need in recipe.needs if need.kind not in given]
-    return [*lines, *(line for need in left for line in _need("Wants", need, recipe))]
+    left = [need for need in recipe.needs if need.kind not in (*given, *lacking)]
+    lines += [line for need in left for line in _need("Wants", need, recipe)]
+    lines += wrapped(f"Note: {recipe.stand_in}") if recipe.stand_in else []
+    return [*lines, *(line for note in recipe.notes for line in wrapped(f"Note: {note}"))]
+
+
+def pulling(recipe: Recipe) -> str | None:
+    """What Ollama has to fetch before it answers for it."""
+    return recipe.first.checkpoint if recipe.first.engine == "ollama" else None
 
 
 def native_words(launch: Launch) -> list[Word]:

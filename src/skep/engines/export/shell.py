@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skep.engines.export.recipe import (
     HERE,
+    OLLAMA,
     Recipe,
     before,
     environment,
@@ -11,6 +12,7 @@ from skep.engines.export.recipe import (
     head,
     health_path,
     native_words,
+    pulling,
     wants,
 )
 from skep.engines.export.words import comments, shell_lines, shell_word
@@ -52,6 +54,10 @@ def shell(recipe: Recipe) -> str:
         url = f"http://{HERE}:{launch.port}{health_path(launch)}"
         waits[launch.name] = f'ready {shell_word(launch.name)} "$replica_{place}" {shell_word(url)}\n'
     lines += ["\n", *waits.values()]
+    model, first = pulling(recipe), recipe.first
+    if model is not None:  # replicas of one user share what is pulled
+        words = [f"{name}={value}" for name, value in environment(first, recipe.vendor).items() if name == OLLAMA]
+        lines.append(f"\n{shell_lines(['env', *words, *native_words(first)[:1], 'pull', model])}\n")
     lines.append(f"\n{shell_lines(gateway_words(recipe))} &\npids+=($!)\n")
     lines.append("wait -n  # whichever ends first ends the others\n")
     return "".join(lines)

@@ -19,9 +19,10 @@ from skep.engines.export.recipe import (
     head,
     health_path,
     native_words,
+    pulling,
     wants,
 )
-from skep.engines.export.words import Word, comments, folded, systemd_word
+from skep.engines.export.words import Word, comments, folded, shell_word, systemd_word
 
 FOLDER = "~/.config/systemd/user"
 START_S = 1800  # weights to be read, graphs to be captured
@@ -41,6 +42,7 @@ def systemd(recipe: Recipe) -> str:
         f"The gateway's own key goes into {keys.replace('%h', '~')}: SKEP_API_KEY=...",
         f"Write each part below into {FOLDER}, then:",
         f"systemctl --user daemon-reload && systemctl --user enable --now {' '.join((*names, front))}",
+        *_pulling(recipe),
         "loginctl enable-linger   # to serve without being logged in",
     ]
     parts = [comments(lines)]
@@ -52,6 +54,16 @@ def systemd(recipe: Recipe) -> str:
         rest=["KillMode=mixed", "TimeoutStopSec=90", "LimitNOFILE=65536"],
     ))  # fmt: skip
     return "\n".join(parts)
+
+
+def _pulling(recipe: Recipe) -> list[str]:
+    model = pulling(recipe)
+    if model is None:
+        return []
+    words = f"OLLAMA_HOST={HERE}:{recipe.first.port} ollama pull {shell_word(model)}"
+    if recipe.container is not None:
+        words = f"docker exec {shell_word(recipe.first.name)} ollama pull {shell_word(model)}"
+    return [f"Then, once, before the first request: {words}"]
 
 
 def _replica(recipe: Recipe, place: int, keys: str) -> str:
