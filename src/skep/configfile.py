@@ -95,6 +95,9 @@ class ServeTable(_Table):
         check_words(self.env, *self.extra, self.binary or "", self.checkpoint or "", self.model)
         if self.room is not None:
             _size(self.room, "serve.room")
+        if self.pinned and (self.on_demand or self.idle_unload is not None):
+            other = "idle_unload" if self.idle_unload is not None else "on_demand"
+            raise UserError(f"`pinned` and `{other}` of `{self.model}` contradict each other", hint="leave one out")
         return Serve(
             model=self.model,
             engine=self.engine,

@@ -12,7 +12,7 @@ from skep.catalog.devices import Device
 from skep.engines.base import Launch, engine_named
 from skep.engines.diagnosis import before_start
 from skep.engines.installed import find_program
-from skep.engines.placement import Card, check_free, check_together, divide, have, room_of, spread
+from skep.engines.placement import Card, check_free, check_lodging, check_together, divide, have, room_of, spread
 from skep.errors import SkepError, UserError
 from skep.host.facts import read_host
 from skep.host.gpu_memory import read_gpu_memory, visible_gpus
@@ -107,6 +107,7 @@ def plan_launches(
             engine_named(launch.engine).check(launch)
             _foresee(launch, machine)
     check_together(launches, dict(machine.room))
+    check_lodging(launches, dict(machine.room), settings.max_loaded)
     if starting:
         check_free(launches, machine.cards)
     models = {launch.model for launch in launches}

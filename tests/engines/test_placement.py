@@ -6,7 +6,7 @@ import pytest
 
 from skep.catalog.options import Options
 from skep.engines.base import Launch
-from skep.engines.placement import Card, check_free, check_together, divide, have, room_of
+from skep.engines.placement import Card, check_free, check_lodging, check_together, divide, have, room_of
 from skep.errors import DoesNotFit, UserError
 from skep.units import GIB
 
@@ -91,3 +91,14 @@ def test_a_busy_card_is_named_with_the_share_that_would_fit():
     with pytest.raises(DoesNotFit) as refused:
         check_free([with_room(launch())], (Card(0, 24 * GIB, 20 * GIB),))
     assert "memory_share" not in refused.value.hint
+
+
+def test_a_model_that_can_never_be_loaded_is_said_at_the_start():
+    has = {"gpu0": 24 * GIB}
+    pinned = replace(launch("p-0", share=0.5), model="p", pinned=True, room=(("gpu0", 12 * GIB),))
+    guest = replace(launch("g-0"), model="g", on_demand=True, room=(("gpu0", 14 * GIB),))
+    with pytest.raises(DoesNotFit, match="`g` can never be loaded: it wants"):
+        check_lodging([pinned, guest], has, None)
+    check_lodging([guest], has, 1)
+    with pytest.raises(UserError, match="max_loaded = 1 leaves no room"):
+        check_lodging([pinned, replace(guest, room=())], has, 1)

@@ -31,7 +31,9 @@ def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float | None =
     with contextlib.closing(_connect(socket_path, timeout_s)) as sock:
         answer = _exchange(sock, message)
     if "error" in answer:
-        raise EngineError(answer["error"], hint=answer.get("hint"))
+        error = EngineError(answer["error"], hint=answer.get("hint"))
+        error.exit_code = answer.get("exit_code", error.exit_code)
+        raise error
     return answer
 
 

@@ -125,6 +125,29 @@ def check_together(launches: Sequence[Launch], has: Mapping[str, int]) -> None:
                          hint=_apart(takers, resource))  # fmt: skip
 
 
+def check_lodging(launches: Sequence[Launch], has: Mapping[str, int], max_loaded: int | None) -> None:
+    """Whether each model that is loaded on demand could ever be, beside those that never make room."""
+    pinned = [launch for launch in launches if launch.pinned]
+    kept = sorted({launch.model for launch in pinned})
+    wanted = sorted({launch.model for launch in launches if launch.on_demand})
+    if max_loaded is not None and len(kept) + bool(wanted) > max_loaded:
+        besides = f" and {wanted[0]} on demand" if wanted else ""
+        raise UserError(f"max_loaded = {max_loaded} leaves no room for {', '.join(kept)} (pinned){besides}",
+                        hint=f"max_loaded = {len(kept) + bool(wanted)}, or pin fewer")  # fmt: skip
+    for model in wanted:
+        for resource, total in has.items():
+            own = sum(dict(launch.room).get(resource, 0) for launch in launches if launch.model == model)
+            others = sum(dict(launch.room).get(resource, 0) for launch in pinned)
+            if own and own + others > total:
+                beside = f", {format_bytes(others)} of it for pinned models" if others else ""
+                what = "memory" if resource == RAM else f"GPU {resource.removeprefix('gpu')}"
+                raise DoesNotFit(
+                    f"`{model}` can never be loaded: it wants {format_bytes(own)} of {what}, "
+                    f"which has {format_bytes(total)}{beside}",
+                    hint="fewer slots, a shorter context, a smaller quantization, or pin less",
+                )
+
+
 def check_free(launches: Sequence[Launch], cards: Sequence[Card]) -> None:
     """Whether the cards have free now what the first of their engines wants. For a start, not for a reload."""
     for card in cards:
