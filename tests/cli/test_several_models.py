@@ -78,12 +78,12 @@ def test_the_first_request_loads_a_model_and_another_ones_takes_its_place(skep, 
     ready = hive.start(a=ON_DEMAND, b=slow)
     assert ready["models"] == ["a", "b"]
     assert {row["name"]: row["state"] for row in ready["replicas"]} == {"a-0": "unloaded", "b-0": "unloaded"}
-    assert ask(hive.url, model="a")[0] == 200
+    assert hive.tell("load", model="a", wait=True)["state"] == "loaded"  # and not used: it need not wait for a pause
     assert hive.states() == {"a-0": "ready", "b-0": "unloaded"}
     with streaming(hive.url, model="b", max_tokens=3) as sock:
         received = rest_of(sock, b"")
     assert received.startswith(b"HTTP/1.1 200")
-    assert b"\n: waiting for room to load b, 0 s\n\n" in received
+    assert b"\n: waiting for b, 0 s\n\n" in received
     assert b"data: [DONE]" in received
     assert hive.states() == {"a-0": "unloaded", "b-0": "ready"}
     assert rows_of(skep)["a-0"]["pid"] is None
@@ -100,6 +100,19 @@ def test_an_answer_under_way_is_finished_before_its_model_goes(hive):
         assert b"data: [DONE]" in rest_of(sock, received)
         assert swapped.result() == {"ok": True, "model": "b", "state": "loaded", "out": "a"}
     assert ask(hive.url, model="a")[0] == 200  # and comes back
+
+
+@pytest.mark.slow
+def test_an_agent_that_thinks_between_two_requests_keeps_its_model(hive):
+    hive.start(a=ON_DEMAND, b=ON_DEMAND)
+    assert ask(hive.url, model="a")[0] == 200
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(ask, hive.url, model="b")
+        for _ in range(2):
+            threading.Event().wait(2)  # it thinks
+            assert hive.states() == {"a-0": "ready", "b-0": "unloaded"}
+            assert ask(hive.url, model="a")[0] == 200
+        assert waiting.result()[0] == 200  # when the agent has paused for longer
 
 
 @pytest.mark.slow

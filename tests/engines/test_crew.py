@@ -4,7 +4,8 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from skep.engines.base import Launch
+from skep.engines.base import Diagnosis, Launch
+from skep.engines.changes import Changes
 from skep.engines.crew import Crew
 from skep.engines.lifecycle import RestartPolicy, State
 
@@ -92,5 +93,78 @@ def test_a_dormant_model_is_woken_and_put_to_sleep_with_all_its_replicas(tmp_pat
             await crew.put_to_sleep("m")
             assert [(crew.state(member), member.pid) for member in crew.members] == [("unloaded", None)] * 2
             await crew.put_to_sleep("m")
+
+    asyncio.run(run())
+
+
+def test_one_that_waits_for_its_turn_is_started_once_though_it_is_restarted(tmp_path):
+    async def run():
+        second = replace(ONE, name="m-1", extra=())
+        async with crew_of(tmp_path, ONE, second) as (crew, history, until, _):
+            await until(lambda: crew.find("m-1").life.state is State.WAITING)
+            crew.find("m-1").restart()
+            await until(lambda: crew.find("m-1").settled)
+            assert crew.find("m-1").life.restarts == 0
+            states = [states["m-1"] for states in history]
+            assert "waiting" not in states[states.index("starting") :]
+
+    asyncio.run(run())
+
+
+def test_one_that_dies_again_and_again_does_not_keep_its_place(tmp_path):
+    """Between two starts it measures nothing: whoever waits goes on."""
+
+    async def run():
+        broken = replace(ONE, extra=("--crash-at-start=error",))
+        async with crew_of(tmp_path, broken, replace(ONE, name="m-1")) as (crew, history, until, _):
+            await until(lambda: crew.find("m-1").settled)
+            for states in history:
+                assert list(states.values()).count("starting") < 2
+
+    asyncio.run(run())
+
+
+def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes_back(tmp_path):
+    async def run():
+        first = replace(ONE, on_demand=True, gpus=(), extra=(), slots=4)
+        async with crew_of(tmp_path, first) as (crew, _, until, tasks):
+            crew.wake("m", tasks)
+            await until(lambda: crew.find("m-0").settled)
+            fewer = Diagnosis("out of memory", change=replace(first, slots=2), changed="slots 4 -> 2")
+            crew.find("m-0").life.policy = replace(POLICY, fallbacks=1)
+            assert crew.find("m-0")._fall_back(fewer)
+            await crew.put_to_sleep("m")
+            crew.wake("m", tasks)
+            await until(lambda: crew.find("m-0").settled)
+            assert crew.find("m-0").life.why == "fell back: slots 4 -> 2"
+            assert (crew.find("m-0").launch.slots, crew.table()["replicas"][0]["slots"]) == (4, 2)
+
+    asyncio.run(run())
+
+
+def test_two_that_end_the_same_one_both_wait_for_its_end(tmp_path):
+    async def run():
+        async with crew_of(tmp_path, replace(ONE, extra=("--load-s=60",))) as (crew, _, until, _):
+            await until(lambda: crew.find("m-0").pid is not None)
+            member = crew.find("m-0")
+            await asyncio.gather(crew.put_to_sleep("m"), crew.dismiss("m-0"))
+            assert (member.pid, member.life.state, crew.members) == (None, State.STOPPED, [])
+
+    asyncio.run(run())
+
+
+def test_a_new_model_on_demand_is_there_before_a_reload_is_done(tmp_path):
+    async def run():
+        new = replace(ONE, name="n-0", model="n", on_demand=True, gpus=(), extra=())
+        async with crew_of(tmp_path, ONE) as (crew, _, until, tasks):
+            await until(lambda: crew.find("m-0").settled)
+            slow, known = replace(ONE, extra=("--load-s=60",)), asyncio.Event()
+            plan = Changes(added=("n-0",), changed=("m-0",))
+            reload = tasks.create_task(crew.become(plan, [slow, new], 0.0, tasks, known.set))
+            await known.wait()
+            crew.wake("n", tasks)
+            await until(lambda: crew.find("n-0").settled)
+            assert not reload.done()
+            reload.cancel()
 
     asyncio.run(run())

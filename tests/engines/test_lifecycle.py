@@ -142,3 +142,29 @@ def test_late_words_of_an_engine_that_is_gone_change_nothing():
     assert life.healthy(3.0) == []
     assert life.warmed(3.0) == []
     assert life.addressed("http://x") == []
+
+
+def test_one_that_has_to_wait_for_its_cards_is_not_late():
+    life = Lifecycle(POLICY)
+    assert life.start(0.0) == [Do.SPAWN]
+    life.must_wait()
+    assert (life.state, life.due_at, life.restart(1.0)) == (State.WAITING, None, [])
+    assert life.granted(1000.0) == [Do.SPAWN]
+    assert life.granted(1000.0) == []
+    assert (life.state, life.due_at) == (State.STARTING, 1000.0 + POLICY.start_deadline_s)
+
+
+def test_one_that_waits_for_its_cards_can_be_stopped():
+    life = Lifecycle(POLICY)
+    life.start(0.0)
+    life.must_wait()
+    assert life.stop() == []
+    assert life.state is State.STOPPED
+
+
+def test_a_dead_one_serves_nobody_before_it_is_known_why_it_died():
+    life = ready_life()
+    assert life.vanished() == [Do.RETRACT]
+    assert (life.serving, life.due_at) == (False, None)
+    assert life.exited("boom", 3.0) == []
+    assert (life.state, life.due_at) == (State.BACKOFF, 4.0)

@@ -72,7 +72,24 @@ def test_a_gap_between_two_requests_is_no_idleness():
     loaded(lodging, "a")
     lodging.wanted("b", 5.0)
     assert lodging.told({"a": Figures(0, 0, 0.3), "b": WAITING}, 6.0, 6.0) == []
-    assert lodging.told({"a": Figures(0, 0, 1.3), "b": WAITING}, 7.0, 7.0) == [Drain("a")]
+    assert lodging.told({"a": Figures(0, 0, 4.3), "b": WAITING}, 10.0, 10.0) == []  # an agent that thinks
+    assert lodging.told({"a": Figures(0, 0, 5.3), "b": WAITING}, 11.0, 11.0) == [Drain("a")]
+
+
+def test_what_was_not_used_since_it_was_loaded_is_idle_soon():
+    lodging = two()
+    loaded(lodging, "a")
+    lodging.wanted("b", 0.5)
+    assert lodging.told({"a": Figures(0, 0, 9.0), "b": WAITING}, 0.9, 0.9) == []
+    assert lodging.told({"a": Figures(0, 0, 9.2), "b": WAITING}, 1.1, 1.1) == [Drain("a")]
+
+
+def test_a_pause_ends_a_turn_that_is_over():
+    lodging = two()
+    loaded(lodging, "a")
+    lodging.wanted("b", 29.0)
+    assert lodging.told({"a": Figures(0, 0, 0.2), "b": WAITING}, 29.9, 29.9) == []
+    assert lodging.told({"a": Figures(0, 0, 0.4), "b": WAITING}, 30.1, 30.1) == [Drain("a")]
 
 
 def test_of_idle_models_the_one_unused_longest_goes():
@@ -128,11 +145,16 @@ def test_no_more_models_than_allowed_are_loaded():
 
 def test_two_of_unknown_size_do_not_share_a_card():
     guests = [Guest(name, unknown=frozenset({"gpu0"})) for name in "ab"]
-    lodging = Lodging([*guests, Guest("c", unknown=frozenset({"gpu1"})), Guest("d", {"gpu0": 1})])
+    lodging = Lodging(
+        [*guests, Guest("c", unknown=frozenset({"gpu1"})), Guest("d", {"gpu0": 1}), Guest("e", {"ram": 1})]
+    )
     loaded(lodging, "a")
     loaded(lodging, "c")
-    loaded(lodging, "d")
+    loaded(lodging, "e")
     assert lodging.wanted("b", 100.0) == [Drain("a")]
+    assert lodging.wanted("d", 101.0) == []  # of known size, and still nobody knows what the other one leaves
+    pinned = Lodging([Guest("p", {"gpu0": 1}, pinned=True, on_demand=False), guests[0]])
+    assert "`a` and the pinned `p` share gpu0; give `room`" in pinned.never("a")
 
 
 def test_a_model_goes_after_its_time_without_a_request():
@@ -213,6 +235,51 @@ def test_a_load_that_failed_is_told_once_and_tried_again_after_a_while():
         assert refused.retry_after_s == expected
         lodging.gone("a", 1000.0)
         assert lodging.wanted("a", 1001.0, asked=True) == [Load("a")]  # the user need not wait
+
+
+def test_a_load_by_hand_that_succeeds_ends_the_back_off():
+    """Fetched, failed, mended, loaded by hand and unloaded again: the old reason holds no more."""
+    lodging = two()
+    lodging.wanted("a", 0.0)
+    lodging.failed("a", "no memory", 1.0)
+    lodging.gone("a", 1.5)
+    assert lodging.wanted("a", 2.0, asked=True) == [Load("a")]
+    lodging.loaded("a", 3.0)
+    lodging.unload("a", 4.0)
+    assert lodging.told({"a": IDLE}, 4.5, 4.5) == [Unload("a")]
+    lodging.gone("a", 5.0)
+    assert lodging.wanted("a", 5.5) == [Load("a")]
+
+
+def test_what_made_room_once_is_tried_again_after_a_failure_like_those_on_demand():
+    lodging = Lodging([Guest("a", on_demand=False)])
+    lodging.begin(0.0)
+    lodging.loaded("a", 1.0)
+    lodging.unload("a", 2.0)
+    lodging.told({"a": IDLE}, 3.0, 3.0)
+    lodging.gone("a", 4.0)
+    lodging.wanted("a", 5.0)
+    assert lodging.failed("a", "no memory", 6.0) == [Refuse("a", "no memory", FIRST_BACK_OFF_S), Unload("a")]
+    lodging.gone("a", 7.0)
+    assert lodging.wanted("a", 16.5) == [Load("a")]
+
+
+def test_a_pinned_one_that_the_user_swaps_is_in_nobodys_way():
+    lodging = Lodging([Guest("a", {"ram": 6}, pinned=True), Guest("b", {"ram": 6})], House({"ram": 10}))
+    loaded(lodging, "a")
+    assert lodging.never("b") is not None
+    assert lodging.never("b", without="a") is None
+    assert lodging.unload("a", 1.0) == [Drain("a")]
+    assert lodging.wanted("b", 1.1, asked=True) == []  # it waits, and is not refused
+    assert lodging.told({"a": IDLE, "b": WAITING}, 2.0, 2.0) == [Unload("a")]
+    assert lodging.gone("a", 3.0) == [Load("b")]
+
+
+def test_what_a_reload_ends_while_it_drains_is_gone():
+    lodging = two()
+    loaded(lodging, "a")
+    assert lodging.wanted("b", 50.0) == [Drain("a")]
+    assert lodging.gone("a", 51.0) == [Load("b")]
 
 
 def test_one_that_failed_and_is_not_on_demand_is_left_to_the_user():
@@ -317,8 +384,8 @@ class World:
         for place, have in self.house.room.items():
             assert sum(guest.room.get(place, 0) for guest in there) <= have
         assert self.house.max_loaded is None or len(there) <= self.house.max_loaded
-        cards = [card for guest in there for card in guest.unknown]
-        assert len(cards) == len(set(cards))
+        for guest in there:
+            assert not any(guest.unknown & other.places for other in there if other is not guest)
 
     def happen(self):
         for event in sorted(self.due):

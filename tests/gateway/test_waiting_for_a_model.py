@@ -123,7 +123,7 @@ def test_who_waits_while_the_table_changes_is_told_of_too(door, boss):
             boss.status(queued=1)
             boss.table(state="unloading")
             boss.wanted()
-            assert b": waiting for room to load fake-model" in until(second, b"\n\n\r\n")
+            assert b": waiting for fake-model" in until(second, b"\n\n\r\n")
 
 
 def test_a_waiting_stream_gets_its_head_comments_and_then_the_engines_own_bytes(door, boss):
@@ -133,7 +133,7 @@ def test_a_waiting_stream_gets_its_head_comments_and_then_the_engines_own_bytes(
         assert received.startswith(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream")
         assert b"x-skep-request-id: " in received
         assert b"x-skep-replica" not in received
-        assert b": waiting for room to load fake-model, 0 s\n\n" in received
+        assert b": waiting for fake-model, 0 s\n\n" in received
         boss.table(state="loading")
         boss.table(engine)
         received = until(sock, b"\r\n0\r\n\r\n", received)

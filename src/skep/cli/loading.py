@@ -43,7 +43,7 @@ def swap(
     no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Unload one model and load another. Nothing is unloaded for one that cannot be loaded."""
+    """Unload one model and load another. Nothing is unloaded for one that can never fit."""
     message = {"op": "swap", "out": model_out, "in": model_in, "wait": not no_wait, "drain_s": _seconds(drain)}
     _say(message, f"{model_out} makes room, {model_in} is {{state}}", as_json=as_json)
 

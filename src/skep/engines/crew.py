@@ -1,7 +1,7 @@
 """The replicas of a hive: those that skep started and those it only fronts. They may come, go and rest meanwhile.
 
 A *dormant* one has no process: its model is loaded when somebody wants it. Two that share a card are started one after
-the other: engines measure the free memory of their cards while they start.
+the other, again and again: see `company`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Protocol
 
 from skep.engines.base import Launch, Spoken, engine_named
 from skep.engines.changes import Changes
+from skep.engines.company import Company
 from skep.engines.lifecycle import RestartPolicy, State
 from skep.engines.remote import Upstream
 from skep.engines.replica import Replica
@@ -40,6 +41,10 @@ class Member(Protocol):
 
     launch: Launch
     pid: int | None
+
+    @property
+    def started(self) -> Launch:
+        """What it is started with: `launch`, or what it has fallen back to."""
 
     @property
     def kind(self) -> str: ...
@@ -79,8 +84,8 @@ class Crew:
         self._resting: set[str] = set()  # on their way to a restart or an end
         self._promised: set[str] = set()  # models that have no replica for a moment: their requests wait
         self._dormant: set[str] = set()  # without a process until they are woken
-        self._coming: list[str] = []  # being started, or waiting for it, in order; until ready or given up
-        self._started: set[str] = set()  # of these, those that need not wait any more
+        self._held: set[str] = set()  # models that are on their way to sleep
+        self._company = Company()
 
     def __repr__(self) -> str:
         return f"<Crew {self.members!r}>"
@@ -102,8 +107,8 @@ class Crew:
         name = member.launch.name
         if name in self._dormant:
             return "unloaded"
-        if name in self._coming and name not in self._started:
-            return "waiting"  # for another one that starts on its cards
+        if member.life.state is State.STOPPED and self._company.is_in_line(name):
+            return "starting" if self._company.may_start(member.launch) else "waiting"
         if member.life.serving and self._gets_nothing(member):
             return "draining"
         return member.life.state.value
@@ -128,15 +133,15 @@ class Crew:
                 "name": member.launch.name,
                 "model": member.model,
                 "url": member.life.url,
-                "slots": member.launch.slots,
+                "slots": member.started.slots,
                 "confirms": member.engine.confirms,
                 "engine": member.launch.about or member.engine.version() or member.launch.engine,
                 "simulated": member.engine.simulated,
                 "release_bound_s": member.engine.release_bound_s,
                 "health_path": member.launch.health_path or member.engine.health_path,
                 "draining": self._gets_nothing(member),
-                "reserve": member.launch.reserve,
-                "soft_slots": member.launch.soft_slots,
+                "reserve": member.started.reserve,
+                "soft_slots": member.started.soft_slots,
                 "authorization": member.launch.authorization,
             }
             for member in self.members
@@ -155,6 +160,7 @@ class Crew:
     def enlist(self, launches: Iterable[Launch], tasks: asyncio.TaskGroup, *, asleep: bool | None = None) -> None:
         """`asleep` None: those of a model that is on demand stay dormant, unless it is loaded already."""
         launches = list(launches)
+        self._company.hide(launches)
         loaded = {member.model for member in self.members if not self.is_dormant(member)}
         eager = {launch.model for launch in launches if not launch.on_demand} | loaded
         for launch in launches:
@@ -167,10 +173,12 @@ class Crew:
 
     def wake(self, model: str, tasks: asyncio.TaskGroup) -> None:
         """Start the processes of a model; what runs already is left alone, what was given up is started anew."""
+        self._held.discard(model)
         for member in self.of_model(model):
             if self.is_dormant(member):
                 self._dormant.discard(member.launch.name)
-                fresh = self._make(member.launch)
+                fresh = self._replica(member.launch)
+                fresh.follow(member)
                 self.members[self.members.index(member)] = fresh
                 self._begin(fresh, tasks)
             elif member.life.state is State.FAILED:
@@ -178,46 +186,68 @@ class Crew:
 
     async def put_to_sleep(self, model: str) -> None:
         """End the processes of a model at once, and return when they have ended."""
-        names = [member.launch.name for member in self.of_model(model)]
-        await asyncio.gather(*(self._end(name) for name in names))
-        here = set(self.names)
-        self._dormant |= {name for name in names if name in here}
+        self._held.add(model)  # a reload meanwhile starts none of them
+        members = self.of_model(model)
+        await asyncio.gather(*(self._end(member.launch.name) for member in members))
+        self._held.discard(model)
+        self._dormant |= {member.launch.name for member in members if member in self.members}
         self._member_changed()
 
     def hold(self, model: str, *, back: bool = False) -> None:
         """Send its replicas nothing new; with `back`, let them serve again."""
         names = {member.launch.name for member in self.of_model(model)}
         self._resting = self._resting - names if back else self._resting | names
+        self._held = self._held - {model} if back else self._held | {model}
 
-    async def dismiss(self, name: str) -> None:
-        """End it at once, and return when it has ended."""
+    async def dismiss(self, name: str) -> bool:
+        """End it at once, and return when it has ended; whether it was asleep by then, or about to be."""
         member = self.find(name)
         if member is None:
-            return
+            return False
         await self._end(name)
-        self.members = [other for other in self.members if other.launch.name != name]
+        asleep = self.is_dormant(member) or member.model in self._held
+        self.members = [other for other in self.members if other is not member]
         self._drained.discard(name)
         self._resting.discard(name)
         self._dormant.discard(name)
         self._changed()
+        return asleep
 
     async def dismiss_all(self) -> None:
         await asyncio.gather(*(self._end(name) for name in self.names))
 
-    async def become(self, plan: Changes, wanted: Iterable[Launch], drain_s: float, tasks: asyncio.TaskGroup) -> None:
-        """Those that go make room first; those that change do so one after the other, so that a model stays served."""
+    async def become(
+        self,
+        plan: Changes,
+        wanted: Iterable[Launch],
+        drain_s: float,
+        tasks: asyncio.TaskGroup,
+        known: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Those that go make room first; those that change do so one after the other, so that a model stays served.
+
+        New ones that are on demand have no process yet: they are there at once, and `known` is called.
+        """
         launches = {launch.name: launch for launch in wanted}
+        awake = {launch.model for launch in launches.values() if not launch.on_demand}
+        awake |= {member.model for member in self.members if not self.is_dormant(member)}
+        dormant = [name for name in plan.added if launches[name].url is None and launches[name].model not in awake]
         self._promised = {launch.model for launch in launches.values() if launch.model}
+        self._company.hide(launches.values())
         try:
             for name in plan.adjusted:
                 self._adjust(launches[name])
+            if dormant:
+                self.enlist([launches[name] for name in dormant], tasks, asleep=True)
+                known()
             await asyncio.gather(*(self._send_off(name, drain_s) for name in plan.removed))
             for name in plan.changed:
-                drained, dormant = self._drained & {name}, name in self._dormant
-                await self._send_off(name, drain_s)
+                drained, before, launch = self._drained & {name}, self.find(name), launches[name]
+                asleep = await self._send_off(name, drain_s)
                 self._drained |= drained
-                await self._take_on([launches[name]], tasks, asleep=dormant and launches[name].on_demand)
-            await self._take_on([launches[name] for name in plan.added], tasks)
+                same = launch.on_demand or (before is not None and before.model == launch.model)
+                await self._take_on([launch], tasks, asleep=asleep and same)
+            await self._take_on([launches[name] for name in plan.added if name not in dormant], tasks)
         finally:
             self._promised = set()
             self._changed()
@@ -256,55 +286,37 @@ class Crew:
     def _make(self, launch: Launch) -> Member:
         if launch.url is not None:
             return Upstream(launch, self._member_changed)
+        return self._replica(launch)
+
+    def _replica(self, launch: Launch) -> Replica:
         log = self._log_dir / f"{launch.name}.log"
-        return Replica(launch, engine_named(launch.engine), log, self._member_changed, self._policy)
+        engine = engine_named(launch.engine, launch.binary)
+        return Replica(launch, engine, log, self._member_changed, self._policy, self._company)
 
     def _begin(self, member: Member, tasks: asyncio.TaskGroup) -> None:
-        name = member.launch.name
         if isinstance(member, Replica):
-            self._coming.append(name)
-            if not self._must_wait(member):
-                self._started.add(name)
-        self._lives[name] = tasks.create_task(self._live(member))
-
-    async def _live(self, member: Member) -> None:
-        name = member.launch.name
-        while name in self._coming and self._must_wait(member):
-            self._moved.clear()
-            await self._moved.wait()
-        self._started.add(name)
-        await member.run()
-
-    def _must_wait(self, member: Member) -> bool:
-        """Somebody before it starts on a card of its own."""
-        before = self._coming[: self._coming.index(member.launch.name)]
-        cards = set(member.launch.gpus)
-        others = (self.find(name) for name in before)
-        return any(other is not None and not cards.isdisjoint(other.launch.gpus) for other in others)
-
-    def _forget_coming(self, *names: str) -> None:
-        self._coming = [name for name in self._coming if name not in names]
-        self._started.difference_update(names)
+            self._company.may_start(member.launch)  # its place in line
+        self._lives[member.launch.name] = tasks.create_task(member.run())
 
     async def _end(self, name: str) -> None:
-        """End its process, if it has one; also if it is still waiting to be started."""
-        life, member = self._lives.pop(name, None), self.find(name)
+        """End its process, if it has one; who asks a second time waits for the same end."""
+        life, member = self._lives.get(name), self.find(name)
         if life is None or member is None:
             return
-        if name in self._coming and name not in self._started:
-            life.cancel()
         member.stop()
         await asyncio.wait({life})
-        self._forget_coming(name)
-        self._moved.set()
+        if self._lives.get(name) is life:
+            del self._lives[name]
+            self._company.done([name])
+            self._moved.set()
 
     def _gets_nothing(self, member: Member) -> bool:
         return member.launch.name in self._drained or member.launch.name in self._resting
 
     def _member_changed(self) -> None:
         self._resting &= {member.launch.name for member in self.members if member.life.serving}
-        there = (State.READY, State.FAILED)
-        self._forget_coming(*(member.launch.name for member in self.members if member.life.state in there))
+        still = (State.READY, State.BACKOFF, State.FAILED)
+        self._company.done(member.launch.name for member in self.members if member.life.state in still)
         self._moved.set()
         self._changed()
 
@@ -314,9 +326,9 @@ class Crew:
             member.launch = launch
             self._changed()
 
-    async def _send_off(self, name: str, drain_s: float) -> None:
+    async def _send_off(self, name: str, drain_s: float) -> bool:
         await self.rest(name, drain_s)
-        await self.dismiss(name)
+        return await self.dismiss(name)
 
     async def _take_on(self, launches: list[Launch], tasks: asyncio.TaskGroup, *, asleep: bool | None = None) -> None:
         self.enlist(launches, tasks, asleep=asleep)

@@ -125,6 +125,7 @@ class Front:
                 raise GatewayError("the new gateway did not start", hint=hint)
             old, self._current = self._current, new
             self._new_current.set()
+            new.link.send({"op": "replicas", **self._table()})  # it may have changed since the start of this one
         if old is not None:
             self._retire(old, drain_s)
         self._changed()

@@ -14,11 +14,14 @@ from skep.engines.base import Launch
 from skep.engines.crew import Crew
 from skep.engines.lifecycle import State
 from skep.engines.lodging import Lodging
+from skep.engines.replica import Replica
 from skep.engines.rooms import Action, Admit, Drain, Figures, House, Load, Refuse, Stay, Unload, guests_of
-from skep.errors import EngineError, SkepError
+from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.wire.link import Message
 
 DONE = (State.READY, State.FAILED)
+STATES = {Stay.LOADING: "loading", Stay.OUT: "unloaded", Stay.GIVEN_UP: "failed"}  # as the gateway is told
+NOT_UNDERSTOOD = (LookupError, TypeError, ValueError, AttributeError)
 
 Futures = dict[str, list[asyncio.Future[None]]]  # by model
 
@@ -47,6 +50,8 @@ class Housing:
         self._leaving: Futures = {}  # or unloaded
         self._seeing_off: set[asyncio.Task[None]] = set()
         self._on_demand: set[str] = set()
+        self._woken: set[str] = set()  # replicas that were given up, are to start again, and have not begun to
+        self._told: dict[str, Message] = {}  # what the gateway was told last of those that are not loaded
         self._stopped = False
 
     def __repr__(self) -> str:
@@ -68,7 +73,7 @@ class Housing:
             for model in futures.keys() - set(self._lodging.models):
                 self._resolve(futures, model, EngineError(f"`{model}` is not served any more", hint="see `skep ps`"))
         self.look()
-        self._changed()
+        self._publish()
 
     def stop(self) -> None:
         """Nothing is loaded or unloaded any more."""
@@ -81,9 +86,10 @@ class Housing:
         told: dict[str, Message] = {}
         for model in self._lodging.models:
             stay = self._lodging.stay(model)
-            if stay in (Stay.IN, Stay.GIVEN_UP) or not self._comes_and_goes(model) or self._crew.serves(model):
+            given_up = stay is Stay.GIVEN_UP
+            if stay is Stay.IN or not (given_up or self._comes_and_goes(model)) or self._crew.serves(model):
                 continue
-            state = "loading" if stay is Stay.LOADING else "unloaded" if stay is Stay.OUT else "unloading"
+            state = STATES.get(stay, "unloading")
             waits = self._lodging.in_line(model)
             told[model] = {"state": "waiting" if waits else state, "why": self._lodging.why(model)}
         return told
@@ -105,31 +111,33 @@ class Housing:
         """A gateway has requests for a model that is not loaded."""
         if self._stopped or model not in self._lodging.models:
             return
-        before = self._lodging.in_line(model)
         self._do(self._lodging.wanted(model, _now()))
-        if not before and self._lodging.in_line(model):
-            self._changed()  # the gateway hears that it is known
 
     def look(self) -> None:
-        """After every change of a replica: what that means for its model."""
+        """After every change of a replica, and before it is published: what that means for its model."""
         for model in () if self._stopped else self._lodging.models:
             members = self._crew.of_model(model)
-            states = [member.life.state for member in members if not self._crew.is_dormant(member)]
+            awake = [member for member in members if not self._crew.is_dormant(member)]
+            self._woken -= {member.launch.name for member in awake if member.life.state is not State.FAILED}
+            states = [self._state(member) for member in awake]
             stay = self._lodging.stay(model)
             if stay is Stay.DRAINING:
                 self._crew.hold(model)  # one that died meanwhile and is back gets nothing either
-            if stay is Stay.LEAVING and not states:
+            if stay in (Stay.DRAINING, Stay.LEAVING) and members and not states:
                 self._was_out.add(model)
-                self._resolve(self._leaving, model)
+                self._resolve(self._leaving, model)  # also if it is loaded again in the next moment
                 self._do(self._lodging.gone(model, _now()))
             elif stay in (Stay.LOADING, Stay.IN, Stay.DRAINING) and states and set(states) == {State.FAILED}:
                 why = next((member.life.why for member in members if member.life.why), None)
+                self._was_out.add(model)  # from now on it is told of to the gateway
                 self._do(self._lodging.failed(model, why or "it did not start", _now()))
             elif stay is Stay.LOADING and states and all(state in DONE for state in states):
                 self._do(self._lodging.loaded(model, _now()))
             elif stay is Stay.GIVEN_UP and any(state not in (State.FAILED, State.STOPPED) for state in states):
+                self._crew.hold(model, back=True)
                 self._do(self._lodging.running(model, _now()))
         self._tell_users()
+        self._told = self.dormant()
 
     # What users ask for
 
@@ -148,7 +156,9 @@ class Housing:
         self._known(model)
         self._do(self._lodging.unload(model, _now()))
         if self._lodging.stay(model).takes_room:
-            gone = self._tasks.create_task(self._see_off(model, drain_s))
+            left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._leaving.setdefault(model, []).append(left)
+            gone = self._tasks.create_task(self._see_off(model, left, drain_s))
             self._seeing_off.add(gone)
             gone.add_done_callback(self._seeing_off.discard)
             if wait:
@@ -160,10 +170,10 @@ class Housing:
         self._known(out)
         self._known(come)
         if out == come:
-            raise EngineError(f"`{out}` cannot be swapped for itself", hint="`skep restart NAME` starts a replica anew")
-        never = self._lodging.never(come)
+            raise UserError(f"`{out}` cannot be swapped for itself", hint="`skep restart NAME` starts a replica anew")
+        never = self._lodging.never(come, without=out)
         if never is not None:
-            raise EngineError(never, hint=f"`{out}` stays as it is")
+            raise DoesNotFit(never, hint=f"`{out}` stays as it is")
         await self.unload(out, wait=False, drain_s=drain_s)
         try:
             answer = await self.load(come, wait=wait)
@@ -179,17 +189,15 @@ class Housing:
     def _known(self, model: str) -> None:
         if model not in self._lodging.models:
             known = ", ".join(self._lodging.models) or "none"
-            raise EngineError(f"there is no model `{model}` that skep starts", hint=f"known: {known}")
+            raise UserError(f"there is no model `{model}` that skep starts", hint=f"known: {known}")
 
     def _answer(self, model: str) -> Message:
         stay = self._lodging.stay(model)
         state = "waiting" if stay is Stay.OUT and self._lodging.in_line(model) else stay.value
         return {"ok": True, "model": model, "state": state}
 
-    async def _see_off(self, model: str, drain_s: float | None) -> None:
-        """Returns when it is unloaded."""
-        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._leaving.setdefault(model, []).append(gone)
+    async def _see_off(self, model: str, gone: asyncio.Future[None], drain_s: float | None) -> None:
+        """Returns when it is unloaded, or given up."""
         await asyncio.wait({gone}, timeout=drain_s)
         if not gone.done():
             self._do(self._lodging.hurry(model, _now()))
@@ -199,6 +207,8 @@ class Housing:
         for model in self._lodging.models:
             if self._lodging.stay(model) is Stay.IN:
                 self._resolve(self._waiting, model)
+            elif not self._lodging.stay(model).takes_room:
+                self._resolve(self._leaving, model)
 
     def _resolve(self, futures: Futures, model: str, error: EngineError | None = None) -> None:
         for future in futures.pop(model, []):
@@ -211,6 +221,8 @@ class Housing:
         for action in () if self._stopped else actions:
             match action:
                 case Load(model):
+                    members = self._crew.of_model(model)
+                    self._woken |= {one.launch.name for one in members if one.life.state is State.FAILED}
                     self._crew.wake(model, self._tasks)
                 case Drain(model):
                     self._crew.hold(model)
@@ -221,9 +233,18 @@ class Housing:
                 case Refuse(model, why, retry_after_s):
                     self._refuse(model, why, retry_after_s)
         if actions:
-            self._changed()
             self._tell_users()
+        if actions or self.dormant() != self._told:
+            self._publish()
         self._stir.set()
+
+    def _publish(self) -> None:
+        self._told = self.dormant()
+        self._changed()
+
+    def _state(self, member: Replica) -> State:
+        """One that is to start again is not given up any more, though its task has not run since."""
+        return State.STARTING if member.launch.name in self._woken else member.life.state
 
     def _refuse(self, model: str, why: str, retry_after_s: float) -> None:
         self._say({"op": "load_failed", "model": model, "why": why, "retry_after_s": retry_after_s})
@@ -232,13 +253,26 @@ class Housing:
 
     async def _ask(self) -> None:
         asked_at = _now()
-        status = await self._status()
-        figures = {model: Figures(**said) for model, said in status.get("models", {}).items()}
+        try:
+            status = await self._status()
+            figures = figures_of(status)
+        except NOT_UNDERSTOOD:  # a gateway of another version: as if it were silent
+            status, figures = {}, {}
         now = _now()
         if figures and status.get("complete"):
             self._do(self._lodging.told(figures, asked_at, now))
         else:
             self._do(self._lodging.tick(now))
+
+
+def figures_of(status: Message) -> dict[str, Figures]:
+    """A gateway of another version may tell more."""
+    return {
+        model: Figures(
+            int(said["busy"]), int(said["queued"]), None if said["idle_s"] is None else float(said["idle_s"])
+        )
+        for model, said in status.get("models", {}).items()
+    }
 
 
 def _now() -> float:

@@ -9,6 +9,7 @@ RESTART = "restart asked for"
 
 
 class State(Enum):
+    WAITING = "waiting"  # for others that start on its cards
     STARTING = "starting"  # the process runs, or is about to; it is not healthy yet
     WARMING = "warming"  # healthy; its first generation is under way
     READY = "ready"
@@ -79,6 +80,13 @@ class Lifecycle:
             return []
         return self._spawn(now)
 
+    def must_wait(self) -> None:
+        """It is not its turn to be spawned; `granted` says when."""
+        self.state, self.due_at = State.WAITING, None
+
+    def granted(self, now: float) -> list[Do]:
+        return self._spawn(now) if self.state is State.WAITING else []
+
     def addressed(self, url: str) -> list[Do]:
         if self.state is not State.STARTING:
             return []
@@ -107,10 +115,17 @@ class Lifecycle:
             return []
         return self._end(f"the warm-up generation failed: {why}")
 
+    def vanished(self) -> list[Do]:
+        """The process is gone, and why is being found out: `exited` follows. It serves nobody meanwhile."""
+        self.url = None
+        if self.state is not State.READY:
+            return []
+        self.state = State.BACKOFF
+        return [Do.RETRACT]
+
     def exited(self, why: str, now: float, *, final: bool = False, by_itself: bool = False) -> list[Do]:
         """The process is gone. `final`: it would end in the same way again. `by_itself`: not because we ended it."""
-        before, self.url = self.state, None
-        retract = [Do.RETRACT] if before is State.READY else []
+        retract, before = self.vanished(), self.state
         if before in (State.STOPPING, State.STOPPED):
             self.state, self.due_at = State.STOPPED, None
             return []
@@ -134,8 +149,8 @@ class Lifecycle:
 
     def changed_and_again(self, why: str, now: float) -> list[Do]:
         """The process is gone, and its launch was changed since: started at once, the failures before do not count."""
-        retract = [Do.RETRACT] if self.state is State.READY else []
-        self.url, self.why, self._ending = None, why, None
+        retract = self.vanished()
+        self.why, self._ending = why, None
         self._ready_at, self._failures = None, 0
         self.restarts += 1
         return [*retract, *self._spawn(now)]
@@ -176,7 +191,7 @@ class Lifecycle:
         if self.state in (State.STARTING, State.WARMING, State.READY):
             self.state = State.STOPPING
             return [*retract, Do.TERMINATE]
-        if self.state in (State.BACKOFF, State.FAILED):
+        if self.state in (State.WAITING, State.BACKOFF, State.FAILED):
             self.state = State.STOPPED
         return []
 

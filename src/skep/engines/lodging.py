@@ -3,9 +3,9 @@
     out ──Load──> loading ──> in ──Drain──> draining ──Unload──> leaving ──> out
                      └──failed──────────────────────────────────────^
 
-A model that is wanted waits in line. Idle models give way at once, the one unused longest first; a busy one after it
-has been loaded for a turn, and then it gets nothing new and finishes what it has: two models in demand alternate. The
-line is served in order, so that nobody starves. Pinned models give way to nobody.
+A model that is wanted waits in line. Idle models give way at once, the one unused longest first; one in use after it
+has been loaded for a turn or has paused for long, and then it gets nothing new and finishes what it has: two models in
+demand alternate. The line is served in order, so that nobody starves. Pinned models give way to nobody.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class _Lodger:
     guest: Guest
     stay: Stay = Stay.OUT
     loaded_at: float = 0.0
+    used: bool = False  # since it was loaded
+    was_out: bool = False  # it was unloaded once: it comes and goes like those on demand
     heard_at: float = float("-inf")  # when the newest figures were asked for
     busy: int = 0
     queued: int = 0
@@ -42,8 +44,8 @@ class _Lodger:
         return self.guest.model
 
     @property
-    def places(self) -> frozenset[str]:
-        return self.guest.unknown | self.guest.room.keys()
+    def leaves(self) -> bool:
+        return self.stay in (Stay.DRAINING, Stay.LEAVING)
 
     def is_quiet(self, now: float, quiet_s: float) -> bool:
         known = self.heard_at >= self.loaded_at
@@ -86,11 +88,11 @@ class Lodging:
             return POLL_SOON_S
         return POLL_S if any(_goes_when_idle(lodger) for lodger in lodgers) else None
 
-    def never(self, model: str) -> str | None:
-        """Why there can never be room for it, and what to change."""
+    def never(self, model: str, *, without: str | None = None) -> str | None:
+        """Why there can never be room for it, also after that other one is gone, and what to change."""
         lodger = self._lodgers[model]
         guest, house = lodger.guest, self._house
-        fixed = [other for other in self._lodgers.values() if other is not lodger and _stays(other)]
+        fixed = [other for other in self._lodgers.values() if other.model not in (model, without) and _stays(other)]
         names = ", ".join(f"`{other.model}`" for other in fixed)
         for place, need in guest.room.items():
             have = house.room.get(place)
@@ -106,7 +108,7 @@ class Lodging:
             return f"no more than {house.max_loaded} models may be loaded, and {names} are pinned; raise `max_loaded`"
         for other in fixed:
             if _exclude(guest, other.guest):
-                cards = ", ".join(sorted(guest.unknown & other.guest.unknown))
+                cards = ", ".join(sorted(_unsure(guest, other.guest)))
                 return f"`{model}` and the pinned `{other.model}` share {cards}; give `room` for both of them"
         return None
 
@@ -151,9 +153,9 @@ class Lodging:
     def unload(self, model: str, now: float) -> list[Action]:
         """The user wants it gone, pinned or not. Requests that come meanwhile bring it back."""
         lodger = self._lodgers[model]
-        if lodger.asked and lodger.stay is Stay.OUT:
-            lodger.asked = False
+        if lodger.asked and lodger.stay is Stay.OUT and model in self._line:
             self._line.remove(model)
+        lodger.asked = False
         if lodger.stay is Stay.LOADING:
             lodger.stay = Stay.LEAVING
             return [Unload(model), *self._settle(now)]
@@ -180,8 +182,10 @@ class Lodging:
             lodger.heard_at, lodger.busy, lodger.queued = asked_at, said.busy, said.queued
             if said.busy or said.queued:
                 lodger.idle_since = asked_at
+                lodger.used = True
             elif said.idle_s is not None:
                 lodger.idle_since = max(lodger.loaded_at, asked_at - said.idle_s)
+                lodger.used |= asked_at - said.idle_s > lodger.loaded_at
             nobody_waits = not said.queued and not lodger.asked and asked_at > lodger.wanted_at
             if nobody_waits and model in self._line:
                 self._line.remove(model)
@@ -191,8 +195,8 @@ class Lodging:
         lodger = self._lodgers.get(model)
         if lodger is None or lodger.stay is not Stay.LOADING:
             return []
-        lodger.stay, lodger.why, lodger.failures = Stay.IN, None, 0
-        lodger.loaded_at = lodger.idle_since = now
+        lodger.stay, lodger.why, lodger.failures, lodger.retry_at = Stay.IN, None, 0, float("-inf")
+        lodger.loaded_at, lodger.idle_since, lodger.used = now, now, False
         return self._settle(now)
 
     def failed(self, model: str, why: str, now: float) -> list[Action]:
@@ -201,7 +205,7 @@ class Lodging:
         if lodger is None or lodger.stay not in (Stay.LOADING, Stay.IN, Stay.DRAINING):
             return []
         lodger.why = why
-        if not lodger.guest.on_demand:
+        if not lodger.guest.on_demand and not lodger.was_out:
             lodger.stay = Stay.GIVEN_UP
             return [Refuse(model, why, FIRST_BACK_OFF_S), *self._settle(now)]
         lodger.failures += 1
@@ -213,11 +217,11 @@ class Lodging:
         return [Refuse(model, why, back_off_s), Unload(model), *self._settle(now)]
 
     def gone(self, model: str, now: float) -> list[Action]:
-        """None of its processes is left."""
+        """None of its processes is left; by an unload, or by a reload while it drained."""
         lodger = self._lodgers.get(model)
-        if lodger is None or lodger.stay is not Stay.LEAVING:
+        if lodger is None or lodger.stay not in (Stay.LEAVING, Stay.DRAINING):
             return []
-        lodger.stay, lodger.reason = Stay.OUT, None
+        lodger.stay, lodger.reason, lodger.was_out = Stay.OUT, None, True
         return self._settle(now)
 
     def tick(self, now: float) -> list[Action]:
@@ -240,7 +244,7 @@ class Lodging:
 
     def _serve(self, lodger: _Lodger, needed: set[str], blocked: set[str], now: float) -> list[Action]:
         """One of the line: loaded, refused, or waiting for others to go."""
-        places = lodger.places | ({"count"} if self._house.max_loaded is not None else set())
+        places = lodger.guest.places | ({"count"} if self._house.max_loaded is not None else set())
         if lodger.stay is Stay.OUT and now < lodger.retry_at and not lodger.asked:
             return [self._turn_away(lodger, lodger.why or "it failed before", lodger.retry_at - now)]
         never = self.never(lodger.model)
@@ -254,15 +258,16 @@ class Lodging:
             return [self._load(lodger, now)]
         blocked |= places
         needed |= {other.model for other in present if other.stay is Stay.DRAINING}
-        left = [other for other in present if other.stay not in (Stay.DRAINING, Stay.LEAVING)]
+        left = [other for other in present if not other.leaves]
         victims = self._victims(lodger, left, now)
         needed |= {victim.model for victim in victims}
         return [self._drain(victim, Reason.ROOM, now) for victim in victims]
 
     def _victims(self, lodger: _Lodger, left: list[_Lodger], now: float) -> list[_Lodger]:
         """Who is to go, so that it fits; nobody if that would not suffice."""
-        quiet = [other for other in left if other.is_quiet(now, self._house.quiet_s)]
-        turn_over = [other for other in left if other not in quiet and now - other.loaded_at >= self._house.turn_s]
+        house = self._house
+        quiet = [other for other in left if other.is_quiet(now, house.pause_s if other.used else house.quiet_s)]
+        turn_over = [other for other in left if other not in quiet and now - other.loaded_at >= house.turn_s]
         order = [
             *sorted(quiet, key=lambda other: other.idle_since),
             *sorted(turn_over, key=lambda other: other.loaded_at),
@@ -310,7 +315,7 @@ class Lodging:
             lodger.reason is Reason.IDLE and asked_back
         )
         if obsolete:
-            lodger.stay, lodger.reason = Stay.IN, None
+            lodger.stay, lodger.reason, lodger.asked = Stay.IN, None, False
             if lodger.model in self._line:
                 self._line.remove(lodger.model)
             return [Admit(lodger.model)]
@@ -337,14 +342,21 @@ class Lodging:
 
 
 def _stays(lodger: _Lodger) -> bool:
-    """Pinned, and there or about to be."""
-    return lodger.guest.pinned and (lodger.stay.takes_room or not lodger.guest.on_demand)
+    """Pinned, and there or about to be. What the user has unloaded is neither."""
+    if not lodger.guest.pinned:
+        return False
+    return lodger.stay in (Stay.LOADING, Stay.IN) or not (lodger.guest.on_demand or lodger.leaves or lodger.was_out)
 
 
 def _goes_when_idle(lodger: _Lodger) -> bool:
     return lodger.stay is Stay.IN and lodger.guest.idle_unload_s is not None and not lodger.guest.pinned
 
 
+def _unsure(one: Guest, other: Guest) -> frozenset[str]:
+    """The cards that both use, and of which nobody knows how much one of them takes."""
+    return (one.unknown & other.places) | (other.unknown & one.places)
+
+
 def _exclude(one: Guest, other: Guest) -> bool:
-    """Two of unknown size on one card. Those that are both not on demand are together by the user's word."""
-    return bool(one.unknown & other.unknown) and (one.on_demand or other.on_demand)
+    """One of unknown size beside another. Those that are both not on demand are together by the user's word."""
+    return bool(_unsure(one, other)) and (one.on_demand or other.on_demand)

@@ -79,6 +79,10 @@ class Upstream:
         return self.launch.model or self.engine.model
 
     @property
+    def started(self) -> Launch:
+        return self.launch
+
+    @property
     def settled(self) -> bool:
         return self.tried
 

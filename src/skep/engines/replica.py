@@ -8,12 +8,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from skep.engines.base import Diagnosis, Engine, Launch
+from skep.engines.company import HOST, Company, is_taken
 from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import Do, Lifecycle, RestartPolicy, State
 from skep.engines.oomcount import read_oom_kills
@@ -25,10 +26,14 @@ from skep.wire.link import Link
 ENDED_BY_US = (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)  # how a process ends that was told to
 PROBE_EVERY_S = 0.1
 WARM_UP_TOKENS = 8
+EXPLAIN_S = 10.0
 
 
 class Replica:
-    """One launch, kept alive. `changed` is called after every change of state."""
+    """One launch, kept alive. `changed` is called after every change of state.
+
+    `launch` is as configured, `started` what it is started with: they differ after it has fallen back.
+    """
 
     kind = "replica"
 
@@ -39,6 +44,7 @@ class Replica:
         log: Path,
         changed: Callable[[], None],
         policy: RestartPolicy | None = None,
+        company: Company | None = None,
     ) -> None:
         self.launch = launch
         self.engine = engine
@@ -47,11 +53,14 @@ class Replica:
         self._mark = f"{log.parent}:{launch.name};"  # ends with a mark of its own: no name is another's beginning
         self._log = log
         self._changed = changed
-        self._link: Link | None = None
+        self._company = company or Company()
+        self._link: Link | None = None  # to the keeper of this process; another process has another one
+        self._turn: asyncio.Task[None] | None = None  # waits for those that start on its cards
         self._watching: asyncio.Task[None] | None = None
         self._events: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
         self._killed_before = read_oom_kills()  # by the kernel, for want of memory
         self._fell_back: list[str] = []  # what was changed since the start, in order
+        self._fallback: dict[str, Any] = {}  # and the fields of the launch that differ for it
         self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
@@ -62,8 +71,17 @@ class Replica:
         return self.launch.model
 
     @property
+    def started(self) -> Launch:
+        return replace(self.launch, **self._fallback) if self._fallback else self.launch
+
+    @property
     def settled(self) -> bool:
         return self.life.state is State.READY
+
+    def follow(self, before: Replica) -> None:
+        """It was unloaded and comes back: what that one found out holds for this one too."""
+        self._fell_back, self._fallback = before._fell_back, before._fallback
+        self.life.note = self.life.why = before.life.note
 
     def stop(self) -> None:
         self._events.put_nowait(("stop",))
@@ -83,47 +101,68 @@ class Replica:
                 except TimeoutError:
                     actions = self.life.tick(self._loop.time())
                 else:
-                    actions = self._handle(*event)
+                    actions = await self._handle(*event)
                 await self._carry_out(actions, tasks)
                 self._changed()
 
-    def _handle(self, kind: str, *args: Any) -> list[Do]:
+    async def _handle(self, kind: str, *args: Any) -> list[Do]:
         now = self._loop.time()
         match kind:
+            case "granted":
+                return self.life.granted(now)
             case "address":
                 return self.life.addressed(args[0])
+            case "healthy" | "warm" | "warm_failed" if args[0] is not self._link:
+                return []  # said of a process that is gone
             case "healthy":
                 return self.life.healthy(now)
             case "warm":
                 return self.life.warmed(now)
             case "warm_failed":
-                return self.life.warm_up_failed(args[0])
+                return self.life.warm_up_failed(args[1])
             case "exit":
-                self._stop_watching()
-                self.pid = None
-                self._link = None
-                code, tail = args
-                found = self.engine.explain(self.launch, code, tail, oom_kills=self._oom_kills())
-                by_itself = code not in ENDED_BY_US
-                if not self.life.being_ended and self._fall_back(found):
-                    return self.life.changed_and_again(f"{found.cause}; again with {found.changed}", now)
-                return self.life.exited(str(found), now, final=found.final, by_itself=by_itself)
+                return await self._bury(*args)
             case "restart":
                 return self.life.restart(now)
             case "unresponsive":
                 return self.life.unresponsive()
             case _:
+                self._stop_waiting()
                 return self.life.stop()
+
+    async def _bury(self, code: int, tail: list[str]) -> list[Do]:
+        self._stop_watching()
+        self.pid = None
+        self._link = None
+        self.life.vanished()
+        self._changed()
+        found = await self._explain(code, tail, oom_kills=self._oom_kills())
+        now, by_itself = self._loop.time(), code not in ENDED_BY_US
+        if not self.life.being_ended and self._fall_back(found):
+            return self.life.changed_and_again(f"{found.cause}; again with {found.changed}", now)
+        return self.life.exited(str(found), now, final=found.final, by_itself=by_itself)
+
+    async def _explain(self, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None) -> Diagnosis:
+        """Whatever an engine has said, and whatever is wrong with a rule: it costs an explanation and nothing else."""
+        try:
+            async with asyncio.timeout(EXPLAIN_S):
+                return await asyncio.to_thread(self.engine.explain, self.started, code, tail, oom_kills=oom_kills)
+        except Exception:
+            last = next((line.strip() for line in reversed(tail) if line.strip()), None)
+            return Diagnosis("refused" if code is None else f"exit code {code}", evidence=last and last[:200])
 
     async def _carry_out(self, actions: list[Do], tasks: asyncio.TaskGroup) -> None:
         for action in actions:
             match action:
+                case Do.SPAWN if not self._company.may_start(self.launch):
+                    self.life.must_wait()
+                    self._turn = tasks.create_task(self._await_turn())
                 case Do.SPAWN:
                     await self._spawn(tasks)
                 case Do.PROBE:
-                    tasks.create_task(self._probe(self.life.url))
+                    tasks.create_task(self._probe(self.life.url, self._link))
                 case Do.WARM_UP:
-                    tasks.create_task(self._warm_up())
+                    tasks.create_task(self._warm_up(self._link))
                 case Do.TERMINATE:
                     if self._link is not None:
                         self._link.send({"op": "term", "grace_s": self.life.policy.grace_s})
@@ -131,6 +170,15 @@ class Replica:
                     self._watching = tasks.create_task(self._watch(self.life.url))
                 case Do.RETRACT:
                     pass  # `changed` tells the supervisor, which reads the state
+
+    async def _await_turn(self) -> None:
+        await self._company.until_it_may(self.launch)
+        self._events.put_nowait(("granted",))
+
+    def _stop_waiting(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
 
     def _oom_kills(self) -> int | None:
         """Since the last look."""
@@ -142,15 +190,21 @@ class Replica:
         if found.change is None or found.changed is None or len(self._fell_back) >= self.life.policy.fallbacks:
             return False
         self._fell_back.append(found.changed)
-        self.launch = found.change
+        names = (field.name for field in fields(Launch))
+        pairs = {name: (getattr(self.launch, name), getattr(found.change, name)) for name in names}
+        self._fallback = {name: new for name, (old, new) in pairs.items() if old != new}
         self.life.note = f"fell back: {'; '.join(self._fell_back)}"
         return True
 
     async def _spawn(self, tasks: asyncio.TaskGroup) -> None:
-        ours, theirs = socket.socketpair()
-        launch = self.launch
+        launch = self.started
+        if launch.port and is_taken(launch.port):  # what listens there would be taken for the engine
+            why = f"error while attempting to bind on address ('{HOST}', {launch.port}): address already in use"
+            self._events.put_nowait(("exit", 1, [why]))
+            return
         if not self.engine.reports_address and not launch.port:
-            launch = replace(launch, port=free_port())
+            launch = replace(launch, port=self._company.free_port())
+        ours, theirs = socket.socketpair()
         argv = [sys.executable, "-m", "skep.engines.keeper", "--link-fd", str(theirs.fileno())]
         argv += ["--log", str(self._log), "--mark", self._mark]
         try:
@@ -159,20 +213,21 @@ class Replica:
                 "--",
                 *self.engine.argv(launch),
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **self.engine.environment(launch)},
+                env={**self._company.environment(), **self.engine.environment(launch)},
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # no process to be had, or words that cannot be handed to one
             ours.close()
-            self._events.put_nowait(("exit", 1, [f"error: the keeper cannot be started: {error.strerror}"]))
+            why = getattr(error, "strerror", None) or str(error)
+            self._events.put_nowait(("exit", 1, [f"error: the keeper cannot be started: {why}"]))
             return
         finally:
             theirs.close()
         self._link = await Link.over(ours)
         tasks.create_task(self._follow(keeper, self._link))
         if not self.engine.reports_address:
-            self._events.put_nowait(("address", f"http://127.0.0.1:{launch.port}"))
+            self._events.put_nowait(("address", f"http://{HOST}:{launch.port}"))
 
     async def _follow(self, keeper: asyncio.subprocess.Process, link: Link) -> None:
         """The keeper's messages, as events. If the keeper itself is killed, its engine is ended from here."""
@@ -198,14 +253,15 @@ class Replica:
             await keeper.wait()
             self._events.put_nowait(("exit", *ended))
 
-    async def _probe(self, url: str | None) -> None:
+    async def _probe(self, url: str | None, link: Link | None) -> None:
         """Ask the health endpoint until it answers 200, or this process's time is over."""
         assert url is not None
         origin, _ = parse_url(url)
-        while self.life.state is State.STARTING and self.life.url == url:
+        while self.life.state is State.STARTING and self._link is link:
             with contextlib.suppress(WireFailure):
-                if (await fetch_once(origin, "GET", self.engine.health_path, timeout_s=5.0)).status == 200:
-                    self._events.put_nowait(("healthy",))
+                answer = await fetch_once(origin, "GET", self.engine.health_path, timeout_s=5.0)
+                if answer.status == 200 and self.pid is not None:
+                    self._events.put_nowait(("healthy", link))
                     return
             await asyncio.sleep(PROBE_EVERY_S)
 
@@ -231,7 +287,7 @@ class Replica:
                 self._events.put_nowait(("unresponsive",))
                 return
 
-    async def _warm_up(self) -> None:
+    async def _warm_up(self, link: Link | None) -> None:
         """The first generation lies (graphs, caches, page faults): it is made before traffic is let in."""
         origin, _ = parse_url(self.life.url or "")
         body = {
@@ -244,20 +300,12 @@ class Replica:
                 origin, "POST", "/v1/chat/completions", body=body, timeout_s=self.life.policy.warm_deadline_s
             )
         except WireFailure as failure:
-            self._events.put_nowait(("warm_failed", str(failure)))
+            self._events.put_nowait(("warm_failed", link, str(failure)))
             return
         if answer.status == 200:
-            self._events.put_nowait(("warm",))
+            self._events.put_nowait(("warm", link))
         else:
             said = answer.body[:2000].decode(errors="replace")
-            found = self.engine.explain(self.launch, None, said.splitlines())
+            found = await self._explain(None, said.splitlines())
             why = f"HTTP {answer.status} {said[:200]}" if found.remedy is None else str(found)
-            self._events.put_nowait(("warm_failed", why))
-
-
-def free_port() -> int:
-    """A port that nobody holds now. An engine that cannot tell its own is given it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+            self._events.put_nowait(("warm_failed", link, why))

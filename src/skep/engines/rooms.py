@@ -8,6 +8,9 @@ from enum import Enum
 
 from skep.engines.base import Launch
 
+UNLISTED = "the cards"  # all of them as one place, where nobody tells which there are
+CARDLESS = ("embedded", "fake", "simulated")
+
 
 @dataclass(frozen=True, slots=True)
 class Guest:
@@ -20,6 +23,10 @@ class Guest:
     pinned: bool = False
     idle_unload_s: float | None = None
 
+    @property
+    def places(self) -> frozenset[str]:
+        return self.unknown | self.room.keys()
+
 
 @dataclass(frozen=True, slots=True)
 class House:
@@ -28,7 +35,8 @@ class House:
     room: Mapping[str, int] = field(default_factory=dict)
     max_loaded: int | None = None
     turn_s: float = 30.0  # a busy model stays at least so long
-    quiet_s: float = 1.0  # without a request for so long: idle
+    quiet_s: float = 1.0  # not used since it was loaded, for so long: idle
+    pause_s: float = 5.0  # used, and then without a request for so long: idle; agents think between two turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,8 @@ def _guest(model: str, replicas: list[Launch], every_card: frozenset[str]) -> Gu
         for place, need in launch.room:
             room[place] = room.get(place, 0) + need
         if not launch.room:
-            unknown |= {f"gpu{number}" for number in launch.gpus} or every_card
+            unlisted = frozenset() if launch.engine in CARDLESS else frozenset({UNLISTED})
+            unknown |= {f"gpu{number}" for number in launch.gpus} or every_card or unlisted
     idle = [launch.idle_unload_s for launch in replicas if launch.idle_unload_s is not None]
     return Guest(
         model,

@@ -156,7 +156,7 @@ class Supervisor:
                 "state": self.crew.state(member),
                 "pid": member.pid,
                 "url": member.life.url,
-                "slots": member.launch.slots,
+                "slots": member.started.slots,
                 "busy": busy.get(member.launch.name, 0),
                 "model": member.model or None,
                 "engine": member.launch.about or member.engine.version() or member.launch.engine,
@@ -263,7 +263,8 @@ class Supervisor:
                 try:
                     answer = await self._control(message)
                 except (SkepError, OSError) as error:
-                    answer = {"error": str(error), "hint": getattr(error, "hint", None)}
+                    code = getattr(error, "exit_code", 1)
+                    answer = {"error": str(error), "hint": getattr(error, "hint", None), "exit_code": code}
                 except Exception as error:  # a bug of ours is told to who asked, and ends nothing
                     answer = {"error": f"unexpected {type(error).__name__}: {error}", "hint": "please report it"}
                 link.send(answer)
@@ -361,13 +362,17 @@ class Supervisor:
         return {"ok": True, **plan.document(), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
 
     async def _carry_out(self, hive: Hive, running: Sequence[Launch]) -> SkepError | None:
+        def settle() -> None:
+            self.housing.settle_in([member.launch for member in self.crew.members], hive.house)
+
         self._stay = True
         try:
-            await self.crew.become(changes(running, hive.replicas), hive.replicas, hive.drain_s, self._tasks)
+            plan = changes(running, hive.replicas)
+            await self.crew.become(plan, hive.replicas, hive.drain_s, self._tasks, known=settle)
             self._stay = False
         except SkepError as error:
             return error
         finally:
-            self.housing.settle_in([member.launch for member in self.crew.members], hive.house)
+            settle()
             self._reload_begun = False
         return None

@@ -123,7 +123,8 @@ class Admission:
             pool.replicas = [replica for replica in self._replicas.values() if replica.spec.model == name]
         return actions + self._serve_all(now)
 
-    def arrive(self, arrival: Arrival, now: float) -> list[Action]:
+    def arrive(self, arrival: Arrival, now: float, *, may_wait: int = 0) -> list[Action]:
+        """`may_wait`: so many may wait, whatever the limit says."""
         if self._closed:
             return [Reject(arrival.request_id, RejectCode.SHUTTING_DOWN, COME_BACK_S)]
         pool = self._models.get(arrival.model)
@@ -136,7 +137,7 @@ class Admission:
             replica = self._choose(pool, entry, now)
             if replica is not None:
                 return [self._grant(entry, replica, now)]
-        if len(pool.queue) >= self.limits.max_queue:
+        if len(pool.queue) >= max(may_wait, self.limits.max_queue):
             return [Reject(arrival.request_id, RejectCode.QUEUE_FULL, pool.expected_wait_s(now))]
         pool.queue.put(entry)
         return self._serve(pool, now)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NOT_COMING = ("unloaded", "unloading")  # unless somebody says that it is wanted
+GIVEN_UP = "failed"  # it is not tried again before the user says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,10 @@ class Failure:
 
     why: str
     until: float
+
+    def retry_after_s(self, now: float) -> float | None:
+        """None: nobody tries by himself."""
+        return self.until - now if self.until > now else None
 
 
 class Dormancy:
@@ -29,13 +34,22 @@ class Dormancy:
     def __repr__(self) -> str:
         return f"<Dormancy {self.states}>"
 
-    def become(self, table: Mapping[str, Mapping[str, Any]], serving: Iterable[str]) -> list[str]:
-        """What the supervisor says; the models that have just been loaded. Those on their way have not failed."""
+    def become(
+        self, table: Mapping[str, Mapping[str, Any]], serving: Iterable[str], models: Iterable[str] = ()
+    ) -> list[str]:
+        """What the supervisor says; the models that have just been loaded. Those on their way have not failed.
+
+        One of the `models` that failed, and of which nothing else is said, has been given up.
+        """
         before, served = self.states, set(serving)
         self.states = {model: str(said["state"]) for model, said in table.items()}
         self._told = {model for model in self._told if self.states.get(model) in NOT_COMING}
-        moving = {model for model, state in self.states.items() if state not in NOT_COMING} | served
+        moving = {model for model, state in self.states.items() if state not in (*NOT_COMING, GIVEN_UP)} | served
         self._failures = {model: found for model, found in self._failures.items() if model not in moving}
+        for model, state in self.states.items():
+            if state == GIVEN_UP and model not in self._failures:
+                self._failures[model] = Failure(table[model].get("why") or "it did not start", float("-inf"))
+        self.states |= dict.fromkeys(self._failures.keys() & set(models) - self.states.keys(), GIVEN_UP)
         return [model for model, state in before.items() if state == "loading" and model in served - self.states.keys()]
 
     def is_to_be_told(self, model: str) -> bool:
@@ -51,11 +65,12 @@ class Dormancy:
 
     def failure(self, model: str, now: float) -> Failure | None:
         found = self._failures.get(model)
-        return found if found is not None and now < found.until else None
+        lasts = found is not None and (now < found.until or self.states.get(model) == GIVEN_UP)
+        return found if lasts else None
 
     def words(self, model: str) -> str:
         """For those who wait."""
         state = self.states.get(model)
         if state == "loading":
             return f"loading {model}"
-        return f"waiting for {model}" if state is None else f"waiting for room to load {model}"
+        return f"waiting for room to load {model}" if state == "waiting" else f"waiting for {model}"

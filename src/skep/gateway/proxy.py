@@ -114,7 +114,7 @@ class Proxy:
         self._several = len({spec.model for spec in specs}) < len(specs)
         self._keys_of_ours = any(spec.authorization for spec in specs)
         self._rules = object()
-        for model in self.dormancy.become(dormant or {}, (spec.model for spec in specs if not spec.draining)):
+        for model in self.dormancy.become(dormant or {}, (spec.model for spec in specs if not spec.draining), models):
             self.accounts.metrics.loads.add((model, "loaded"))
         self.carry_out(self.admission.set_replicas(specs, self.now(), models=models))
         for exchange in list(self.exchanges.values()) if self.dormancy.states else ():
@@ -274,8 +274,9 @@ class Proxy:
             return
         conversation = seen.conversation if plan.session is None else plan.session
         arrival = Arrival(request_id, model, plan.priority, plan.flow, conversation, len(body), plan.max_wait_s)
-        self.carry_out(self.admission.arrive(arrival, now))
-        if dormant and exchange.outcome is None and not exchange.under_way:
+        may_wait = 1 if dormant else 0  # somebody has to, or it is never loaded
+        self.carry_out(self.admission.arrive(arrival, now, may_wait=may_wait))
+        if dormant and not exchange.under_way:
             self._await_load(exchange, now)
 
     def _is_refused(self, exchange: Exchange, now: float) -> bool:
@@ -283,7 +284,7 @@ class Proxy:
         failure = self.dormancy.failure(exchange.model, now)
         if failure is not None:
             exchange.leased = False
-            exchange.reject(Reject(exchange.id, RejectCode.LOAD_FAILED, failure.until - now, failure.why))
+            exchange.reject(Reject(exchange.id, RejectCode.LOAD_FAILED, failure.retry_after_s(now), failure.why))
         elif exchange.request.method not in (b"POST", b"PUT", b"PATCH"):
             exchange.leased = False
             exchange.refuse("replica_lost", f"`{exchange.model}` is not loaded; a request for an answer loads it")
@@ -292,7 +293,7 @@ class Proxy:
     def _await_load(self, exchange: Exchange, now: float) -> None:
         if self.dormancy.is_to_be_told(exchange.model):
             self.on_wanted(exchange.model)
-        if exchange.aloud or wants_stream(exchange.plan.path, exchange.request.body):
+        if exchange.outcome is None and (exchange.aloud or wants_stream(exchange.plan.path, exchange.request.body)):
             exchange.speak(now)
 
     def _pass_lightly(self, exchange: Exchange, now: float) -> None:

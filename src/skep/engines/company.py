@@ -1,0 +1,92 @@
+"""What the replicas of one machine share: cards, on which they start one after the other, ports, and no keys.
+
+Engines measure the free memory of their cards while they start, and would count each other's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Iterable
+
+from skep.engines.base import Launch
+
+HOST = "127.0.0.1"
+OWN_KEY = "SKEP_API_KEY"
+MANY_PORTS = 5000  # of the 28000 that the kernel gives out: those at first are long forgotten
+
+
+class Company:
+    def __init__(self) -> None:
+        self._line: dict[str, frozenset[int]] = {}  # who starts or is about to, in order, with its cards
+        self._moved = asyncio.Event()
+        self._secrets = {OWN_KEY}
+        self._given: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<Company {', '.join(self._line) or 'nobody'} starting>"
+
+    # The line
+
+    def may_start(self, launch: Launch) -> bool:
+        """Nobody before it starts on a card of its own. It keeps its place in line until it is `done`."""
+        cards = self._line.setdefault(launch.name, frozenset(launch.gpus))
+        for name, others in self._line.items():
+            if name == launch.name:
+                return True
+            if not cards.isdisjoint(others):
+                return False
+        return True
+
+    async def until_it_may(self, launch: Launch) -> None:
+        while not self.may_start(launch):
+            self._moved.clear()
+            await self._moved.wait()
+
+    def is_in_line(self, name: str) -> bool:
+        return name in self._line
+
+    def done(self, names: Iterable[str]) -> None:
+        """They measure nothing any more: ready, dead, or given up."""
+        for name in names:
+            if self._line.pop(name, None) is not None:
+                self._moved.set()
+
+    # What they are given
+
+    def hide(self, launches: Iterable[Launch]) -> None:
+        """Keys of servers of others are not for engines, which may run a checkpoint's own code."""
+        self._secrets |= {launch.key_env for launch in launches if launch.key_env}
+
+    def environment(self) -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name not in self._secrets}
+
+    def free_port(self) -> int:
+        """Not the same one twice: an engine may bind it minutes after it was chosen."""
+        if len(self._given) > MANY_PORTS:
+            self._given.clear()
+        while (port := free_port()) in self._given:
+            pass
+        self._given.add(port)
+        return port
+
+
+def free_port() -> int:
+    """A port that nobody holds now. An engine that cannot tell its own is given it."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def is_taken(port: int) -> bool:
+    """Somebody listens there. What other reasons there are against it the engine says itself."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
