@@ -8,55 +8,57 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from skep import __version__
-from skep.cli import (
-    calibrate,
-    catalog,
-    export_preset,
-    gateway,
-    judging,
-    keys,
-    loading,
-    measure,
-    plan,
-    presets,
-    running,
-    serve,
-    top,
-    upkeep,
-    validate,
-)
 from skep.errors import SkepError
 
-app = typer.Typer(
-    name="skep",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    help="One endpoint for a swarm of agents, on the cards you own: serve a model, measure it under concurrency, "
-    "keep the results.",
-    epilog="Example: skep up -d && skep bench sweep --concurrency 1,2,4 && skep report last -o report.html",
-)
-serve.register(app)
-presets.register(app)
-export_preset.register(app)
-loading.register(app)
-gateway.register(app)
-running.register(app)
-measure.register(app)
-judging.register(app)
-upkeep.register(app)
-keys.register(app)
-catalog.register(app)
-plan.register(app)
-calibrate.register(app)
-top.register(app)
-validate.register(app)
+# Which commands each module of `skep.cli` has: only the one that is asked for is loaded.
+PARTS = {
+    "serve": ("up", "down", "ps", "logs", "restart", "service"),
+    "presets": ("presets",),
+    "export_preset": ("export",),
+    "loading": ("load", "unload", "swap"),
+    "gateway": ("gateway",),
+    "running": ("drain", "undrain", "reload"),
+    "measure": ("bench",),
+    "judging": ("runs", "report"),
+    "upkeep": ("demo", "doctor", "pull", "store", "gc"),
+    "keys": ("key",),
+    "catalog": ("catalog",),
+    "plan": ("plan",),
+    "calibrate": ("calibrate", "calibrations"),
+    "top": ("top",),
+    "validate": ("validate",),
+}
+
+
+def app_of(parts: Iterable[str]) -> typer.Typer:
+    made = typer.Typer(
+        name="skep",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        help="One endpoint for a swarm of agents, on the cards you own: serve a model, measure it under concurrency, "
+        "keep the results.",
+        epilog="Example: skep up -d && skep bench sweep --concurrency 1,2,4 && skep report last -o report.html",
+    )
+    made.callback()(root)
+    for part in parts:
+        import_module(f"skep.cli.{part}").register(made)
+    return made
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """`app` is the whole tree, made when somebody asks for it."""
+    if name == "app":
+        return app_of(PARTS)
+    raise AttributeError(name)
 
 
 def _version(wanted: bool) -> None:
@@ -65,7 +67,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     _version_wanted: Annotated[
         bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_version)
@@ -78,8 +79,9 @@ def main() -> int:
     _open_standard_files()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
+    asked = next((part for part, names in PARTS.items() if sys.argv[1:2] and sys.argv[1] in names), None)
     try:
-        app()
+        app_of(PARTS if asked is None else (asked,))()
     except SkepError as error:
         say_error(error.message, error.hint)
         return error.exit_code
