@@ -165,6 +165,7 @@ def duel(engines, path, **fields):
     return result, order, runs, rows
 
 
+@pytest.mark.slow
 def test_two_engines_are_asked_the_same_in_turns_behind_first_lines_of_their_own(tmp_path):
     with FakeEngine(slots=2) as one, FakeEngine(slots=2, token_ms=4) as two:
         found, order, runs, (a, b) = duel((one, two), tmp_path / "s.sqlite3", runs=3)
@@ -186,6 +187,7 @@ def test_two_engines_are_asked_the_same_in_turns_behind_first_lines_of_their_own
     assert Judgement.BETTER not in {one.judgement for one in speeds}
 
 
+@pytest.mark.slow
 def test_every_pair_has_one_run_of_each_and_three_pairs_are_the_fewest(tmp_path):
     with FakeEngine(slots=2) as one:
         _, order, _, _ = duel((one, one), tmp_path / "s.sqlite3", concurrency=(1,), budget_s=0.001, most_runs=8)

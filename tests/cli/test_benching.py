@@ -16,9 +16,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from skep.bench.matrix import parse_matrix
+from skep.cli.main import app
 from skep.cli.matrices import plan_of
+from skep.errors import UserError
 from skep.records import RunState
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine
@@ -78,7 +81,13 @@ def pair(tmp_path_factory):
     return run, done, ids, folder
 
 
-@pytest.mark.parametrize("shape", ["burst", "conversation", "shared-prefix", "prefill"])
+SHAPES = [
+    "burst",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("conversation", "shared-prefix", "prefill")),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_is_measured_at_every_level(skep, engine, shape):
     how = ("--shape", shape, "--turns", "2", "--think", "10ms", "--prompt-tokens", "200", "--seed", "3")
     done = skep("bench", "sweep", "--url", engine.url, "-c", "1,2", *how, *TWICE, "--json", check=0)
@@ -130,6 +139,7 @@ def test_an_open_load_has_a_row_for_each_rate(skep, engine, tmp_path):
     assert "40 requests/s" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_classes_of_traffic_are_reported_one_by_one(skep, engine, tmp_path):
     (tmp_path / "mix.toml").write_text(MIX)
     done = skep("bench", "classes", "mix.toml", "--url", engine.url, "--for", "1s", "--json", check=0)
@@ -172,6 +182,7 @@ def test_a_comparison_within_the_threshold_ends_with_0(pair):
     assert {one["judgement"] for one in same["comparisons"]} == {"not distinguishable"}
 
 
+@pytest.mark.slow
 def test_an_export_says_the_same_in_every_format(pair):
     run, _, (a, _), folder = pair
     document = json.loads(run("export", a, "--format", "json", check=0).stdout)
@@ -252,19 +263,19 @@ WRONG = [
 ]
 
 
-def test_wrong_input_is_exit_code_2_and_names_the_value(env, tmp_path):
+def test_wrong_input_is_exit_code_2_and_names_the_value(env, tmp_path, monkeypatch):
     (tmp_path / "broken.toml").write_text("a = [")
     (tmp_path / "unknown.toml").write_text('[class.a]\nshape = "steady"\nagents = 1\nspeeed = 1\n')
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "empty").touch()
     (tmp_path / "folder").mkdir()
-    for some in batched(WRONG, 4):
-        begun = [(line, words, begin(env, tmp_path, "bench", *line.split())) for line, words in some]
-        for line, words, process in begun:
-            output, errors = process.communicate(timeout=90)
-            assert (process.returncode, output) == (2, ""), (line, errors)
-            assert words in errors, (line, errors)
-            assert [text.split(":")[0] for text in errors.splitlines()] == ["error", "hint"], (line, errors)
+    monkeypatch.chdir(tmp_path)
+    for line, words in WRONG:
+        done = CliRunner().invoke(app, ["bench", *line.split()], env=env)
+        assert isinstance(done.exception, UserError), (line, done.output)
+        assert (done.exception.exit_code, done.stdout) == (2, ""), line
+        assert words in f"error: {done.exception.message}\nhint: {done.exception.hint}", (line, done.exception)
+        assert done.exception.hint, line
 
 
 def test_runs_that_cannot_be_compared_are_named(pair):
@@ -364,10 +375,6 @@ def call(env, folder, *args, check):
     assert "Traceback" not in done.stderr, done.stderr
     assert check in (None, done.returncode), (done.returncode, done.stdout, done.stderr)
     return done
-
-
-def batched(items, size):
-    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def begin(env, folder, *args):
