@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Annotated
 
@@ -26,7 +26,7 @@ PARTS = {
     "gateway": ("gateway",),
     "running": ("drain", "undrain", "reload"),
     "measure": ("bench",),
-    "judging": ("runs", "report"),
+    "judging": ("runs", "report", "bench"),
     "upkeep": ("demo", "doctor", "pull", "store", "gc"),
     "keys": ("key",),
     "catalog": ("catalog",),
@@ -35,6 +35,12 @@ PARTS = {
     "top": ("top",),
     "validate": ("validate",),
 }
+
+
+def parts_of(words: Sequence[str]) -> tuple[str, ...]:
+    """The modules that a command line needs; all of them where it names no command."""
+    named = tuple(part for part, names in PARTS.items() if words and words[0] in names)
+    return named or tuple(PARTS)
 
 
 def app_of(parts: Iterable[str]) -> typer.Typer:
@@ -79,9 +85,8 @@ def main() -> int:
     _open_standard_files()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
-    asked = next((part for part, names in PARTS.items() if sys.argv[1:2] and sys.argv[1] in names), None)
     try:
-        app_of(PARTS if asked is None else (asked,))()
+        app_of(parts_of(sys.argv[1:]))()
     except SkepError as error:
         say_error(error.message, error.hint)
         return error.exit_code
