@@ -1,6 +1,6 @@
 """Real engines on this machine's CPU through skep, in turns: from `skep up` to ready, and what a swarm gets.
 
-    SKEP_VLLM=... SKEP_VLLM_CHECKPOINT=... SKEP_LLAMA_SERVER=... .venv/bin/python benchmarks/engines.py [--rounds 2]
+    SKEP_VLLM=... SKEP_VLLM_CHECKPOINT=... SKEP_LLAMA_SERVER=... .venv/bin/python benchmarks/engines.py [--rounds 3]
 
 `scripts/vllm_cpu_env.py`, `scripts/gguf_to_safetensors.py` and `scripts/llama_server.py` make what the variables name;
 an engine without its variable is left out. The same model and the same shape of load for all; not the same arithmetic:
@@ -69,8 +69,8 @@ def measure(serve: str, levels: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--levels", default="1,4,8")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--levels", default="1,8")
+    parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
     parse_int_list(args.levels, name="--levels")
     found: dict[str, list[dict[str, Any]]] = {}
@@ -79,7 +79,7 @@ def main() -> None:
         for name in names[number % len(names) :] + names[: number % len(names)]:
             print(f"round {number + 1} of {args.rounds}: {name}", file=sys.stderr, flush=True)
             found.setdefault(name, []).append(measure(tables()[name], args.levels))
-    right = f"{'eff tok/s':>10} {'rounds':>14} {'TTFT p50 ms':>12} {'engine tok/s':>13}"
+    right = f"{'eff tok/s':>10} {'runs':>14} {'TTFT p50 ms':>12} {'engine tok/s':>13}"
     print(f"{'engine':28} {'ready s':>8} {'C':>3} {right}")
     for rounds in found.values():
         for place, level in enumerate(rounds[0]["levels"]):
@@ -92,7 +92,8 @@ def line_of(rounds: list[dict[str, Any]], place: int, concurrency: int) -> str:
     speeds = [level["effective_tok_s"] for level in levels]
     ttft = median(level["ttft_ms"]["p50"] for level in levels)
     own = [level["engine_tok_s"] for level in levels if level["engine_tok_s"] is not None]
-    spread, ready = f"{min(speeds):.1f}..{max(speeds):.1f}", median(one["ready_s"] for one in rounds)
+    runs = [run["effective_tok_s"] for level in levels for run in level["repeats"]]
+    spread, ready = f"{min(runs):.1f}..{max(runs):.1f}", median(one["ready_s"] for one in rounds)
     told = f"{median(own):13.1f}" if own else f"{'–':>13}"
     first = f"{rounds[0]['engine']:28} {ready:8.1f}" if place == 0 else f"{'':37}"
     return f"{first} {concurrency:3} {median(speeds):10.1f} {spread:>14} {ttft:12,.0f} {told}"
