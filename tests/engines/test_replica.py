@@ -72,7 +72,7 @@ def test_a_bug_in_a_diagnosis_costs_an_explanation_and_nothing_else(tmp_path):
         policy = replace(POLICY, failures_before_ready=1)
         async with running(tmp_path, broken, Puzzled(), policy) as (replica, until):
             await until(lambda: replica.life.state is State.FAILED)
-            assert replica.life.why == "exit code 3 (error: no memory)"
+            assert replica.life.why == "exit code 3, not explained: ValueError (error: no memory)"
 
     asyncio.run(run())
 

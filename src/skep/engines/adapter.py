@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ Refusal = tuple[str, str]  # what cannot be, and what to do instead
 Known = frozenset[str] | None  # flags of the installed version; None: not known
 
 
-class Adapter:
+class Adapter(ABC):
     """`tell` hears a line before something slow; `vendor` is of the cards, for the name of the variable they go by.
 
     `refusals`, `arguments` and `variables` are the engine's own, and free of I/O.
@@ -45,17 +46,17 @@ class Adapter:
 
     # The engine's own
 
-    def refusals(self, launch: Launch) -> Iterable[Refusal]:
-        raise NotImplementedError
+    @abstractmethod
+    def refusals(self, launch: Launch) -> Iterable[Refusal]: ...
 
-    def arguments(self, launch: Launch, known: Known = None) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def arguments(self, launch: Launch, known: Known = None) -> list[str]: ...
 
-    def variables(self, launch: Launch) -> dict[str, str]:
-        raise NotImplementedError
+    @abstractmethod
+    def variables(self, launch: Launch) -> dict[str, str]: ...
 
-    def check_weights(self, launch: Launch) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def check_weights(self, launch: Launch) -> None: ...
 
     # The port
 

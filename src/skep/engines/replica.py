@@ -147,9 +147,10 @@ class Replica:
         try:
             async with asyncio.timeout(EXPLAIN_S):
                 return await asyncio.to_thread(self.engine.explain, self.started, code, tail, oom_kills=oom_kills)
-        except Exception:
+        except Exception as error:
             last = next((line.strip() for line in reversed(tail) if line.strip()), None)
-            return Diagnosis("refused" if code is None else f"exit code {code}", evidence=last and last[:200])
+            how = "refused" if code is None else f"exit code {code}"
+            return Diagnosis(f"{how}, not explained: {type(error).__name__}", evidence=last and last[:200])
 
     async def _carry_out(self, actions: list[Do], tasks: asyncio.TaskGroup) -> None:
         for action in actions:
