@@ -65,9 +65,9 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
-	$(PIP_INSTALL) -e '.[embedded]'
+	$(PIP_INSTALL) -e '.[embedded,quality]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.created
-	$(PIP_INSTALL) -q -e '.[embedded,dev]'
+	$(PIP_INSTALL) -q -e '.[embedded,quality,dev]'
 	@touch $@ $(VENV)/.installed

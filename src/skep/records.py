@@ -28,7 +28,7 @@ class Run:
     """One benchmark run as stored. `config`, `host` and `engine` are JSON objects, kept as they were."""
 
     id: str
-    kind: str  # "sweep", "serial-vs-swarm", "ab", "matrix", "open", "classes", "replay", "imported", "calibrate"
+    kind: str  # "sweep", "serial-vs-swarm", "ab", "matrix", "open", "classes", "replay", "mixed", "quality", ...
     state: RunState
     created_at: float  # unix time
     ended_at: float | None
@@ -82,6 +82,7 @@ class Request:
     arrivals_s: tuple[float, ...] = ()  # of each event that carried content; equal where one read brought several
     prompt: str | None = None  # None: left unstored
     answer: str | None = None
+    reasoning: str | None = None  # streamed apart from the answer; None: left unstored, or there was none
     traffic: str = ""  # which kind of traffic, where a load mixes several
     scheduled_s: float | None = None  # when it was to be sent, where a schedule says so
     session: int | None = None  # which conversation, and which of its turns, from 0

@@ -197,6 +197,7 @@ class Sender:
             arrivals_s=arrivals,
             prompt=storable("\n".join(str(one.get("content")) for one in task.messages)) if self._keep_text else None,
             answer=storable("".join(reading.text)) if self._keep_text else None,
+            reasoning=storable("".join(reading.reasoning)) or None if self._keep_text else None,
             traffic=task.traffic,
             scheduled_s=task.scheduled_s,
             session=task.session,

@@ -6,6 +6,7 @@ transaction, so what a call returned from is kept even if the process is killed.
 
 from __future__ import annotations
 
+import json
 import secrets
 import sqlite3
 import threading
@@ -31,6 +32,7 @@ from skep.store.calibrations import (
 from skep.store.connection import connect
 from skep.store.copies import copy_database
 from skep.store.faults import translated
+from skep.store.quality_rows import INSERT_ITEM, INSERT_VERDICT, item_row, verdict_of, verdict_row
 from skep.store.rows import (
     GATEWAY_COLUMNS,
     GATEWAY_ROWS_AT_ONCE,
@@ -49,6 +51,8 @@ from skep.store.rows import (
     storable,
 )
 from skep.store.writers import this_process
+from skep.verdicts import Verdict
+from skep.workload.items import Item, item_from_json
 
 _RUNS = """
 SELECT runs.*, run_ends.ended_at, run_ends.outcome, run_ends.error,
@@ -63,6 +67,8 @@ _TABLES_OF_A_RUN = (
     ("requests", "run_id"),
     ("client_samples", "run_id"),
     ("level_facts", "run_id"),
+    ("verdicts", "run_id"),
+    ("run_items", "run_id"),
     ("run_ends", "run_id"),
     ("runs", "id"),
 )
@@ -168,6 +174,16 @@ class Store:
             with self._transaction(run_id):
                 self._connection.executemany("INSERT INTO level_facts VALUES (?, ?, ?, ?, ?)", values)
 
+    def append_items(self, run_id: str, items: Iterable[Item]) -> None:
+        """What was asked, with its checkers: verdicts can be had again from the store alone."""
+        with self._transaction(run_id):
+            self._connection.executemany(INSERT_ITEM, [item_row(run_id, item) for item in items])
+
+    def append_verdicts(self, run_id: str, verdicts: Iterable[Verdict]) -> None:
+        """All of them or none."""
+        with self._transaction(run_id):
+            self._connection.executemany(INSERT_VERDICT, [verdict_row(run_id, one) for one in verdicts])
+
     def append_gateway_requests(self, rows: Iterable[GatewayRequest]) -> None:
         """All of them or none."""
         self.append_gateway_values(map(gateway_values, rows))
@@ -219,6 +235,14 @@ class Store:
     def level_facts(self, run_id: str) -> list[LevelFact]:
         rows = self._read("SELECT * FROM level_facts WHERE run_id = ? ORDER BY level, repeat, rowid", run_id)
         return [level_fact_of(row) for row in rows]
+
+    def items(self, run_id: str) -> list[Item]:
+        rows = self._read("SELECT document FROM run_items WHERE run_id = ? ORDER BY rowid", run_id)
+        return [item_from_json(json.loads(row["document"])) for row in rows]
+
+    def verdicts(self, run_id: str) -> list[Verdict]:
+        rows = self._read("SELECT * FROM verdicts WHERE run_id = ? ORDER BY level, repeat, idx", run_id)
+        return [verdict_of(row) for row in rows]
 
     def gateway_requests(self, since: float | None = None, limit: int | None = None) -> list[GatewayRequest]:
         """Newest first. `since` is the unix time of the earliest arrival wanted."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from sqlite3 import Connection
 
+from skep.store.quality_rows import VERDICTS_AND_ITEMS
+
 APPLICATION_ID = 0x534B4550  # "SKEP": tells our files from other programs' databases
 
 _RUNS = """
@@ -341,11 +343,21 @@ def _m004_calibrations(connection: Connection) -> None:
         connection.execute(statement)
 
 
+def _m005_verdicts_and_items(connection: Connection) -> None:
+    connection.execute("ALTER TABLE requests ADD COLUMN reasoning TEXT")
+    tables = ("verdicts", "run_items")
+    forms = (_NO_UPDATE, _NO_DELETE, _NOT_AFTER_END)
+    guards = (form.format(table=table, key="run_id") for table in tables for form in forms)
+    for statement in (*VERDICTS_AND_ITEMS, *guards):
+        connection.execute(statement)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _m001_runs_and_requests,
     _m002_gateway_requests,
     _m003_shapes_of_load,
     _m004_calibrations,
+    _m005_verdicts_and_items,
 )
 
 

@@ -19,7 +19,7 @@ _PLAIN = (
     "level", "repeat", "kind", "started_s", "ended_s", "first_byte_s", "first_token_s", "last_token_s",
     "prompt_tokens", "output_tokens", "status", "queued_ms", "traffic", "scheduled_s", "session", "turn",
 )  # fmt: skip
-_TEXTS = ("error_kind", "error", "finish_reason", "replica", "prompt", "answer")
+_TEXTS = ("error_kind", "error", "finish_reason", "replica", "prompt", "answer", "reasoning")
 _ENGINE = ("prompt_tokens", "cached_tokens", "prompt_ms", "output_tokens", "decode_ms", "decode_tok_s", "queue_ms")
 
 REQUEST_COLUMNS = ("run_id", *_PLAIN, *_TEXTS, *(f"engine_{name}" for name in _ENGINE), "idx", "arrivals")

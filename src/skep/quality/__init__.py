@@ -1,0 +1,1 @@
+"""Answers executed and judged under load."""

@@ -1,0 +1,1 @@
+"""Run model-written code: no network, no files but its own, bounded in everything."""

@@ -1,0 +1,206 @@
+"""What became of an answer, and what many of them say: the frozen values of quality under load.
+
+Beside `records`, whose requests they belong to: a verdict names its request by level, repeat and index.
+`None` means unknown or not judged, never wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Outcome(Enum):
+    """Everything but PASSED counts as a failure, and each is shown apart."""
+
+    PASSED = "passed"
+    WRONG = "wrong"  # it was run or read, and is not what was asked for
+    BROKEN = "broken"  # code that does not compile, or raises before it can be tried
+    NO_ANSWER = "no answer"  # nothing to judge: no code, no value, or nothing but reasoning
+    EXCEEDED = "exceeded"  # code over the sandbox's limits of time, memory, processes or output
+    TRUNCATED = "truncated"  # the answer ended at the token limit
+    TIMED_OUT = "timed out"  # the request
+    FAILED = "failed"  # the request, by an error of the server or the connection
+
+    @property
+    def passed(self) -> bool:
+        return self is Outcome.PASSED
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at: `POST /users answers 201`."""
+
+    name: str
+    passed: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one request. `keywords`: what a search for words would have said; None: the item has none."""
+
+    level: int
+    repeat: int
+    index: int
+    item: str
+    outcome: Outcome
+    detail: str = ""  # one line: why
+    checks: tuple[Check, ...] = ()
+    keywords: bool | None = None
+    keywords_missing: tuple[str, ...] = ()
+    checker: str = ""  # its kind and version: "fastapi/1"
+    sandbox: str | None = None  # "bubblewrap" | "namespaces"; None: nothing was run
+    seconds: float | None = None  # of judging
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome.passed
+
+
+class Claim(Enum):
+    HOLDS = "no worse"  # than delta, by the one-sided bound
+    LOST = "worse"  # by the other bound: the loss is there
+    UNSHOWN = "not shown"  # neither: too few items, or too much noise
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """The same items in two arms. Rates and differences are shares, 0.03 is three points; bounds one-sided, 95 %."""
+
+    items: int
+    pairs: int  # items x repeats
+    base_rate: float
+    rate: float
+    difference: float  # rate - base_rate
+    low: float
+    high: float
+    lost: int  # pairs that passed in the base arm only
+    gained: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArmFigures:
+    """What one arm's requests were like: outcomes by name, and latency of the same requests."""
+
+    concurrency: int
+    requests: int
+    outcomes: tuple[tuple[str, int], ...]
+    keyword_rate: float | None = None
+    ttft_p50_ms: float | None = None
+    ttft_p95_ms: float | None = None
+    total_p50_s: float | None = None
+    total_p95_s: float | None = None
+    effective_tok_s: float | None = None
+    cached_share: float | None = None  # of the prompts, taken from a cache: their TTFT is too good
+
+
+@dataclass(frozen=True, slots=True)
+class LevelQuality:
+    """One level against C=1 on the same items."""
+
+    concurrency: int
+    difference: PairedDifference
+    claim: Claim
+    base: ArmFigures
+    load: ArmFigures
+    needed_items: int | None = None  # for delta, by the noise seen here; None where the claim holds
+    texts_changed: float | None = None  # share of pairs whose answers are not the same text
+
+
+@dataclass(frozen=True, slots=True)
+class QualitySummary:
+    run_id: str
+    bank: str
+    delta: float  # 0.03: three points
+    items: int
+    noise: PairedDifference | None  # C=1 against C=1: what changes by itself
+    noise_texts_changed: float | None
+    levels: tuple[LevelQuality, ...]
+    holds_up_to: int | None  # the highest C for which no loss beyond delta is claimed
+    skipped: tuple[int, ...] = ()  # levels not walked, as one below them did not hold
+    by_family: tuple[tuple[str, int, float], ...] = ()  # (family, items, base rate)
+    simulated: bool = False
+    incomplete: str = ""  # why, if the run was cut short
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFigures:
+    """One turn of the primary conversation at one level: medians over repeats."""
+
+    item: str  # "P1.1"
+    runs: int
+    ttft_ms: float | None
+    seconds: float | None
+    output_tokens: float | None
+    tok_s: float | None  # tokens / (last - first token)
+    reasoning_share: float | None  # of the characters that were streamed
+    overlap: float | None  # side requests in flight beside it, averaged over its time
+    passed: int
+    judged: int
+    keywords_passed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SideFigures:
+    """One side task at one level, over repeats (and over rounds, where the side load is sustained)."""
+
+    item: str  # "S1"
+    title: str
+    runs: int
+    seconds: float | None  # median
+    ttft_ms: float | None
+    output_tokens: float | None
+    passed: int
+    judged: int
+    keywords_passed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MixedLevel:
+    """`name` as published: P1, P1+S1, P1+S1-S2, P1+S1-S4."""
+
+    name: str
+    concurrency: int
+    repeats: int
+    turns: tuple[TurnFigures, ...]
+    side: tuple[SideFigures, ...]
+    primary_s: float | None  # the whole conversation, median over repeats
+    primary_low_s: float | None  # fastest and slowest repeat
+    primary_high_s: float | None
+    wall_s: float  # all repeats together
+    aggregate_tok_s: float | None  # output tokens of all requests over wall time
+    seconds_per_task: float | None  # wall time over answers that passed; None: none did
+    held_share: float | None  # of the primary's time with all side tasks in flight
+    outcomes: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One spoke of the radar. `value` from 0 to 1, the more the better; None: not measured."""
+
+    name: str
+    definition: str
+    value: float | None
+    shown: str  # "191 ms, 1.4x of C=1"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The sweet spot, computed: `concurrency` None where no level would do. `reasons` have the figures in them."""
+
+    concurrency: int | None
+    level: str | None
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MixedSummary:
+    run_id: str
+    model: str
+    form: str  # "published" | "sustained"
+    levels: tuple[MixedLevel, ...]
+    axes: tuple[Axis, ...]
+    advice: Advice
+    simulated: bool = False
+    incomplete: str = ""

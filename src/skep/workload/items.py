@@ -1,0 +1,79 @@
+"""An item: what is asked, and how its answer is judged. Banks are lists of them.
+
+A checker is a kind and its values, so that an item is data: it is stored with the run that asked it, and its verdicts
+can be had again from the store alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Judged by looking at the text: nothing is run.
+READ = ("exact", "choice", "number", "contains", "regex")
+# Judged in the sandbox.
+EXECUTED = ("python", "completion", "cases", "fastapi", "mutants", "async-reader", "docstring")
+
+
+@dataclass(frozen=True, slots=True)
+class Checker:
+    """`values` by kind:
+
+    exact      answer; ignore_case (true)          the answer's last line or its whole text, white space apart
+    choice     answer; options                     the one option that the answer settles on
+    number     answer; tolerance (0)               the last number in the text
+    contains   all: list of texts
+    regex      pattern                             searched for, multi-line
+    python     tests: code run after the answer's; entry_point (None)
+    completion prompt, entry_point, tests          HumanEval's form: a body, or the whole function again
+    cases      entry_point, cases: [[args, result], ...]; raises: [args, ...]
+    fastapi    turn: 1, 2 or 3
+    mutants    module, entry_point, right, must: {name: code}, may: {name: code}, fewest_tests
+    async-reader  entry_point, sync: code
+    docstring  entry_point, arguments, source
+    """
+
+    kind: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_executed(self) -> bool:
+        return self.kind in EXECUTED
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    id: str
+    messages: tuple[Mapping[str, str], ...]  # of a later turn: its own message only
+    checker: Checker
+    max_tokens: int = 512
+    keywords: tuple[str, ...] = ()  # all of them, in any case; for comparison only
+    family: str = ""  # which generator, or which part of a bank
+    difficulty: int | None = None
+
+
+def item_json(item: Item) -> dict[str, Any]:
+    return {
+        "id": item.id,
+        "messages": [dict(one) for one in item.messages],
+        "checker": {"kind": item.checker.kind, "values": dict(item.checker.values)},
+        "max_tokens": item.max_tokens,
+        "keywords": list(item.keywords),
+        "family": item.family,
+        "difficulty": item.difficulty,
+    }
+
+
+def item_from_json(document: Mapping[str, Any]) -> Item:
+    """Of what `item_json` gave."""
+    checker = document["checker"]
+    return Item(
+        id=document["id"],
+        messages=tuple(dict(one) for one in document["messages"]),
+        checker=Checker(checker["kind"], dict(checker["values"])),
+        max_tokens=document["max_tokens"],
+        keywords=tuple(document["keywords"]),
+        family=document["family"],
+        difficulty=document["difficulty"],
+    )
