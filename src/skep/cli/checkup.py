@@ -16,6 +16,7 @@ from skep.host.checks import disk_finding, examine
 from skep.host.facts import host_json, read_host
 from skep.host.nvidia import read_nvidia
 from skep.records import Finding, Verdict
+from skep.sandbox.finding import sandbox_finding
 from skep.settings import EMBEDDED_MODEL, Paths, user_paths
 from skep.store.database import open_store
 from skep.units import format_bytes
@@ -34,6 +35,7 @@ def run_doctor(*, as_json: bool) -> int:
         embedded_finding(),
         weights_finding(paths),
         store_finding(paths),
+        sandbox_finding(),
         _disk(paths),
     ]
     if as_json:

@@ -15,7 +15,7 @@ from skep.bench.tasks import Workload
 from skep.cli.benching import Target, maker_for, positive_seconds, run_measuring
 from skep.cli.liveview import live_view
 from skep.cli.output import note, number, print_json, print_table
-from skep.cli.results import TIMED, check_output, existing, load_run, write_whole
+from skep.cli.results import JUDGED, TIMED, check_output, existing, load_run, write_whole
 from skep.cli.sweep import levels_of, share_of
 from skep.errors import Regression, UserError
 from skep.host.facts import read_host
@@ -55,7 +55,7 @@ def run_compare_command(
 
 def check_kinds(a: Run, b: Run) -> None:
     """Levels of an open load, a mix or a trace are no concurrencies: they stand for what the run says."""
-    if a.kind != b.kind and (a.kind in TIMED or b.kind in TIMED):
+    if a.kind != b.kind and {a.kind, b.kind} & {*TIMED, *JUDGED}:
         raise UserError(f"`{a.id}` is of the kind {a.kind}, `{b.id}` {b.kind}", hint="compare runs of one kind")
     if a.kind == "open" and a.config.get("rates") != b.config.get("rates"):
         rates = [", ".join(f"{rate:g}" for rate in run.config.get("rates", ())) for run in (a, b)]

@@ -103,7 +103,7 @@ def _requests(rows: list[Request], form: str) -> str:
 
 def _record(row: Request) -> dict[str, Any]:
     """Without the texts and the arrivals, which are long; they are in the store."""
-    left_out = ("arrivals_s", "prompt", "answer", "engine")
+    left_out = ("arrivals_s", "prompt", "answer", "reasoning", "engine")
     plain = {key: value for key, value in asdict(row).items() if key not in left_out}
     engine = {f"engine_{key}": value for key, value in asdict(row.engine).items()}
     return {**plain, **engine, "tpot_ms": tpot_ms(row), "events": len(row.arrivals_s)}

@@ -27,6 +27,7 @@ PARTS = {
     "running": ("drain", "undrain", "reload"),
     "measure": ("bench",),
     "judging": ("runs", "report", "bench"),
+    "quality_commands": ("bench",),
     "upkeep": ("demo", "doctor", "pull", "store", "gc"),
     "keys": ("key",),
     "catalog": ("catalog",),

@@ -19,9 +19,12 @@ from skep.records import Request, Run, RunState, SweepSummary
 from skep.stats.turning import LevelPoint, find_turning
 from skep.store.database import Store, open_store
 from skep.store.rows import LevelFact
+from skep.verdicts import MixedSummary, Verdict
 
 IMPORTED = "imported"
 TIMED = ("open", "classes", "replay")  # their levels are no concurrencies
+MIXED, QUALITY = "mixed", "quality"
+JUDGED = (MIXED, QUALITY)  # their answers have verdicts
 
 
 def print_runs(store_path: Path, limit: int, *, as_json: bool) -> None:
@@ -39,12 +42,23 @@ def print_runs(store_path: Path, limit: int, *, as_json: bool) -> None:
 def write_report(store_path: Path, name: str, output: Path) -> None:
     """Written beside its place and moved there, so that a reader never sees half a file."""
     check_output(output)
+    is_picture = output.suffix == ".svg"
     with existing(store_path) as store:
-        run, summary, rows = load_run(store, name)
-    if not summary.levels:
-        raise UserError(f"run `{run.id}` has no measured requests", hint="`skep runs` lists the others")
-    write_whole(output, _drawn(run, summary, rows, picture=output.suffix == ".svg"))
+        run = store.run(name)
+        text = _judged(store, [run], picture=is_picture) if run.kind in JUDGED else _measured(store, run, is_picture)
+    write_whole(output, text)
     note(f"{run.id} ({run.state.value}) written to {output}")
+
+
+def _measured(store: Store, run: Run, is_picture: bool) -> str:
+    _, summary, rows = load_run(store, run.id)
+    if not summary.levels:
+        raise _nothing(run)
+    return _drawn(run, summary, rows, picture=is_picture)
+
+
+def _nothing(run: Run) -> UserError:
+    return UserError(f"run `{run.id}` has no measured requests", hint="`skep runs` lists the others")
 
 
 def _drawn(run: Run, summary: SweepSummary, rows: list[Request], *, picture: bool) -> str:
@@ -58,15 +72,76 @@ def _drawn(run: Run, summary: SweepSummary, rows: list[Request], *, picture: boo
     return sweep_picture(run, summary) if picture else sweep_page(run, summary, rows)
 
 
+def _judged(store: Store, runs: Sequence[Run], *, picture: bool) -> str:
+    """Of runs of one kind: mixed ones side by side, or one quality run."""
+    return (
+        _quality(store, runs[0], picture=picture) if runs[0].kind == QUALITY else _mixed(store, runs, picture=picture)
+    )
+
+
+def _mixed(store: Store, runs: Sequence[Run], *, picture: bool) -> str:
+    from skep.quality.mixed_axes import with_solo_speeds
+    from skep.report.mixed import mixed_page, mixed_picture
+
+    verdicts = {run.id: store.verdicts(run.id) for run in runs}
+    summaries = with_solo_speeds([_mixed_summary(store, run, verdicts[run.id]) for run in runs])
+    entries = list(zip(runs, summaries, strict=True))
+    for run, summary in entries:
+        if not summary.levels:
+            raise _nothing(run)
+    return mixed_picture(entries) if picture else mixed_page(entries, verdicts)
+
+
+def _mixed_summary(store: Store, run: Run, verdicts: Sequence[Verdict]) -> MixedSummary:
+    from skep.quality.mixed_figures import mixed_summary
+
+    why = "" if run.state is RunState.DONE else run.error or f"the run is {run.state.value}"
+    form, rows = str(run.config.get("form", "published")), store.requests(run.id)
+    return mixed_summary(run.id, run.model, form, rows, verdicts, simulated=run.simulated, incomplete=why)
+
+
+def _quality(store: Store, run: Run, *, picture: bool) -> str:
+    from skep.quality.trial_figures import summary_of_run
+    from skep.report.quality import quality_page, quality_picture
+
+    rows, verdicts = store.requests(run.id), store.verdicts(run.id)
+    if not any(row.level for row in rows):
+        raise _nothing(run)
+    summary = summary_of_run(run, rows, verdicts, store.level_facts(run.id), store.items(run.id))
+    return quality_picture(run, summary) if picture else quality_page(run, summary)
+
+
 def write_comparison(store_path: Path, names: Sequence[str], output: Path) -> None:
     check_output(output)
+    is_picture = output.suffix == ".svg"
     with existing(store_path) as store:
-        entries = [load_run(store, name)[:2] for name in names]
+        runs = [store.run(name) for name in names]
+        check_drawn_together(runs)
+        if runs[0].kind == MIXED:
+            text = _judged(store, runs, picture=is_picture)
+        else:
+            text = _compared([load_run(store, run.id)[:2] for run in runs], picture=is_picture)
+    write_whole(output, text)
+    note(f"{len(runs)} runs written to {output}")
+
+
+def _compared(entries: Sequence[tuple[Run, SweepSummary]], *, picture: bool) -> str:
     from skep.report.comparison import comparison_page, comparison_picture
 
-    text = comparison_picture(entries) if output.suffix == ".svg" else comparison_page(entries)
-    write_whole(output, text)
-    note(f"{len(entries)} runs written to {output}")
+    return comparison_picture(entries) if picture else comparison_page(entries)
+
+
+def check_drawn_together(runs: Sequence[Run]) -> None:
+    """Judged runs have their own pictures: mixed ones stand beside each other, quality runs alone."""
+    odd = next(
+        (run for run in runs if run.kind != runs[0].kind and (run.kind in JUDGED or runs[0].kind in JUDGED)), None
+    )
+    if odd is not None:
+        what = f"`{runs[0].id}` is of the kind {runs[0].kind}, `{odd.id}` {odd.kind}"
+        raise UserError(f"{what}: they have no picture in common", hint="report runs of one kind, or one at a time")
+    if runs[0].kind == QUALITY:
+        what = f"`{runs[0].id}` and `{runs[1].id}` are quality runs, which have no common picture"
+        raise UserError(what, hint=f"`skep report {runs[0].id}` draws one")
 
 
 def check_output(output: Path) -> None:

@@ -25,10 +25,10 @@ def register(app: typer.Typer) -> None:
 
 
 def pull(
-    source: Annotated[str, typer.Argument(help="Catalogue name, GGUF file, or ORG/REPO:FILE on the Hugging Face hub.")],
+    source: Annotated[str, typer.Argument(help="Catalogue name, GGUF file, ORG/REPO:FILE on the hub, or `humaneval`.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch a model's weights once, checked, into the cache folder."""
+    """Fetch a model's weights, or the tasks of HumanEval, once, checked, into the cache folder."""
     from skep.cli.fetching import pull_model
 
     pull_model(source, as_json=as_json)

@@ -16,6 +16,7 @@ WORDS = (
     "the", "bees", "carry", "nectar", "home", "naïve", "drones", "wait", "—", "a", "queen", "lays",
     "eggs", "日本", "and", "wax", "is", "built", "in", "hexagons", "while", "café", "smoke", "drifts",
 )  # fmt: skip
+DO_NOT_KNOW = "I do not know."
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,20 @@ class Ask:
     prompt: str
     prompt_tokens: int
     max_tokens: int | None
+    last: str = ""  # the last user message alone; the prompt, where there are no messages
+
+    def room(self, *, default_tokens: int, ctx: int) -> int:
+        """Tokens that an answer may have: never past the context."""
+        return min(self.max_tokens or default_tokens, ctx - self.prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """`wrong`: what is said instead where this one is answered wrongly; one of them."""
+
+    prompt: str  # the last user message, or a part of the prompt
+    text: str
+    wrong: tuple[str, ...] = (DO_NOT_KNOW,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +69,14 @@ def parse_ask(body: bytes, *, chat: bool) -> Ask:
         prompt=prompt,
         prompt_tokens=len(prompt.split()),
         max_tokens=_max_tokens(fields),
+        last=_last_user_message(fields["messages"]) if chat else prompt,
     )
 
 
 def answer(ask: Ask, *, default_tokens: int, ctx: int, answers: Sequence[tuple[str, str]] = ()) -> Answer:
     """The first stored answer whose key the prompt holds, or the word list over and over; never past the context."""
-    words = next((split_words(text) for key, text in answers if key in ask.prompt), None)
-    limit = min(ask.max_tokens or default_tokens, ctx - ask.prompt_tokens)
+    words = next((split_words(text) or [""] for key, text in answers if key in ask.prompt), None)
+    limit = ask.room(default_tokens=default_tokens, ctx=ctx)
     if words is None:
         natural = default_tokens if ask.max_tokens is None else limit + 1
         words = [WORDS[i % len(WORDS)] if i == 0 else " " + WORDS[i % len(WORDS)] for i in range(limit)]
@@ -74,10 +90,17 @@ def split_words(text: str) -> list[str]:
     return re.findall(r"\s*\S+(?:\s+$)?", text)
 
 
-def read_answers(path: Path) -> tuple[tuple[str, str], ...]:
-    """Lines of `{"prompt": "part of the prompt", "answer": "text"}`."""
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-    return tuple((row["prompt"], row["answer"]) for row in rows)
+def read_answers(path: Path) -> tuple[StoredAnswer, ...]:
+    """Lines of `{"prompt": "part of the prompt", "answer": "text", "wrong": "text" or a list of texts}`."""
+    rows = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
+    return tuple(StoredAnswer(row["prompt"], row["answer"], _wrong(row.get("wrong"))) for row in rows)
+
+
+def _wrong(value: Any) -> tuple[str, ...]:
+    texts = [DO_NOT_KNOW] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts) or not texts:
+        raise UserError(f"`wrong` is {value!r}, not a text or a list of texts")
+    return tuple(texts)
 
 
 def _max_tokens(fields: Mapping[str, Any]) -> int | None:
@@ -87,6 +110,13 @@ def _max_tokens(fields: Mapping[str, Any]) -> int | None:
     if not isinstance(value, int) or value < 1:
         raise UserError(f"`max_tokens` is {value!r}, not a positive number")
     return value
+
+
+def _last_user_message(messages: Any) -> str:
+    """Empty where nobody asked, or where messages are not what they should be: then no exact answer is found."""
+    several = messages if isinstance(messages, list) else []
+    asked = [one for one in several if isinstance(one, dict) and one.get("role") == "user"]
+    return " ".join(_texts(asked[-1:]))
 
 
 def _texts(value: Any) -> list[str]:

@@ -16,14 +16,15 @@ every replica holds two requests more than it has slots; 225 at any C when it ne
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from skep.errors import UserError
-from skep.testing.fake_answers import read_answers
+from skep.testing.fake_answers import StoredAnswer, read_answers
 from skep.testing.fake_faults import Fault
+from skep.testing.fake_quality import Above, Quality, parse_share
 from skep.testing.fake_streams import StreamForm, parse_form
 from skep.testing.fake_timing import Curve, Speed
 
@@ -62,7 +63,9 @@ class Options:
     exit_code: int
     grandchildren: int
     ignore_term: bool
-    answers: tuple[tuple[str, str], ...]
+    answers: tuple[StoredAnswer, ...]
+    quality: Quality
+    reasoning: str | None
 
 
 def parse_options(argv: Sequence[str]) -> Options:
@@ -107,12 +110,25 @@ def make_parser() -> argparse.ArgumentParser:
     add("--exit-code", type=int, default=1, help="of --crash-at-start")
     add("--grandchild", action="count", default=0, help="start a process of its own session that ignores SIGTERM")
     add("--ignore-term", action="store_true")
-    add("--answers", type=Path, help="JSON lines of {'prompt': part of the prompt, 'answer': text}")
+    add("--answers", type=Path, help="JSON lines of {'prompt': part of the prompt, 'answer': text, 'wrong': texts}")
+    add("--reasoning", metavar="TEXT", help="streamed before each chat answer, as reasoning_content")
+    add_quality(add)
     return parser
+
+
+def add_quality(add: Callable[..., Any]) -> None:
+    """How well it answers. `C:S`: while more than C requests are inside, the one that comes counted, a share S."""
+    add("--wrong-share", default="0", metavar="S", help="of stored answers are wrong, by a hash of the prompt")
+    add("--flip-share", default="0", metavar="S", help="of stored answers: right becomes wrong, wrong becomes right")
+    add("--worse-above", metavar="C:S", help="a share S of right answers becomes wrong while more than C are inside")
+    add("--truncate-above", metavar="C:S", help="finish_reason length after half the words")
+    add("--error-above", metavar="C:S", help="HTTP 500")
+    add("--seed", type=int, default=0, help="of all chance, drawn in the order in which requests come")
 
 
 def _options(args: argparse.Namespace) -> Options:
     scale = args.time_scale
+    form = parse_form(args.stream_form)
     curve = Curve.parse(args.token_ms_curve or f"1:{args.token_ms}")
     return Options(
         port=args.port,
@@ -130,11 +146,20 @@ def _options(args: argparse.Namespace) -> Options:
         idle_close_s=None if args.idle_close_s is None else args.idle_close_s * scale,
         accept_delay_s=args.accept_delay_ms / 1000 * scale,
         timings=not args.no_timings,
-        form=parse_form(args.stream_form),
+        form=form if args.reasoning is None else replace(form, reasoning=True),
         faults=tuple(Fault.parse(text) for text in args.fault),
         crash_at_start=args.crash_at_start,
         exit_code=args.exit_code,
         grandchildren=args.grandchild,
         ignore_term=args.ignore_term,
         answers=read_answers(args.answers) if args.answers else (),
+        quality=Quality(
+            wrong_share=parse_share(args.wrong_share),
+            flip_share=parse_share(args.flip_share),
+            worse=Above.parse(args.worse_above),
+            truncate=Above.parse(args.truncate_above),
+            error=Above.parse(args.error_above),
+            seed=args.seed,
+        ),
+        reasoning=args.reasoning,
     )

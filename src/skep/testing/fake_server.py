@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from skep.errors import UserError
-from skep.testing.fake_answers import Ask, answer, parse_ask
+from skep.testing.fake_answers import Answer, Ask, answer, parse_ask
 from skep.testing.fake_faults import Fault, FaultKind, FaultPlan
 from skep.testing.fake_http import Connection, HttpRequest
 from skep.testing.fake_jobs import Job, Work
 from skep.testing.fake_options import Options
+from skep.testing.fake_quality import Decision, Mind, halved, thinking
 from skep.testing.fake_slots import Entry, SlotTable
 from skep.testing.fake_streams import AnswerHead
 
@@ -31,6 +32,7 @@ class FakeServer:
         self.options = options
         self.table: SlotTable[Job] = SlotTable(options.slots, options.inner_queue)
         self.faults = FaultPlan()
+        self._mind = Mind(options.answers, options.quality)
         self.connections: set[Connection] = set()
         self.connections_total = 0
         self.requests = 0
@@ -101,12 +103,25 @@ class FakeServer:
             text = f"the prompt has {ask.prompt_tokens} tokens, the context holds {self.options.ctx}"
             _send_error(connection, 400, text, "invalid_request_error", code="context_length_exceeded")
             return
-        self._enter(self._job(ask, fault, connection), connection)
+        decision = self._mind.decide(ask, inside=self.table.running + self.table.waiting + 1)
+        if decision.fails:
+            _send_error(connection, 500, "the fake engine fails under load as asked", "server_error")
+        else:
+            self._enter(self._job(ask, decision, fault, connection), connection)
         self._changed()
 
-    def _job(self, ask: Ask, fault: Fault | None, connection: Connection) -> Job:
+    def _words(self, ask: Ask, decision: Decision) -> Answer:
+        limits = {"default_tokens": self.options.default_tokens, "ctx": self.options.ctx}
+        words = answer(ask, answers=decision.answers, **limits)
+        if decision.cut:
+            words = halved(words)
+        if self.options.reasoning is not None and ask.chat:
+            words = thinking(words, self.options.reasoning, room=ask.room(**limits))
+        return words
+
+    def _job(self, ask: Ask, decision: Decision, fault: Fault | None, connection: Connection) -> Job:
         options = self.options
-        words = answer(ask, default_tokens=options.default_tokens, ctx=options.ctx, answers=options.answers)
+        words = self._words(ask, decision)
         kind = "chatcmpl" if ask.chat else "cmpl"
         head = AnswerHead(f"{kind}-{self.requests}", options.model, int(time.time()), ask.chat, ask.prompt_tokens)
         work = Work(ask, words, head, options.form, fault, options.timings)

@@ -1,0 +1,94 @@
+"""All of HumanEval's own solutions must pass in the sandbox, and all emptied ones must fail; and what a verdict costs.
+
+    .venv/bin/python benchmarks/humaneval.py
+
+Every kind of sandbox that works here, as many runs at once as there are cores. Stored in results/humaneval.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+from skep.errors import SkepError
+from skep.quality.humaneval import Task, fetch_humaneval, humaneval_items, humaneval_tasks
+from skep.quality.judging import Answered, Judge
+from skep.records import Request
+from skep.sandbox.opening import open_sandbox
+from skep.settings import user_paths
+
+FORMS = {
+    "canonical solution": lambda task: task.prompt + task.solution,
+    "its body alone": lambda task: task.solution,
+    "emptied: pass": lambda task: f"{task.prompt}    pass\n",
+    "emptied: prompt only": lambda task: task.prompt,
+}
+
+
+async def measured(kind: str, tasks: list[Task], items: list) -> list[dict]:
+    sandbox = open_sandbox(kind)
+    rows = []
+    try:
+        judge = Judge(sandbox)
+        for form, code in FORMS.items():
+            answers = [f"```python\n{code(task)}```" for task in tasks]
+            answered = [
+                Answered(Request(1, 0, number, "completion", 0.0, 0.0, answer=text, finish_reason="stop"), item)
+                for number, (text, item) in enumerate(zip(answers, items, strict=True))
+            ]
+            began = time.perf_counter()
+            verdicts = await judge.judge(answered)
+            wall_s = time.perf_counter() - began
+            outcomes: dict[str, int] = {}
+            for verdict in verdicts:
+                outcomes[verdict.outcome.value] = outcomes.get(verdict.outcome.value, 0) + 1
+            each_ms = [1000 * (verdict.seconds or 0) for verdict in verdicts]
+            rows.append(
+                {
+                    "sandbox": sandbox.name,
+                    "form": form,
+                    "tasks": len(verdicts),
+                    "outcomes": outcomes,
+                    "wall_s": round(wall_s, 2),
+                    "median_ms": round(statistics.median(each_ms), 1),
+                    "max_ms": round(max(each_ms), 1),
+                }
+            )
+    finally:
+        await sandbox.close()
+    return rows
+
+
+def main() -> None:
+    path = fetch_humaneval(user_paths(os.environ).cache)
+    tasks, items = humaneval_tasks(path), humaneval_items(path)
+    rows = []
+    for kind in ("bubblewrap", "namespaces"):
+        try:
+            rows += asyncio.run(measured(kind, tasks, items))
+        except SkepError as error:
+            print(f"{kind}: {error.message}")
+    cores = len(os.sched_getaffinity(0))
+    print(
+        f"{'sandbox':12} {'answer':22} {'passed':>7} {'of':>4} {'wall':>8} {'median':>8} {'max':>8}   {cores} at once"
+    )
+    for row in rows:
+        passed = row["outcomes"].get("passed", 0)
+        goal = (0 if "emptied" in row["form"] else row["tasks"]) == passed
+        print(
+            f"{row['sandbox']:12} {row['form']:22} {passed:7} {row['tasks']:4} {row['wall_s']:6.1f} s "
+            f"{row['median_ms']:5.0f} ms {row['max_ms']:5.0f} ms   {'met' if goal else 'MISSED'}"
+        )
+    results = Path(__file__).parent / "results"
+    results.mkdir(exist_ok=True)
+    (results / "humaneval.json").write_text(
+        json.dumps({"at_once": cores, "load_1m": load, "rows": rows}, indent=1) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

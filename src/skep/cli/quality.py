@@ -1,0 +1,305 @@
+"""`skep bench quality`: wishes to a plan and a bank, a trial with progress, a table and what may be said."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from skep.cli.benching import Target, meter_for, positive_seconds, run_measuring
+from skep.cli.output import byte_progress, note, number, print_json, print_table
+from skep.cli.summaries import milliseconds
+from skep.cli.sweep import levels_of
+from skep.errors import UserError
+from skep.host.facts import read_host
+from skep.quality.bank_choice import Bank, choose_bank, makes_its_items
+from skep.quality.judging import Judge, missing_packages, needs_sandbox
+from skep.quality.trial import TrialProgress, run_trial
+from skep.quality.trial_plan import TrialPlan
+from skep.quality.trial_words import claim_words, conclusion, noise_words, outlook, remarks, signed
+from skep.sandbox.opening import open_sandbox
+from skep.settings import user_paths
+from skep.stats.noninferiority import items_needed
+from skep.store.database import open_store
+from skep.units import format_seconds
+from skep.verdicts import ArmFigures, Claim, LevelQuality, Outcome, QualitySummary
+
+LEAST_DELTA, MOST_DELTA = 0.1, 50.0  # points
+MOST_DRILLS = 2000  # made without being asked for so many
+MOST_ITEMS = 100_000
+EXIT_OK, EXIT_UNSHOWN, EXIT_LOST = 0, 1, 4
+BAR = 24
+
+
+@dataclass(frozen=True, slots=True)
+class QualityWishes:
+    target: Target
+    bank: str
+    concurrency: str
+    delta: str
+    items: int | None
+    repeats: int
+    temperature: float
+    budget: str | None
+    seed: int | None
+    timeout: str
+
+
+def run_quality_command(wishes: QualityWishes, *, as_json: bool) -> int:
+    """0: every level asked for holds; 4: one is worse; 1: neither could be shown."""
+    plan = plan_of(wishes)
+    bank = bank_of(wishes, plan)
+    summary = run_measuring(lambda: measure(plan, bank, wishes.target))
+    if as_json:
+        print_json(plain(asdict(summary)))
+    else:
+        print_quality(summary)
+        for line in late_levels(summary.run_id):
+            note(line)
+        note(f"stored as run {summary.run_id}; `skep report {summary.run_id}` writes the pictures")
+    return exit_code(summary)
+
+
+def plan_of(wishes: QualityWishes) -> TrialPlan:
+    return TrialPlan(
+        concurrency=levels_of(wishes.concurrency, "--concurrency"),
+        delta=delta_of(wishes.delta),
+        repeats=wishes.repeats,
+        temperature=wishes.temperature,
+        timeout_s=positive_seconds(wishes.timeout, "--timeout", "15m"),
+        seed=random.SystemRandom().randrange(2**31) if wishes.seed is None else wishes.seed,
+        budget_s=None if wishes.budget is None else positive_seconds(wishes.budget, "--budget", "30m"),
+    )
+
+
+def delta_of(text: str) -> float:
+    """Points, with or without a percent sign: "3" is 0.03."""
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        value = float("nan")
+    if not LEAST_DELTA <= value <= MOST_DELTA:
+        hint = f"points from {LEAST_DELTA:g} to {MOST_DELTA:g}: 3 is from 60 % to 57 %"
+        raise UserError(f"--delta `{text}` is no loss that could be tested", hint=hint)
+    return value / 100
+
+
+def bank_of(wishes: QualityWishes, plan: TrialPlan) -> Bank:
+    """As many items as are needed where the bank makes them; else those it has."""
+    count = wishes.items
+    if count is not None and count > MOST_ITEMS:
+        raise UserError(f"--items {count} is too large", hint=f"at most {MOST_ITEMS:,}")
+    if count is None and makes_its_items(wishes.bank):
+        needed = max(items_needed(plan.delta, repeats=plan.repeats), plan.levels[-1])
+        count = min(needed, MOST_DRILLS)
+        if needed > count:
+            note(f"{needed:,} items would be needed; {count:,} are made unless --items says otherwise")
+    with byte_progress(f"fetching {wishes.bank}") as progress:
+        cache = user_paths(os.environ).cache
+        bank = choose_bank(wishes.bank, seed=plan.seed, count=count, cache_dir=cache, progress=progress)
+    if len(bank.items) < plan.levels[-1]:
+        hint = "ask more items, or a smaller --concurrency"
+        raise UserError(f"{len(bank.items)} items cannot keep {plan.levels[-1]} agents busy", hint=hint)
+    if wishes.items is not None and len(bank.items) < wishes.items:
+        note(f"{bank.name} has {len(bank.items):,} items, not {wishes.items:,}: all are asked")
+    return bank
+
+
+async def measure(plan: TrialPlan, bank: Bank, target: Target) -> QualitySummary:
+    if missing := missing_packages(bank.items):
+        hint = "pip install 'skep[quality]'"
+        raise UserError(f"answers may use what is not installed: {', '.join(missing)}", hint=hint)
+    sandbox = open_sandbox() if needs_sandbox(bank.items) else None
+    try:
+        endpoint = await target.find()
+        simulated = " (simulated)" if endpoint.simulated else ""
+        note(f"{endpoint.model}{simulated} at {endpoint.url}: {headline(plan, bank)}")
+        for line in outlook(len(bank.items), plan.delta, plan.repeats, available=bank.available):
+            note(line)
+        with open_store(user_paths(os.environ).store) as store, progress_view() as show:
+            told = Telling(plan, bank)
+            meter = meter_for(endpoint)
+            return await run_trial(
+                plan, bank, endpoint, store, read_host(), Judge(sandbox), show, on_level=told, meter=meter
+            )
+    finally:
+        if sandbox is not None:
+            await sandbox.close()
+
+
+def headline(plan: TrialPlan, bank: Bank) -> str:
+    requests = len(bank.items) * plan.repeats * (2 * len(plan.levels) + 1)
+    budget = f", {format_seconds(plan.budget_s)} at most" if plan.budget_s else ""
+    repeats = f", {plan.repeats} times each" if plan.repeats > 1 else ""
+    return (
+        f"{bank.name}, {len(bank.items):,} items{repeats}; C={','.join(map(str, plan.levels))} against C=1; "
+        f"temperature {plan.temperature:g}; {requests:,} requests if every level holds{budget}; seed {plan.seed}"
+    )
+
+
+class Telling:
+    """Says after each level what was found; after the first also what the noise means for the rest."""
+
+    def __init__(self, plan: TrialPlan, bank: Bank) -> None:
+        self._plan = plan
+        self._bank = bank
+        self._said_noise = False
+
+    def __call__(self, summary: QualitySummary) -> None:
+        if not summary.levels:
+            return
+        level = summary.levels[-1]
+        if not self._said_noise and summary.noise is not None:
+            self._said_noise = True
+            expected = outlook(
+                len(self._bank.items),
+                self._plan.delta,
+                self._plan.repeats,
+                noise=summary.noise,
+                available=self._bank.available,
+            )
+            for line in expected:
+                note(line)
+        note(f"C={level.concurrency}: {claim_words(level, summary.delta)}")
+
+
+def late_levels(run_id: str) -> list[str]:
+    """Levels at which this client, and not the server, was mostly the limit."""
+    with open_store(user_paths(os.environ).store, read_only=True) as store:
+        samples = store.client_samples(run_id)
+    late: dict[int, list[bool]] = {}
+    for sample in samples:
+        late.setdefault(sample.level, []).append(sample.client_limited)
+    return [
+        f"warning: the client was the limit at C={level}: fewer were in flight, and latency is better than it looks"
+        for level, found in sorted(late.items())
+        if 2 * sum(found) > len(found)
+    ]
+
+
+def exit_code(summary: QualitySummary) -> int:
+    if any(level.claim is Claim.LOST for level in summary.levels):
+        return EXIT_LOST
+    held = summary.levels and all(level.claim is Claim.HOLDS for level in summary.levels)
+    return EXIT_OK if held and not summary.skipped else EXIT_UNSHOWN
+
+
+def plain(value: Any) -> Any:
+    """Tuples and enums as JSON knows them."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return getattr(value, "value", value)
+
+
+def print_quality(summary: QualitySummary) -> None:
+    if summary.levels:
+        print_levels(summary)
+        print()  # noqa: T201
+        print_outcomes(summary.levels)
+    if summary.simulated:
+        note("SIMULATED: no model ran, these figures are a prediction")
+    noise = noise_words(summary)
+    for line in (*([noise] if noise else []), *remarks(summary), conclusion(summary)):
+        note(line)
+
+
+def print_levels(summary: QualitySummary) -> None:
+    columns = ["C", "items", "at C=1", "at C", "difference", "95 % bounds", "lost", "gained", "texts changed"]
+    columns += ["TTFT p50", "TTFT p95", "eff tok/s", "claim"]
+    first = summary.levels[0]
+    rows = [
+        ["1", str(first.difference.items), percent(first.difference.base_rate), *["–"] * 6, *speeds(first.base), ""]
+    ]
+    for level in summary.levels:
+        found = level.difference
+        rows.append([
+            str(level.concurrency),
+            str(found.items),
+            percent(found.base_rate),
+            percent(found.rate),
+            signed(found.difference),
+            f"{signed(found.low)} .. {signed(found.high)}",
+            str(found.lost),
+            str(found.gained),
+            "–" if level.texts_changed is None else f"{100 * level.texts_changed:.0f} %",
+            *speeds(level.load),
+            claim_words(level, summary.delta),
+        ])  # fmt: skip
+    print_table(columns, rows, right=columns[:-1])
+
+
+def speeds(arm: ArmFigures) -> list[str]:
+    return [milliseconds(arm.ttft_p50_ms), milliseconds(arm.ttft_p95_ms), number(arm.effective_tok_s)]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def print_outcomes(levels: Sequence[LevelQuality]) -> None:
+    """Each kind of failure apart, for both arms of every level."""
+    arms = [(f"{arm.concurrency} beside {level.concurrency}" if arm is level.base else str(arm.concurrency), arm)
+            for level in levels for arm in (level.base, level.load)]  # fmt: skip
+    seen = {name for _, arm in arms for name, _ in arm.outcomes}
+    names = [outcome.value for outcome in Outcome if outcome.value in seen or outcome is Outcome.PASSED]
+    with_words = any(arm.keyword_rate is not None for _, arm in arms)
+    columns = ("C", "requests", *names, *(("keywords found",) if with_words else ()))
+    rows = []
+    for title, arm in arms:
+        counts = dict(arm.outcomes)
+        words = ["–" if arm.keyword_rate is None else percent(arm.keyword_rate)] if with_words else []
+        rows.append([title, str(arm.requests), *(str(counts.get(name, 0)) for name in names), *words])
+    print_table(columns, rows, right=columns)
+
+
+@contextmanager
+def progress_view() -> Iterator[Callable[[TrialProgress], None]]:
+    """A line that redraws itself on a terminal; a line for each stage of a level elsewhere."""
+    if not sys.stderr.isatty():
+        yield stage_lines()
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
+        yield lambda progress: live.update(Text(now_line(progress)))
+
+
+def stage_lines() -> Callable[[TrialProgress], None]:
+    said: set[tuple[str, int]] = set()
+
+    def show(progress: TrialProgress) -> None:
+        key = (progress.stage, progress.level)
+        if key not in said and progress.total:
+            said.add(key)
+            what = "answers" if progress.stage == "judging" else "requests"
+            note(f"{where(progress)}: {progress.total:,} {what}")
+
+    return show
+
+
+def now_line(progress: TrialProgress) -> str:
+    if not progress.total:
+        return where(progress)
+    filled = min(BAR, round(BAR * progress.done / progress.total))
+    told = f"{where(progress)}  {'━' * filled}{'─' * (BAR - filled)}  {progress.done:,}/{progress.total:,}"
+    if progress.stage == "judging":
+        return told
+    speed = f" · {number(progress.tok_s)} tok/s now" if progress.tok_s else ""
+    left = f" · about {format_seconds(progress.left_s)} left of this level" if progress.left_s is not None else ""
+    return f"{told}{speed} · {progress.in_flight} in flight · {progress.failed} failed{left}"
+
+
+def where(progress: TrialProgress) -> str:
+    if not progress.level:
+        return progress.stage
+    if progress.stage == "judging":
+        return f"C={progress.level}: judging"
+    return f"C={progress.level} and C=1 in turns"

@@ -1,0 +1,100 @@
+"""Commands that judge answers: bench mixed, quality, judge."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from skep.cli import bench_options as of
+from skep.cli.measure import bench
+from skep.cli.serve import JsonOption
+
+
+def register(_app: typer.Typer) -> None:
+    bench.command(epilog="Example: skep bench mixed --form sustained --repeats 5")(mixed)
+    bench.command(epilog="Example: skep bench quality --bank drills:1 --concurrency 1,4,8")(quality)
+    bench.command(epilog="Example: skep bench judge last --item HumanEval/7")(judge)
+
+
+def mixed(
+    url: of.Url = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Default: the only one that is served there; several: side by side.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option(help="published: each side task once; sustained: again and again until the primary ends.")
+    ] = "published",
+    repeats: Annotated[int, typer.Option(min=1, help="Of every level, in turns.")] = 3,
+    levels: Annotated[
+        str, typer.Option(help="Of 1, 2, 3 and 5: the primary with 0, 1, 2 or 4 side tasks.")
+    ] = "1,2,3,5",
+    seed: of.Seed = None,
+    key_env: of.KeyEnv = None,
+    timeout: of.Timeout = of.FIFTEEN_MINUTES,
+    as_json: JsonOption = False,
+) -> None:
+    """A coding conversation with side tasks beside it; every answer is executed, not grepped."""
+    from skep.cli.mixed import MixedWishes, run_mixed_command
+
+    wishes = MixedWishes(
+        url=url or of.running_url(),
+        models=tuple(model or ()),
+        key_env=key_env,
+        form=form,
+        repeats=repeats,
+        levels=levels,
+        seed=seed,
+        timeout=timeout,
+    )
+    raise typer.Exit(run_mixed_command(wishes, as_json=as_json))
+
+
+def quality(
+    url: of.Url = None,
+    model: of.Model = None,
+    bank: Annotated[
+        str, typer.Option(help="humaneval, drills, drills:1 (easy) to drills:5, or a JSONL file: docs/quality.md.")
+    ] = "drills",
+    concurrency: of.Concurrency = "1,4,8",
+    delta: Annotated[str, typer.Option(help="The loss that would matter, in points: 3 is from 60 % to 57 %.")] = "3",
+    items: Annotated[int | None, typer.Option(min=1, help="How many of the bank; default: as many as needed.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Of every item in every arm.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0: greedy.")] = 0.0,
+    budget: Annotated[str | None, typer.Option(help="Time for all of it; what is not done then is left out.")] = None,
+    seed: of.Seed = None,
+    key_env: of.KeyEnv = None,
+    timeout: of.Timeout = of.FIFTEEN_MINUTES,
+    as_json: JsonOption = False,
+) -> None:
+    """Are answers as good at C=N as at C=1? The same items in both, judged by execution, with a bound on the loss."""
+    from skep.cli.benching import Target
+    from skep.cli.quality import QualityWishes, run_quality_command
+
+    wishes = QualityWishes(
+        target=Target(url or of.running_url(), model, key_env),
+        bank=bank,
+        concurrency=concurrency,
+        delta=delta,
+        items=items,
+        repeats=repeats,
+        temperature=temperature,
+        budget=budget,
+        seed=seed,
+        timeout=timeout,
+    )
+    raise typer.Exit(run_quality_command(wishes, as_json=as_json))
+
+
+def judge(
+    run: Annotated[str, typer.Argument(help="A run's id, the beginning of one, or `last`.")] = "last",
+    item: Annotated[str | None, typer.Option(help="Show one: what was asked, answered, run and found.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Judge the stored answers of a run again, and hold the verdicts against those that were stored."""
+    import os
+
+    from skep.cli.replaying import run_judge_command
+    from skep.settings import user_paths
+
+    raise typer.Exit(run_judge_command(user_paths(os.environ).store, run, item, as_json=as_json))

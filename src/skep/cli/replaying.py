@@ -1,0 +1,192 @@
+"""`skep bench judge`: stored answers judged again, and held against what was said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from skep.cli.benching import run_measuring
+from skep.cli.output import note, print_json, print_table, progress_of
+from skep.cli.results import existing
+from skep.errors import UserError
+from skep.quality.judging import Answered, Judge, needs_sandbox
+from skep.quality.replaying import Replay, Replayed, answers_of, replay
+from skep.records import Run
+from skep.sandbox.opening import open_sandbox
+from skep.verdicts import Verdict
+from skep.workload.extraction import python_of, spoken
+
+JUDGED = ("mixed", "quality")
+
+
+def run_judge_command(store_path: Path, name: str, item: str | None, *, as_json: bool) -> int:
+    """0: every verdict is what it was; 1: some differ, or there was none to hold it against."""
+    with existing(store_path) as store:
+        run = store.run(name)
+        check_kind(run)
+        answered = answers_of(store.requests(run.id), store.items(run.id))
+        verdicts = store.verdicts(run.id)
+    if item is not None:
+        answered = of_item(answered, item, run)
+    if not answered:
+        raise UserError(f"run `{run.id}` has no answers", hint="it ended before its first request did")
+    found = run_measuring(lambda: judged_again(answered, verdicts))
+    if as_json:
+        print_json(replay_json(run, found))
+    elif item is not None:
+        print_item(found)
+    else:
+        print_replay(run, found)
+    return 0 if found.agreeing == len(found.answers) else 1
+
+
+def check_kind(run: Run) -> None:
+    if run.kind not in JUDGED:
+        hint = "`skep bench mixed` and `skep bench quality` make runs whose answers are judged"
+        raise UserError(f"run `{run.id}` is of kind `{run.kind}`: its answers have no checkers", hint=hint)
+
+
+def of_item(answered: Sequence[Answered], item: str, run: Run) -> list[Answered]:
+    found = [one for one in answered if one.item.id == item]
+    if not found:
+        names = sorted({one.item.id for one in answered})
+        near = get_close_matches(item, names, 1)
+        hint = (
+            f"did you mean `{near[0]}`?" if near else f"it has {len(names)}, such as {', '.join(names[:3]) or 'none'}"
+        )
+        raise UserError(f"run `{run.id}` has no answer to an item `{item}`", hint=hint)
+    return found
+
+
+async def judged_again(answered: Sequence[Answered], verdicts: Sequence[Verdict]) -> Replay:
+    sandbox = open_sandbox() if needs_sandbox(one.item for one in answered) else None
+    try:
+        with progress_of("judging", len(answered)) as show:
+            return await replay(answered, verdicts, Judge(sandbox), show)
+    finally:
+        if sandbox is not None:
+            await sandbox.close()
+
+
+def print_replay(run: Run, found: Replay) -> None:
+    if found.differing:
+        columns = ("C", "REPEAT", "ITEM", "STORED", "NOW", "WHY")
+        rows = [
+            [
+                str(one.again.level),
+                str(one.again.repeat),
+                shown(one.again.item),
+                worded(one.stored),
+                worded(one.again),
+                shown(one.again.detail),
+            ]
+            for one in found.differing
+        ]
+        print_table(columns, rows, right=("C", "REPEAT"))
+    known = len(found.answers) - found.unjudged
+    if known:
+        note(f"{run.id}: {found.agreeing:,} of {known:,} verdicts are what they were")
+    if found.unjudged:
+        passed = sum(one.again.passed for one in found.answers if one.stored is None)
+        note(f"{found.unjudged:,} answers were never judged, as the run was broken off; now {passed:,} of them pass")
+
+
+def worded(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "–"
+    words = {None: "", True: ", keywords found", False: ", keywords missing"}[verdict.keywords]
+    return f"{verdict.outcome.value}{words}"
+
+
+def print_item(found: Replay) -> None:
+    """What was asked, once; then every answer that differs from the others, with all that was said of it."""
+    first = found.answers[0].answered
+    _section(f"{first.item.id} ({first.item.checker.kind})", "")
+    for message in first.item.messages:
+        _section(message.get("role", "message"), message.get("content", ""))
+    alike: dict[tuple[str | None, str | None], list[Replayed]] = {}
+    for one in found.answers:
+        alike.setdefault((one.answered.row.answer, one.answered.row.reasoning), []).append(one)
+    for same in alike.values():
+        _print_answer(same)
+
+
+def _print_answer(same: Sequence[Replayed]) -> None:
+    places = ", ".join(f"C={one.again.level} repeat {one.again.repeat}" for one in same)
+    row, verdict = same[0].answered.row, same[0].again
+    if row.reasoning:
+        _section(f"reasoning at {places}", row.reasoning)
+    _section(f"answer at {places}", row.answer or f"(none: {row.error or 'nothing was said'})")
+    code = (
+        python_of(spoken(row.answer or "", row.reasoning).text) if same[0].answered.item.checker.is_executed else None
+    )
+    if code is not None:
+        _section("code taken out of it", code)
+    for one in same:
+        changed = "" if one.agrees is not False else f" (stored: {worded(one.stored)})"
+        stored = " (never judged before)" if one.stored is None else changed
+        detail = f": {one.again.detail}" if one.again.detail else ""
+        _section(f"verdict at C={one.again.level} repeat {one.again.repeat}: {worded(one.again)}{detail}{stored}", "")
+    if verdict.checks:
+        rows = [
+            ["passed" if check.passed else "FAILED", shown(check.name), shown(check.detail)] for check in verdict.checks
+        ]
+        print_table(("", "CHECK", "DETAIL"), rows)
+    if verdict.keywords_missing:
+        note(f"keywords missing: {', '.join(verdict.keywords_missing)}")
+
+
+def _section(title: str, text: str) -> None:
+    print(f"── {harmless(title)}")  # noqa: T201
+    if text:
+        print(f"{harmless(text).strip(chr(10))}\n")  # noqa: T201
+
+
+def harmless(text: str) -> str:
+    """A model's words without what would move a terminal's cursor or change its colours."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text.replace("\r\n", "\n"))
+
+
+def shown(text: str) -> str:
+    """In a cell of a table, where brackets would be taken for marks of style."""
+    from rich.markup import escape
+
+    return escape(harmless(text))
+
+
+def replay_json(run: Run, found: Replay) -> dict[str, Any]:
+    return {
+        "run_id": run.id,
+        "answers": len(found.answers),
+        "agreeing": found.agreeing,
+        "unjudged": found.unjudged,
+        "differing": len(found.differing),
+        "verdicts": [
+            {
+                "concurrency": one.again.level,
+                "repeat": one.again.repeat,
+                "index": one.again.index,
+                "item": one.again.item,
+                "agrees": one.agrees,
+                "stored": _verdict_json(one.stored),
+                "again": _verdict_json(one.again),
+            }
+            for one in found.answers
+        ],
+    }
+
+
+def _verdict_json(verdict: Verdict | None) -> dict[str, Any] | None:
+    if verdict is None:
+        return None
+    return {
+        "outcome": verdict.outcome.value,
+        "detail": verdict.detail,
+        "checks": [{"name": check.name, "passed": check.passed, "detail": check.detail} for check in verdict.checks],
+        "keywords": verdict.keywords,
+        "keywords_missing": list(verdict.keywords_missing),
+        "checker": verdict.checker,
+        "sandbox": verdict.sandbox,
+    }

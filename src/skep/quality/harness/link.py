@@ -1,0 +1,162 @@
+"""What the reporting process has of the other one: its messages, how it ended, and the report made of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+_POLL_S = 0.02
+_ENDS = ("broken", "wrong", "exceeded", "no answer")  # what the other process may say; a pass is not for it to tell
+_MOST_BYTES = 8 << 20  # of messages: more is a flood
+
+
+class Silent(Exception):
+    """No message will come any more."""
+
+    def __init__(self, outcome: str, detail: str) -> None:
+        super().__init__(detail)
+        self.outcome = outcome
+        self.detail = detail
+
+
+class Report:
+    """Passed if all that decides did, and at least one thing was looked at."""
+
+    def __init__(self) -> None:
+        self.checks: list[dict[str, Any]] = []
+        self.note = ""
+        self._ended: tuple[str, str] | None = None
+
+    def check(self, name: str, passed: bool, detail: str = "", *, decides: bool = True) -> bool:
+        """One that does not decide is a remark: its name says so."""
+        shown = name if decides else f"{name} (does not decide)"
+        self.checks.append({"name": shown, "passed": bool(passed), "detail": detail, "decides": decides})
+        return bool(passed)
+
+    def end(self, outcome: str, detail: str) -> None:
+        self._ended = (outcome, detail)
+
+    def document(self) -> dict[str, Any]:
+        deciding = [one for one in self.checks if one["decides"]]
+        failed = [one for one in deciding if not one["passed"]]
+        if self._ended is not None:
+            outcome, detail = self._ended
+        elif failed or not deciding:
+            outcome = "wrong"
+            detail = _told(failed, alone=len(deciding) == 1) if failed else "nothing could be looked at"
+        else:
+            outcome, detail = "passed", ""
+        told = "; ".join(part for part in (detail, self.note) if part)
+        return {"outcome": outcome, "detail": told, "checks": self.checks}
+
+
+def _told(failed: list[dict[str, Any]], *, alone: bool) -> str:
+    first = failed[0]
+    if alone and first["detail"]:
+        return str(first["detail"])
+    more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+    why = f": {first['detail']}" if first["detail"] else ""
+    return f"not so: {first['name']}{why}{more}"
+
+
+class Link:
+    """Messages count only with the token that went with the job; what the answer's code writes is passed over."""
+
+    def __init__(self, pid: int, job: int, told: int) -> None:
+        self._pid = pid
+        self._job = job
+        self._told = told
+        self._token = os.urandom(16).hex().encode()
+        self._held = b""
+        self._read_bytes = 0
+        self._waited: int | None = None
+        self._seconds = 0.0
+        self._deadline = 0.0
+
+    def begin(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def send(self, job: Mapping[str, Any]) -> None:
+        """All that the other process is told, once."""
+        data = json.dumps({**job, "token": self._token.decode()}).encode()
+        with suppress(BrokenPipeError), os.fdopen(self._job, "wb") as pipe:
+            pipe.write(data)
+
+    def receive(self) -> dict[str, Any]:
+        """The next message; raises `Silent` when the process has ended, says that it cannot go on, or time is up."""
+        message = self._next(self._deadline)
+        if message is None:
+            raise Silent("exceeded", f"still running after {self._seconds:.0f} s")
+        if "outcome" in message:
+            outcome = message["outcome"] if message["outcome"] in _ENDS else "broken"
+            raise Silent(outcome, str(message.get("detail", "")))
+        return message
+
+    def aside(self, patience_s: float) -> dict[str, Any] | None:
+        """A message that may come, or not. An ended process is no reason to stop here."""
+        with suppress(Silent):
+            return self._next(min(self._deadline, time.monotonic() + patience_s))
+        return None
+
+    def kill(self) -> None:
+        if self._waited is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _next(self, deadline: float) -> dict[str, Any] | None:
+        while True:
+            while b"\n" in self._held:
+                line, _, self._held = self._held.partition(b"\n")
+                if line.startswith(self._token):
+                    with suppress(ValueError):
+                        message = json.loads(line[len(self._token) :])
+                        if isinstance(message, dict):
+                            return message
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            gone = self._gone()
+            if select.select([self._told], [], [], 0 if gone else min(left, _POLL_S))[0]:
+                read = os.read(self._told, 1 << 16)
+                self._read_bytes += len(read)
+                if read and self._read_bytes <= _MOST_BYTES:
+                    self._held += read
+                    continue
+                if read:
+                    raise Silent("exceeded", "too much output")
+                gone = self._gone(wait=True)
+            if gone:
+                raise Silent("broken", gone)
+
+    def _gone(self, *, wait: bool = False) -> str:
+        """How it ended; empty while it runs."""
+        if self._waited is None:
+            pid, status = os.waitpid(self._pid, 0 if wait and self._settle() else os.WNOHANG)
+            if pid == 0:
+                return "it closed the way to report" if wait else ""
+            self._waited = status
+        if os.WIFSIGNALED(self._waited):
+            number = os.WTERMSIG(self._waited)
+            return f"the code's process was ended by {signal.Signals(number).name if number < 32 else number}"
+        return f"the code ended its process with status {os.WEXITSTATUS(self._waited)} before it was judged"
+
+    def _settle(self) -> bool:
+        """Whether the process ends within a moment, now that its pipe is closed."""
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            found = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if found is not None:
+                return True
+            time.sleep(0.005)
+        return False

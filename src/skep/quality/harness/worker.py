@@ -1,0 +1,97 @@
+"""The process in which the answer's code runs. Nothing that it knows makes a pass: it only tells what it saw."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+Say = Callable[..., None]
+_LONGEST = 300
+
+
+class Broken(Exception):
+    """The code cannot be tried at all; `outcome` is broken unless it was a limit."""
+
+    def __init__(self, detail: str, outcome: str = "broken") -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.outcome = outcome
+
+
+def work(module: str, job_fd: int, told_fd: int, listening: Any) -> None:
+    with os.fdopen(job_fd, "rb") as pipe:
+        job = json.loads(pipe.read())
+    say = _saying(told_fd, job.pop("token").encode())
+    try:
+        importlib.import_module(module).try_out({**job, "listening": listening}, say)
+    except Broken as broken:
+        say(outcome=broken.outcome, detail=broken.detail)
+    except BaseException as error:
+        last = _broken(error, "could not be tried")
+        say(outcome=last.outcome, detail=last.detail)
+
+
+def _saying(fd: int, token: bytes) -> Say:
+    """Holds what it needs, as the code may change the modules."""
+    write, encoded = os.write, json.dumps
+
+    def say(**message: Any) -> None:
+        line = token + encoded(message).encode() + b"\n"
+        while line:
+            line = line[write(fd, line) :]
+
+    return say
+
+
+def load(code: str, *before: str, name: str = "answer") -> types.ModuleType:
+    """A module made of the answer's code, after code of ours; `__name__` is not `__main__`."""
+    module = types.ModuleType(name)
+    module.__file__ = f"{name}.py"
+    sys.modules[name] = module
+    for number, text in enumerate((*before, code)):
+        own = number < len(before)
+        run(text, module, "given.py" if own else f"{name}.py")
+    return module
+
+
+def run(code: str, module: types.ModuleType, file: str) -> None:
+    try:
+        program = compile(code, file, "exec", dont_inherit=True)
+    except BaseException as error:
+        raise _broken(error, "does not compile") from None
+    try:
+        exec(program, module.__dict__)  # noqa: S102 - this is the place for it
+    except BaseException as error:
+        raise _broken(error, "before it could be tried") from None
+
+
+def described(error: BaseException) -> str:
+    """One line. The error may be of a class of the answer's own."""
+    try:
+        if isinstance(error, SyntaxError):
+            return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
+        said = " ".join(str(error).split())
+    except BaseException:
+        said = "?"
+    return f"{type(error).__name__}: {said}"[:_LONGEST].rstrip(": ")
+
+
+def _broken(error: BaseException, when: str) -> Broken:
+    if isinstance(error, Broken):
+        return error
+    if isinstance(error, MemoryError):
+        return Broken("out of memory", "exceeded")
+    return Broken(described(error) if isinstance(error, SyntaxError) else f"{described(error)}, {when}")
+
+
+def function(module: types.ModuleType, name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] | None = module.__dict__.get(name)
+    if not callable(found):
+        why = "is not a function" if name in module.__dict__ else "is not there"
+        raise Broken(f"`{name}` {why}", "wrong")
+    return found

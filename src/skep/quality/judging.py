@@ -1,0 +1,239 @@
+"""From answers to verdicts: read where a look is enough, run in the sandbox where it is not.
+
+What an answer holds never raises here: code that does not compile, loops, forks or tries to fake a report is a verdict.
+The programs that run in the sandbox are in `harness`; they are handed over as files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from importlib.util import find_spec
+from typing import Any
+
+from skep.errors import SkepError, UserError
+from skep.records import Request
+from skep.sandbox.base import Ending, Limits, Result, Sandbox, Script
+from skep.verdicts import Check, Outcome, Verdict
+from skep.workload.extraction import code_blocks, python_of, spoken
+from skep.workload.items import Item
+from skep.workload.reading_checks import keyword_check, read_check
+
+VERSION = 1  # of the checks: a verdict names it, so that old verdicts are not held against new rules
+LONGEST_DETAIL = 300
+_MOST_CHECKS = 100
+_LIGHT = Limits(seconds=10, memory_bytes=512 << 20)
+_HEAVY = Limits(seconds=20, memory_bytes=768 << 20)  # FastAPI or pytest has to be loaded first
+_LIMITS = {"fastapi": _HEAVY, "mutants": _HEAVY, "async-reader": _HEAVY}
+# What must be installed beside skep for a kind; kinds without an entry run with the standard library alone.
+_PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "python": (),
+    "fastapi": ("fastapi", "uvicorn", "email_validator"),
+    "mutants": ("pytest",),
+    "async-reader": ("aiofiles",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request with the item it asked; `earlier`: the answers to the turns before it."""
+
+    row: Request
+    item: Item
+    earlier: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found of an answer, before it is a verdict of a request."""
+
+    outcome: Outcome
+    detail: str = ""
+    checks: tuple[Check, ...] = ()
+    sandbox: str | None = None
+
+
+def needs_sandbox(items: Iterable[Item]) -> bool:
+    return any(item.checker.is_executed for item in items)
+
+
+def missing_packages(items: Iterable[Item]) -> tuple[str, ...]:
+    """What answers to these items may import, and is not installed: a verdict without it would blame the model."""
+    kinds = {item.checker.kind for item in items}
+    wanted = sorted({name for kind in kinds for name in _PACKAGES.get(kind, ())})
+    return tuple(name for name in wanted if find_spec(name) is None)
+
+
+def _unheard(_done: int) -> None:
+    pass
+
+
+class Judge:
+    """`parallel`: runs at once, as many as there are cores unless told. `limits`: of a run, by kind unless told."""
+
+    def __init__(self, sandbox: Sandbox | None, *, parallel: int | None = None, limits: Limits | None = None) -> None:
+        self._sandbox = sandbox
+        self._limits = limits
+        self._room = asyncio.Semaphore(parallel or len(os.sched_getaffinity(0)))
+
+    async def judge(self, answered: Sequence[Answered], on_done: Callable[[int], None] = _unheard) -> list[Verdict]:
+        """In the order given; `on_done` hears how many there are so far."""
+        self._check_means([one.item for one in answered])
+        done = 0
+
+        async def one(which: Answered) -> Verdict:
+            nonlocal done
+            verdict = await self._verdict(which)
+            done += 1
+            on_done(done)
+            return verdict
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                under_way = [tasks.create_task(one(which)) for which in answered]
+        except* SkepError as group:
+            raise _first(group) from None
+        return [task.result() for task in under_way]
+
+    def _check_means(self, items: Sequence[Item]) -> None:
+        if not needs_sandbox(items):
+            return
+        if self._sandbox is None:
+            raise UserError(
+                "these answers are programs, and there is no sandbox to run them in", hint="see `skep doctor`"
+            )
+        missing = missing_packages(items)
+        if missing:
+            hint = "pip install 'skep[quality]'"
+            raise UserError(f"not installed, but the answers may use it: {', '.join(missing)}", hint=hint)
+
+    async def _verdict(self, which: Answered) -> Verdict:
+        row, item = which.row, which.item
+        async with self._room:
+            began = time.perf_counter()
+            found = await self._finding(which)
+            seconds = time.perf_counter() - began
+        said, missing = keyword_check(item.keywords, row.answer or "") if item.keywords else (None, ())
+        return Verdict(
+            level=row.level,
+            repeat=row.repeat,
+            index=row.index,
+            item=item.id,
+            outcome=found.outcome,
+            detail=_one_line(found.detail),
+            checks=found.checks,
+            keywords=said,
+            keywords_missing=tuple(missing),
+            checker=f"{item.checker.kind}/{VERSION}",
+            sandbox=found.sandbox,
+            seconds=seconds,
+        )
+
+    async def _finding(self, which: Answered) -> Finding:
+        row = which.row
+        if not row.ok:
+            outcome = Outcome.TIMED_OUT if row.error_kind == "timeout" else Outcome.FAILED
+            return Finding(outcome, row.error or row.error_kind or "")
+        if row.finish_reason == "length":
+            return _truncated(row, await self._of_text(which))
+        return await self._of_text(which)
+
+    async def _of_text(self, which: Answered) -> Finding:
+        row, item = which.row, which.item
+        if row.answer is None and row.reasoning is None:
+            return Finding(Outcome.NO_ANSWER, "the answer was not stored")
+        said = spoken(row.answer or "", row.reasoning)
+        if not said.text.strip():
+            return Finding(Outcome.NO_ANSWER, _silence(row, thought=bool((said.reasoning or "").strip())))
+        if not item.checker.is_executed:
+            passed, detail = read_check(item.checker, said.text)
+            return Finding(Outcome.PASSED if passed else Outcome.WRONG, detail)
+        return await self._executed(said.text, which)
+
+    async def _executed(self, text: str, which: Answered) -> Finding:
+        checker = which.item.checker
+        code = python_of(text)
+        if code is None and checker.kind != "docstring":
+            return Finding(Outcome.NO_ANSWER, "no code in the answer")
+        assert self._sandbox is not None
+        limits = self._limits or _LIMITS.get(checker.kind, _LIGHT)
+        mark = secrets.token_hex(16)
+        job = {
+            "mark": mark,
+            "seconds": limits.seconds * 0.85,  # so that the harness can still tell what it saw
+            "values": dict(checker.values),
+            "code": code or "",
+            "text": "\n".join(block.code for block in code_blocks(text)) or text,
+            "earlier": [python_of(spoken(one, None).text) or "" for one in which.earlier],
+        }
+        script = Script(
+            argv=("-m", "harness.driver", checker.kind),
+            files=harness_files(),
+            stdin=json.dumps(job).encode(),
+            packages=checker.kind in _PACKAGES,
+        )
+        result = await self._sandbox.run(script, limits)
+        return replace(finding_of(result, mark), sandbox=self._sandbox.name)
+
+
+@cache
+def harness_files() -> Mapping[str, bytes]:
+    folder = files("skep.quality").joinpath("harness")
+    return {f"harness/{one.name}": one.read_bytes() for one in folder.iterdir() if one.name.endswith(".py")}
+
+
+def finding_of(result: Result, mark: str) -> Finding:
+    """Of what the harness reported; without a report there is no pass, whatever was printed or returned."""
+    for line in reversed(result.stdout.splitlines()):
+        if line.startswith(mark.encode()):
+            try:
+                report = json.loads(line[len(mark) :])
+                checks = tuple(_check(one) for one in report["checks"][:_MOST_CHECKS])
+                return Finding(Outcome(report["outcome"]), str(report["detail"]), checks)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                break
+    if result.ending in (Ending.OUT_OF_TIME, Ending.OUT_OF_MEMORY, Ending.TOO_MUCH_OUTPUT):
+        return Finding(Outcome.EXCEEDED, result.ending.value)
+    last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    how = f"ended by signal {result.signal}" if result.ending is Ending.KILLED else f"ended with {result.exit_code}"
+    return Finding(Outcome.BROKEN, f"{how} before there was a report{f': {last}' if last else ''}")
+
+
+def _check(one: Mapping[str, Any]) -> Check:
+    """What was seen instead is told only where it was not as it should be."""
+    passed = one["passed"] is True
+    return Check(_one_line(str(one["name"])), passed, "" if passed else _one_line(str(one["detail"])))
+
+
+def _truncated(row: Request, found: Finding) -> Finding:
+    """A cut answer is a failure by itself; that the checks passed all the same is worth knowing."""
+    tokens = "" if row.output_tokens is None else f" of {row.output_tokens} tokens"
+    told = "the checks pass all the same" if found.outcome.passed else found.detail or found.outcome.value
+    return replace(found, outcome=Outcome.TRUNCATED, detail=f"cut at the limit{tokens}; {told}")
+
+
+def _silence(row: Request, *, thought: bool) -> str:
+    if not thought:
+        return "an empty answer"
+    tokens = "nothing but" if row.output_tokens is None else f"{row.output_tokens} tokens of"
+    return f"{tokens} reasoning, no answer"
+
+
+def _one_line(text: str) -> str:
+    shown = "".join(one if one.isprintable() else " " for one in text[: 4 * LONGEST_DETAIL])
+    squeezed = " ".join(shown.split())
+    return squeezed if len(squeezed) <= LONGEST_DETAIL else f"{squeezed[: LONGEST_DETAIL - 1]}…"
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    first: BaseException = group
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first

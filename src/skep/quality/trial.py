@@ -1,0 +1,312 @@
+"""Are answers as good at C=N as at C=1? The same items in both, in turns; judged between the timed parts.
+
+    warm up -> for each level upward: blocks of base and load in turns -> judge -> claim -> further only while it holds
+
+Levels are a fixed sequence: one that does not hold ends the walk, so that what is claimed stays true 19 times in 20
+however many levels were asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from random import Random
+from typing import Any, Protocol
+
+from skep.bench.driver import Driver, Meter
+from skep.bench.endpoint import Endpoint
+from skep.bench.pace import Pace
+from skep.bench.recording import Identity, Recording
+from skep.bench.request import Task
+from skep.bench.tasks import TaskMaker, Workload
+from skep.errors import EndpointError, UserError
+from skep.host.facts import lasting_json
+from skep.quality.judging import Answered
+from skep.quality.trial_figures import CUT_SHORT, PAIRED_WITH, WHOLE_BLOCK, quality_summary
+from skep.quality.trial_plan import BASE, LOAD, Cold, Pass, Passes, TrialPlan, blocks_of, order_of
+from skep.records import HostFacts, Request
+from skep.store.database import Store
+from skep.store.rows import LevelFact
+from skep.units import format_seconds
+from skep.verdicts import Claim, QualitySummary, Verdict
+from skep.workload.items import Item, item_json
+
+TICK_S = 0.25
+WARM_UP_TOKENS = 16
+WARM_UP_WIDTH = 16  # requests at once, at most
+
+
+class Questions(Protocol):
+    """A bank: its name and what it asks."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def items(self) -> Sequence[Item]: ...
+
+
+class Judges(Protocol):
+    async def judge(self, answered: Sequence[Answered], on_done: Callable[[int], None] = ...) -> list[Verdict]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrialProgress:
+    """Where a trial stands; level 0 is the warm-up."""
+
+    stage: str  # "warming up" | "asking" | "judging"
+    level: int
+    arm: str  # "base" | "again" | "load"
+    done: int  # requests of this level, all its arms and rounds; or answers judged
+    total: int
+    failed: int  # requests, of the whole trial
+    in_flight: int
+    tok_s: float | None
+    left_s: float | None  # of this level
+
+
+OnProgress = Callable[[TrialProgress], None]
+OnLevel = Callable[[QualitySummary], None]
+
+
+async def run_trial(
+    plan: TrialPlan,
+    bank: Questions,
+    endpoint: Endpoint,
+    store: Store,
+    host: HostFacts,
+    judge: Judges,
+    on_progress: OnProgress = lambda _: None,
+    *,
+    on_level: OnLevel = lambda _: None,
+    meter: Meter | None = None,
+) -> QualitySummary:
+    """`on_level` hears what is known after each level.
+
+    Faults of single requests become rows and verdicts; what ends the run as a whole is raised, the rows so far kept.
+    """
+    items = [*bank.items]
+    if len(items) < max(plan.levels):
+        hint = f"ask more items, {max(plan.levels)} at least, or a smaller --concurrency"
+        raise UserError(f"{len(items)} items cannot keep {max(plan.levels)} agents busy", hint=hint)
+    Random(f"{plan.seed}/items").shuffle(items)
+    async with Recording(store, endpoint, host, _identity(plan, bank, items, endpoint, host)) as recording:
+        store.append_items(recording.run_id, items)
+        trial = _Trial(plan, bank.name, items, endpoint, recording, store, judge, on_progress, on_level, meter)
+        try:
+            await trial.run()
+        finally:
+            await trial.close()
+    return trial.summary()
+
+
+def _identity(plan: TrialPlan, bank: Questions, items: Sequence[Item], endpoint: Endpoint, host: HostFacts) -> Identity:
+    """The fingerprint is equal for repeats: the seed of the order and the endpoint's address may differ."""
+    digest = hashlib.sha256(json.dumps(sorted(json.dumps(item_json(item)) for item in items)).encode()).hexdigest()
+    config: dict[str, Any] = {**asdict(plan), "bank": bank.name, "items": len(items), "items_digest": digest[:16]}
+    config["concurrency"] = [1, *plan.levels]
+    same = {name: value for name, value in config.items() if name not in ("seed", "budget_s", "timeout_s")}
+    engine = {name: value for name, value in endpoint.engine.items() if name != "model_path"}
+    text = json.dumps([same, endpoint.model, engine, lasting_json(host)], sort_keys=True)
+    return Identity("quality", hashlib.sha256(text.encode()).hexdigest()[:16], config)
+
+
+class _Trial:
+    def __init__(
+        self,
+        plan: TrialPlan,
+        bank: str,
+        items: Sequence[Item],
+        endpoint: Endpoint,
+        recording: Recording,
+        store: Store,
+        judge: Judges,
+        on_progress: OnProgress,
+        on_level: OnLevel,
+        meter: Meter | None,
+    ) -> None:
+        self._plan = plan
+        self._bank = bank
+        self._items = items
+        self._endpoint = endpoint
+        self._recording = recording
+        self._store = store
+        self._judge = judge
+        self._on_progress = on_progress
+        self._on_level = on_level
+        self._driver = Driver(
+            endpoint,
+            recording,
+            timeout_s=plan.timeout_s,
+            keep_text=True,
+            most_connections=max(plan.levels),
+            meter=meter,
+        )
+        self._passes = Passes()
+        self._cold = Cold.for_engine(endpoint.engine, secrets.token_hex(8))
+        self._pace = Pace()
+        self._verdicts: list[Verdict] = []
+        self._began = time.monotonic()
+        self._spent: dict[int, tuple[int, float]] = {}  # by width: requests and seconds, of this level
+        self._now = TrialProgress("warming up", 0, "", 0, 0, 0, 0, None, None)
+
+    async def run(self) -> None:
+        self._began = time.monotonic()
+        ticker = asyncio.create_task(self._tick())
+        try:
+            await self._warm_up()
+            for level in self._plan.levels:
+                in_time = await self._walk(level)
+                claim = await self._judged()
+                if not in_time or claim is not Claim.HOLDS:
+                    return
+        finally:
+            ticker.cancel()
+
+    async def close(self) -> None:
+        await self._driver.close()
+
+    def summary(self) -> QualitySummary:
+        recording = self._recording
+        return quality_summary(
+            recording.run_id,
+            recording.rows,
+            self._verdicts,
+            recording.facts,
+            self._items,
+            bank=self._bank,
+            delta=self._plan.delta,
+            levels=self._plan.levels,
+            simulated=recording.simulated,
+        )
+
+    async def _warm_up(self) -> None:
+        """Other prompts than the items', so that none of those is known beforehand; one alone, then some at once."""
+        maker = TaskMaker(Workload(seed=self._plan.seed))
+        widest = min(WARM_UP_WIDTH, max(self._plan.levels))
+        begin = 0
+        for width in (1, widest):
+            tasks = maker.warm_up(width, begin, WARM_UP_TOKENS)
+            begin += width
+            rows, _ = await self._driver.run_tasks(0, 0, tasks, width, self._took)
+            if not any(row.ok for row in rows):
+                raise EndpointError(
+                    f"{self._endpoint.url} answered no request of the warm-up: {rows[0].error}",
+                    hint="look at its log; `skep doctor` checks this machine",
+                )
+
+    async def _walk(self, level: int) -> bool:
+        """All rounds of a level. False: the budget ended it after a block."""
+        is_first = level == self._plan.levels[0]
+        arms = 3 if is_first else 2
+        self._spent.clear()
+        total = arms * self._plan.repeats * len(self._items)
+        self._now = replace(self._now, stage="asking", level=level, done=0, total=total)
+        blocks = blocks_of(len(self._items), level)
+        for round_ in range(self._plan.repeats):
+            passes = self._passes.round(level, again=is_first)
+            for one in passes.values():
+                if one.arm != BASE:
+                    base = {"level": 1, "repeat": passes[BASE].repeat}
+                    self._recording.found(LevelFact(one.level, one.repeat, PAIRED_WITH, base))
+            for number, (begin, end) in enumerate(blocks):
+                for one in order_of(passes, self._plan.seed, level, round_, number):
+                    await self._ask(one, begin, end)
+                for one in passes.values():
+                    self._recording.found(LevelFact(one.level, one.repeat, WHOLE_BLOCK, {"begin": begin, "end": end}))
+                is_last = round_ + 1 == self._plan.repeats and number + 1 == len(blocks)
+                if self._is_over() and not (is_last and level == self._plan.levels[-1]):
+                    self._cut_short(level, round_, end)
+                    return False
+        return True
+
+    async def _ask(self, one: Pass, begin: int, end: int) -> None:
+        self._now = replace(self._now, arm=one.arm)
+        self._pace.reset()
+        self._tell()
+        tasks = [self._task(one, index) for index in range(begin, end)]
+        began = time.monotonic()
+        rows, _ = await self._driver.run_tasks(one.level, one.repeat, tasks, one.level, self._took)
+        count, seconds = self._spent.get(one.level, (0, 0.0))
+        self._spent[one.level] = (count + len(rows), seconds + time.monotonic() - began)
+        if self._recording.broken is not None:
+            raise self._recording.broken
+        if one.arm != LOAD and not any(row.ok for row in rows):
+            raise EndpointError(
+                f"{self._endpoint.url} answered none of {len(rows)} requests one after the other: {rows[0].error}",
+                hint="there is nothing to hold a level against; look at the server's log",
+            )
+
+    def _task(self, one: Pass, index: int) -> Task:
+        item = self._items[index]
+        return Task(
+            level=one.level,
+            repeat=one.repeat,
+            index=index,
+            kind=item.id,
+            messages=[dict(message) for message in item.messages],
+            max_tokens=item.max_tokens,
+            temperature=self._plan.temperature,
+            traffic=one.arm,
+            body=self._cold.fields(one, index),
+        )
+
+    async def _judged(self) -> Claim | None:
+        """What was asked since the last time; then what may be claimed of the level. None: nothing of it is whole."""
+        known = {(verdict.level, verdict.repeat, verdict.index) for verdict in self._verdicts}
+        rows = [row for row in self._recording.rows if row.level and (row.level, row.repeat, row.index) not in known]
+        self._now = replace(self._now, stage="judging", done=0, total=len(rows))
+        self._tell()
+        answered = [Answered(row, self._items[row.index]) for row in rows]
+        verdicts = await self._judge.judge(answered, self._done)
+        self._store.append_verdicts(self._recording.run_id, verdicts)
+        self._verdicts.extend(verdicts)
+        summary = self.summary()
+        self._on_level(summary)
+        return summary.levels[-1].claim if summary.levels else None
+
+    def _is_over(self) -> bool:
+        budget = self._plan.budget_s
+        return budget is not None and time.monotonic() - self._began > budget
+
+    def _cut_short(self, level: int, round_: int, items: int) -> None:
+        budget = format_seconds(self._plan.budget_s or 0.0)
+        repeat = f" of repeat {round_ + 1}" if self._plan.repeats > 1 else ""
+        why = f"the budget of {budget} ended at C={level} after {items} of {len(self._items)} items{repeat}"
+        self._recording.found(LevelFact(level, 0, CUT_SHORT, {"why": why}))
+
+    def _took(self, row: Request) -> None:
+        failed = self._now.failed + (not row.ok and row.level > 0)
+        self._now = replace(self._now, done=self._now.done + 1, failed=failed)
+        self._pace.ended(len(row.arrivals_s))
+
+    def _done(self, count: int) -> None:
+        self._now = replace(self._now, done=count)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._pace.seen(self._driver.sender.reads(), time.monotonic())
+            with suppress(Exception):  # a picture that cannot be drawn is no reason to lose a run
+                self._tell()
+
+    def _tell(self) -> None:
+        sender = self._driver.sender
+        self._on_progress(
+            replace(self._now, in_flight=len(sender.in_flight), tok_s=self._pace.per_s, left_s=self._left_s())
+        )
+
+    def _left_s(self) -> float | None:
+        """By what a request took at this level so far; None before every width was tried."""
+        now, asked = self._now, sum(count for count, _ in self._spent.values())
+        if now.stage != "asking" or len(self._spent) < 2 or not asked:
+            return None
+        return sum(seconds for _, seconds in self._spent.values()) / asked * (now.total - now.done)
+
+
+__all__ = ["TrialPlan", "TrialProgress", "run_trial"]

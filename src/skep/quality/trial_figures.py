@@ -1,0 +1,261 @@
+"""From stored rows, verdicts and facts to what may be claimed. Pure: the same run gives the same figures at any time.
+
+Only whole blocks count: a block that was broken off has the answers that came quickly, and those are not like the rest.
+Items are in an order of chance, so whole blocks are a fair sample of them, however many there are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from skep.bench.metrics import ttft_values
+from skep.quality.trial_plan import AGAIN, BASE
+from skep.records import Request, Run, RunState
+from skep.stats.noninferiority import claim_of, items_needed, paired_difference
+from skep.stats.percentiles import percentiles
+from skep.store.rows import LevelFact
+from skep.verdicts import ArmFigures, Claim, LevelQuality, Outcome, PairedDifference, QualitySummary, Verdict
+from skep.workload.items import Item
+
+PAIRED_WITH, WHOLE_BLOCK, CUT_SHORT = "paired_with", "whole_block", "cut_short"
+Key = tuple[int, int]  # level and repeat: a pass
+Block = tuple[int, int]  # from one index to before another
+Pairing = tuple[Key, Key]  # a base pass and the one that is held against it
+
+
+def quality_summary(
+    run_id: str,
+    rows: Iterable[Request],
+    verdicts: Iterable[Verdict],
+    facts: Iterable[LevelFact],
+    items: Sequence[Item],
+    *,
+    bank: str,
+    delta: float,
+    levels: Sequence[int] = (),
+    simulated: bool = False,
+    incomplete: str = "",
+) -> QualitySummary:
+    """`levels`: those that were asked for, so that the ones not walked can be named."""
+    tables = Tables.of(rows, verdicts, facts, items)
+    walked = tuple(found for level in tables.levels() if (found := _level(tables, level, delta)) is not None)
+    held = [found.concurrency for found in walked if found.claim is Claim.HOLDS]
+    noise = tables.noise()
+    return QualitySummary(
+        run_id=run_id,
+        bank=bank,
+        delta=delta,
+        items=len(items),
+        noise=_difference(tables, noise),
+        noise_texts_changed=_texts_changed(tables, noise),
+        levels=walked,
+        holds_up_to=max(held, default=None),
+        skipped=tuple(level for level in levels if level > 1 and level not in {one.concurrency for one in walked}),
+        by_family=_by_family(tables, items),
+        simulated=simulated,
+        incomplete=incomplete or tables.cut_short,
+    )
+
+
+def summary_of_run(
+    run: Run,
+    rows: Iterable[Request],
+    verdicts: Iterable[Verdict],
+    facts: Iterable[LevelFact],
+    items: Sequence[Item],
+) -> QualitySummary:
+    """Of a run as it was stored, however it ended."""
+    config: Mapping[str, Any] = run.config
+    why = "" if run.state is RunState.DONE else run.error or f"the run is {run.state.value}"
+    return quality_summary(
+        run.id,
+        rows,
+        verdicts,
+        facts,
+        items,
+        bank=str(config.get("bank", "")),
+        delta=float(config.get("delta", 0.03)),
+        levels=tuple(config.get("concurrency", ())),
+        simulated=run.simulated,
+        incomplete=why,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """A run's rows by pass and index."""
+
+    rows: Mapping[Key, Mapping[int, Request]]
+    verdicts: Mapping[Key, Mapping[int, Verdict]]
+    partners: Mapping[Key, Key]
+    blocks: Mapping[Key, Sequence[Block]]
+    items: int
+    cut_short: str
+
+    @classmethod
+    def of(
+        cls,
+        rows: Iterable[Request],
+        verdicts: Iterable[Verdict],
+        facts: Iterable[LevelFact],
+        items: Sequence[Item],
+    ) -> Tables:
+        by_pass: dict[Key, dict[int, Request]] = {}
+        for row in rows:
+            if row.level:
+                by_pass.setdefault((row.level, row.repeat), {})[row.index] = row
+        judged: dict[Key, dict[int, Verdict]] = {}
+        for verdict in verdicts:
+            judged.setdefault((verdict.level, verdict.repeat), {})[verdict.index] = verdict
+        partners: dict[Key, Key] = {}
+        blocks: dict[Key, list[Block]] = {}
+        cut_short = ""
+        for fact in facts:
+            if fact.name == PAIRED_WITH:
+                partners[fact.level, fact.repeat] = (fact.fact["level"], fact.fact["repeat"])
+            elif fact.name == WHOLE_BLOCK:
+                blocks.setdefault((fact.level, fact.repeat), []).append((fact.fact["begin"], fact.fact["end"]))
+            elif fact.name == CUT_SHORT:
+                cut_short = str(fact.fact["why"])
+        return cls(by_pass, judged, partners, blocks, len(items), cut_short)
+
+    def levels(self) -> list[int]:
+        return sorted({level for level, _ in self.partners if level > 1})
+
+    def pairings(self, level: int) -> list[Pairing]:
+        """Those that are whole; else what there is of the first, so that every item counts as often as the others."""
+        found = [(base, key) for key, base in sorted(self.partners.items()) if key[0] == level]
+        whole = [pairing for pairing in found if self._is_whole(*pairing)]
+        return whole or [pairing for pairing in found if self.shared(*pairing)][:1]
+
+    def noise(self) -> list[Pairing]:
+        """C=1 against C=1: the pass that was made for it, and each base pass against the one before it."""
+        again = self.pairings(1)
+        if not all(self._is_whole(*pairing) for pairing in again):
+            return again
+        bases = [key for key in sorted(self.rows) if key[0] == 1 and self.arm(key) == BASE and self._is_whole(key)]
+        return [*again, *pairwise(bases)]
+
+    def arm(self, key: Key) -> str:
+        return next((row.traffic for row in self.rows.get(key, {}).values()), "")
+
+    def shared(self, *keys: Key) -> list[int]:
+        """Indexes that were asked and judged in all of these passes, in whole blocks."""
+        found = [self._judged(key) for key in keys]
+        return sorted(set[int].intersection(*found)) if found else []
+
+    def walls(self, key: Key, indexes: Iterable[int]) -> float:
+        """Seconds in which the pass was under way: the sum over its blocks."""
+        wanted, rows, total = set(indexes), self.rows.get(key, {}), 0.0
+        for begin, end in self.blocks.get(key, ()):
+            some = [rows[index] for index in range(begin, end) if index in wanted]
+            if some:
+                total += max(row.ended_s for row in some) - min(row.started_s for row in some)
+        return total
+
+    def _judged(self, key: Key) -> set[int]:
+        whole = {index for begin, end in self.blocks.get(key, ()) for index in range(begin, end)}
+        return whole & self.rows.get(key, {}).keys() & self.verdicts.get(key, {}).keys()
+
+    def _is_whole(self, *keys: Key) -> bool:
+        return len(self.shared(*keys)) == self.items > 0
+
+
+def _level(tables: Tables, level: int, delta: float) -> LevelQuality | None:
+    """None: nothing of it was measured and judged."""
+    pairings = tables.pairings(level)
+    difference = _difference(tables, pairings)
+    if difference is None:
+        return None
+    claim = claim_of(difference, delta)
+    if claim is Claim.HOLDS and difference.base_rate <= delta:
+        claim = Claim.UNSHOWN  # so little could not be lost: that it was not says nothing
+    needed = needed_by(difference, delta, len(pairings)) if claim is Claim.UNSHOWN else None
+    return LevelQuality(
+        concurrency=level,
+        difference=difference,
+        claim=claim,
+        base=_arm(tables, 1, [(base, tables.shared(base, load)) for base, load in pairings]),
+        load=_arm(tables, level, [(load, tables.shared(base, load)) for base, load in pairings]),
+        needed_items=needed,
+        texts_changed=_texts_changed(tables, pairings),
+    )
+
+
+def needed_by(difference: PairedDifference, delta: float, repeats: int) -> int:
+    """By the share of pairs that differed. None differed: one is taken to have, or too few would be asked for."""
+    seen = max(1, difference.lost + difference.gained) / max(1, difference.pairs)
+    return items_needed(delta, discordance=min(1.0, seen), repeats=max(1, repeats))
+
+
+def _difference(tables: Tables, pairings: Sequence[Pairing]) -> PairedDifference | None:
+    pairs: dict[str, list[tuple[bool, bool]]] = {}
+    for base, other in pairings:
+        before, after = tables.verdicts.get(base, {}), tables.verdicts.get(other, {})
+        for index in tables.shared(base, other):
+            pairs.setdefault(after[index].item, []).append((before[index].passed, after[index].passed))
+    return paired_difference(pairs) if pairs else None
+
+
+def _texts_changed(tables: Tables, pairings: Sequence[Pairing]) -> float | None:
+    """Of the pairs that were both answered and stored with their text."""
+    same = changed = 0
+    for base, other in pairings:
+        for index in tables.shared(base, other):
+            one, two = tables.rows[base][index], tables.rows[other][index]
+            if one.ok and two.ok and one.answer is not None and two.answer is not None:
+                alike = (one.answer, one.reasoning) == (two.answer, two.reasoning)
+                same, changed = same + alike, changed + (not alike)
+    return changed / (same + changed) if same + changed else None
+
+
+def _arm(tables: Tables, level: int, parts: Sequence[tuple[Key, Sequence[int]]]) -> ArmFigures:
+    rows = [tables.rows[key][index] for key, indexes in parts for index in indexes]
+    verdicts = [tables.verdicts[key][index] for key, indexes in parts for index in indexes]
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    ttft = percentiles(ttft_values(rows))
+    total = percentiles([row.ended_s - row.due_s for row in rows if row.ok])
+    wall_s = sum(tables.walls(key, indexes) for key, indexes in parts)
+    tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
+    found = [verdict.keywords for verdict in verdicts if verdict.keywords is not None]
+    return ArmFigures(
+        concurrency=level,
+        requests=len(rows),
+        outcomes=tuple((outcome.value, counts[outcome]) for outcome in Outcome if counts[outcome]),
+        keyword_rate=sum(found) / len(found) if found else None,
+        ttft_p50_ms=ttft.p50 if ttft else None,
+        ttft_p95_ms=ttft.p95 if ttft else None,
+        total_p50_s=total.p50 if total else None,
+        total_p95_s=total.p95 if total else None,
+        effective_tok_s=tokens / wall_s if tokens and wall_s > 0 else None,
+        cached_share=_cached_share(rows),
+    )
+
+
+def _cached_share(rows: Sequence[Request]) -> float | None:
+    known = [row for row in rows if row.engine.cached_tokens is not None and row.prompt_tokens]
+    prompt = sum(row.prompt_tokens or 0 for row in known)
+    return sum(row.engine.cached_tokens or 0 for row in known) / prompt if prompt else None
+
+
+def _by_family(tables: Tables, items: Sequence[Item]) -> tuple[tuple[str, int, float], ...]:
+    """With the pass rate over all passes at C=1."""
+    families = {item.id: item.family for item in items if item.family}
+    asked: dict[str, set[str]] = {}
+    counts: Counter[str] = Counter()
+    passed: Counter[str] = Counter()
+    for key in tables.verdicts:
+        if key[0] != 1 or tables.arm(key) not in (BASE, AGAIN):
+            continue
+        for index in tables.shared(key):
+            verdict = tables.verdicts[key][index]
+            family = families.get(verdict.item)
+            if family is not None:
+                asked.setdefault(family, set()).add(verdict.item)
+                counts[family] += 1
+                passed[family] += verdict.passed
+    return tuple((family, len(asked[family]), passed[family] / counts[family]) for family in sorted(asked))

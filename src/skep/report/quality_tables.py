@@ -1,0 +1,148 @@
+"""Quality under load in tables and sentences. A sentence never says more than the bounds allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skep.report.figures import UNKNOWN, milliseconds, number, percent, seconds
+from skep.report.levels import counted
+from skep.report.markup import Markup, join, table, tag, text
+from skep.verdicts import Claim, LevelQuality, PairedDifference, QualitySummary
+
+_STYLES = {Claim.HOLDS: "wide up", Claim.LOST: "wide bad", Claim.UNSHOWN: "wide"}
+
+
+def points(share: float) -> str:
+    """A share as points: 0.031 is "3.1 points"."""
+    value = number(100 * share, digits=1).removesuffix(".0")
+    return f"{value} point" if value == "1" else f"{value} points"
+
+
+def claim_sentence(level: LevelQuality, delta: float) -> str:
+    found = level.difference
+    if level.claim is Claim.HOLDS:
+        lost = f", though at least {points(-found.high)} are lost" if found.high < 0 else ""
+        return f"no worse than {points(delta)}{lost}"
+    if level.claim is Claim.LOST:
+        return f"worse: at least {points(-found.high)} lost"
+    needed = level.needed_items or 0
+    more = f"about {needed:,} items would be needed" if needed > found.items else "more items may settle it"
+    return f"not shown: a loss of up to {points(-found.low)} cannot be excluded; {more}"
+
+
+def conclusion(summary: QualitySummary) -> str:
+    """How far quality holds, and what ended it."""
+    failed = next((level for level in summary.levels if level.claim is not Claim.HOLDS), None)
+    ended = f"C = {failed.concurrency} is {claim_sentence(failed, summary.delta)}" if failed else ""
+    if summary.holds_up_to is not None:
+        excluded = f"a loss of {points(summary.delta)} or more is excluded (95 %)"
+        held = f"Quality holds up to C = {summary.holds_up_to}: {excluded}"
+        return f"{held}. {ended}." if ended else f"{held}."
+    if failed is None:
+        return "Nothing can be claimed: no level was measured."
+    return f"{ended}." if failed.claim is Claim.LOST else f"Nothing can be claimed: {ended}."
+
+
+def level_table(summary: QualitySummary) -> Markup:
+    """One row a level; the first is C = 1 against itself."""
+    names = (
+        "items", "pairs", "passed at C = 1", "passed at C", "difference", "bounds", "lost", "gained", "texts changed",
+        "what may be said",
+    )  # fmt: skip
+    head = tag(
+        "tr",
+        *(tag("th", text(name), scope="col", class_="left" if name == names[-1] else None) for name in ("C", *names)),
+    )
+    rows = []
+    if summary.noise is not None:
+        words = "the noise floor: what changes by itself"
+        rows.append(_row("1 and 1", summary.noise, summary.noise_texts_changed, words, "note"))
+    for level in summary.levels:
+        said = claim_sentence(level, summary.delta)
+        rows.append(_row(str(level.concurrency), level.difference, level.texts_changed, said, _STYLES[level.claim]))
+    for skipped in summary.skipped:
+        note = tag("td", text("not walked, as a level below does not hold"), class_="note", colspan=str(len(names)))
+        rows.append(tag("tr", tag("th", text(skipped), scope="row"), note))
+    return table("Difference against C = 1", [head], rows)
+
+
+def latency_table(summary: QualitySummary) -> Markup:
+    """Of the same requests, arm by arm."""
+    names = ("arm", "TTFT p50", "TTFT p95", "total p50", "total p95", "eff. tok/s", "cached", "keywords", "outcomes")
+    head = _head("C", *names, left=("arm", "outcomes"))
+    rows = []
+    for level in summary.levels:
+        for arm, name in ((level.base, "C = 1"), (level.load, f"C = {level.concurrency}")):
+            cells = (
+                milliseconds(arm.ttft_p50_ms),
+                milliseconds(arm.ttft_p95_ms),
+                seconds(arm.total_p50_s),
+                seconds(arm.total_p95_s),
+                number(arm.effective_tok_s),
+                _share(arm.cached_share),
+                _share(arm.keyword_rate),
+            )
+            rows.append(
+                tag(
+                    "tr",
+                    tag("th", text(level.concurrency), scope="row"),
+                    tag("td", text(name), class_="left"),
+                    *(tag("td", text(cell)) for cell in cells),
+                    tag("td", text(counted(arm.outcomes)), class_="note"),
+                )
+            )
+    return table("Latency and outcomes of the same requests", [head], rows)
+
+
+def family_table(summary: QualitySummary) -> Markup | None:
+    """None where the bank has one family only."""
+    if len(summary.by_family) < 2:
+        return None
+    head = tag(
+        "tr", tag("th", text("family"), scope="col"), tag("th", text("items")), tag("th", text("passed at C = 1"))
+    )
+    rows = [
+        tag(
+            "tr",
+            tag("th", text(family or "unnamed"), scope="row"),
+            tag("td", text(f"{items:,}")),
+            tag("td", text(percent(100 * rate))),
+        )
+        for family, items, rate in summary.by_family
+    ]
+    below = "An item that always passes or never does says little about load: those in between carry the test."
+    return join([table("Items by family", [head], rows), tag("p", text(below), class_="below")])
+
+
+def _head(*names: str, left: Sequence[str] = ()) -> Markup:
+    styles = ["left" if name in left else None for name in names]
+    return tag("tr", *(tag("th", text(n), scope="col", class_=style) for n, style in zip(names, styles, strict=True)))
+
+
+def _row(name: str, found: PairedDifference, changed: float | None, words: str, style: str) -> Markup:
+    cells = (
+        f"{found.items:,}",
+        f"{found.pairs:,}",
+        percent(100 * found.base_rate, digits=1),
+        percent(100 * found.rate, digits=1),
+        _signed(found.difference),
+        f"{_signed(found.low)} .. {_signed(found.high)}",
+        f"{found.lost:,}",
+        f"{found.gained:,}",
+        _share(changed),
+    )
+    return tag(
+        "tr",
+        tag("th", text(name), scope="row"),
+        *(tag("td", text(cell)) for cell in cells),
+        tag("td", text(words), class_=style),
+    )
+
+
+def _signed(share: float) -> str:
+    shown = number(100 * share, digits=1)
+    return f"+{shown}" if share > 0 and shown != "0.0" else shown
+
+
+def _share(value: float | None) -> str:
+    return UNKNOWN if value is None else percent(100 * value)

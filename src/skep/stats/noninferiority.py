@@ -1,0 +1,168 @@
+"""Is it no worse? The same items in two arms, the difference of their rates, and what may be claimed of it.
+
+"No worse than delta" is claimed if the one-sided 95 % bound of the difference lies above -delta: were the loss delta or
+more, the claim would be made in at most 5 % of runs. "Worse" is claimed if the other bound lies below zero. Everything
+between is "not shown", which is not "no loss".
+
+Levels are walked upward, and the walk ends at the first that does not hold: then no further correction is needed,
+however many levels there are. A walk that says anything false must say it first of the lowest level that lost delta or
+more, and of that one it does so in at most 5 % of runs; whether the levels share their base arm does not matter. Of
+"worse" this holds level by level only.
+
+The error is that of drawing items: it speaks of items like these, answered on a rig in the state it was in.
+
+Worked out and simulated (`benchmarks/noninferiority.py`; 50 to 1000 items, delta 2 to 10 points, base rates 0.1 to
+0.95): a loss of exactly delta is called no worse in at most 4.9 % of runs with one repeat (Tango's interval as
+published: 6.9 %). With 2 and 5 repeats in 3.8 % on average; of the worst cells, run again, one gave 6.2 %, where delta
+is the whole base rate of 0.1 and nothing passes under load, the others 4.6 % at most. Equal arms are called worse in
+4.8 % at most. As many items as `items_needed` says gave 75 to 87 % where 80 % were asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist, fmean
+
+from skep.stats.paired_score import Z, lower_bound, mean_of, score, upper_bound
+from skep.verdicts import Claim, PairedDifference
+
+# Share of pairs that one arm passes and the other does not, before anything was measured: greedy decoding, short
+# answers. An assumption between published figures: HumanEval moved by 2 to 4 of its 164 items between batch sizes of
+# 16, 64 and 128 (open-compass/opencompass issue 1097), which is the net of at least as many changes; reasoning models,
+# whose answers are long, by up to 9 points (arXiv 2506.09501). The A/A arm of a run measures it.
+ASSUMED_DISCORDANCE = 0.05
+# How alike the repeats of an item are: 0 if both arms are drawn afresh each time, 1 if each arm always answers the
+# same. Greedy decoding of one request at a time does, under load it does not: halfway.
+ASSUMED_CORRELATION = 0.5
+MOST_ITEMS = 10**8
+
+
+def paired_difference(pairs: Mapping[str, Sequence[tuple[bool, bool]]]) -> PairedDifference:
+    """Of item -> (passed in the base arm, passed under load), one for each repeat. Every item counts the same; one
+    without a pair does not count."""
+    seen = [repeats for repeats in pairs.values() if repeats]
+    if not seen:
+        raise ValueError("a difference needs at least one pair")
+    base = math.fsum(fmean(before for before, _ in repeats) for repeats in seen) / len(seen)
+    load = math.fsum(fmean(after for _, after in repeats) for repeats in seen) / len(seen)
+    items = Counter(sum(after - before for before, after in repeats) / len(repeats) for repeats in seen)
+    changes = Counter(after - before for repeats in seen for before, after in repeats)
+    return PairedDifference(
+        items=len(seen),
+        pairs=sum(map(len, seen)),
+        base_rate=base,
+        rate=load,
+        difference=mean_of(items),
+        low=lower_bound(items),
+        high=upper_bound(items),
+        lost=changes[-1],
+        gained=changes[1],
+    )
+
+
+def claim_of(difference: PairedDifference, delta: float) -> Claim:
+    """A loss that is certain but certainly smaller than delta HOLDS: that is what was asked."""
+    _check_share("delta", delta)
+    if difference.low > -delta:
+        return Claim.HOLDS
+    return Claim.LOST if difference.high < 0 else Claim.UNSHOWN
+
+
+def items_needed(
+    delta: float,
+    *,
+    discordance: float = ASSUMED_DISCORDANCE,
+    repeats: int = 1,
+    power: float = 0.8,
+    loss: float = 0.0,
+    correlation: float = ASSUMED_CORRELATION,
+) -> int:
+    """How many must be asked so that the claim is made in `power` of runs, if no more than `loss` is lost.
+
+    `discordance`: share of pairs that differ; `correlation`: of one item's repeats, see above. Even where nothing ever
+    differs about 3.1 / delta are needed, and repeats do not help below that: fewer would hide as many lost items.
+    """
+    _check_share("delta", delta)
+    if loss >= delta:
+        raise ValueError(f"a loss of {loss} can never be shown to be smaller than {delta}")
+    values = _item_values(discordance, repeats, loss, correlation)
+
+    def enough(items: int) -> bool:
+        outcome = _unlucky(values, items, power)
+        return mean_of(outcome) > -delta and score(outcome, -delta) > Z
+
+    high = 1
+    while not enough(high):
+        high *= 2
+        if high > MOST_ITEMS:
+            raise ValueError(f"more than {MOST_ITEMS} items are needed to show {delta}")
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def delta_shown(
+    items: int,
+    *,
+    discordance: float = ASSUMED_DISCORDANCE,
+    repeats: int = 1,
+    power: float = 0.8,
+    loss: float = 0.0,
+    correlation: float = ASSUMED_CORRELATION,
+) -> float:
+    """The smallest loss that so many items can exclude in `power` of runs."""
+    if items < 1:
+        raise ValueError(f"{items} items can show nothing")
+    return -lower_bound(_unlucky(_item_values(discordance, repeats, loss, correlation), items, power))
+
+
+def _item_values(discordance: float, repeats: int, loss: float, correlation: float) -> dict[float, float]:
+    """How an item's mean difference is spread: a share of `correlation` of the items is the same in all repeats, the
+    repeats of the others are independent. This gives the variance that a correlation stands for."""
+    if not 0 <= loss <= discordance <= 1:
+        raise ValueError(f"a loss of {loss} does not go with a discordance of {discordance}")
+    if repeats < 1 or not 0 <= correlation <= 1:
+        raise ValueError(f"{repeats} repeats with a correlation of {correlation} make no sense")
+    once = {-1: (discordance + loss) / 2, 0: 1 - discordance, 1: (discordance - loss) / 2}
+    sums = {0: 1.0}
+    for _ in range(repeats):
+        following: dict[int, float] = {}
+        for total, share in sums.items():
+            for change, chance in once.items():
+                following[total + change] = following.get(total + change, 0.0) + share * chance
+        sums = following
+    values = {total / repeats: (1 - correlation) * share for total, share in sums.items()}
+    for change, chance in once.items():
+        values[float(change)] = values.get(float(change), 0.0) + correlation * chance
+    return {value: share for value, share in values.items() if share > 0}
+
+
+def _unlucky(values: Mapping[float, float], items: int, power: float) -> dict[float, float]:
+    """What is seen if chance goes against it as far as `power` allows: the spread, tilted to that mean."""
+    if not 0.5 <= power < 1:
+        raise ValueError(f"power {power} is not between 0.5 and 1")
+    mean = mean_of(values)
+    variance = sum(share * (value - mean) ** 2 for value, share in values.items())
+    aim = mean - NormalDist().inv_cdf(power) * math.sqrt(variance / items)
+    if aim <= min(values):
+        return {min(values): float(items)}
+    low, high = -100.0, 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if mean_of(_tilted(values, middle)) < aim else (low, middle)
+    tilted = _tilted(values, high)
+    total = sum(tilted.values())
+    return {value: items * share / total for value, share in tilted.items()}
+
+
+def _tilted(values: Mapping[float, float], tilt: float) -> dict[float, float]:
+    return {value: share * math.exp(tilt * value) for value, share in values.items()}
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{name} {value} is not between 0 and 1")

@@ -1,0 +1,240 @@
+"""From an answer's text to what is judged: reasoning kept apart, code taken out of its fences and its prose.
+
+Knows nothing of what the code is for and never runs it. Every function goes over the text a fixed number of times:
+200 KB of backticks take no longer than 200 KB of prose.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from skep.workload.code_lines import code_run, is_session, looks_like_code, session_code, top_level_names
+
+_THINKING = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]", re.IGNORECASE)
+# OpenAI's harmony: <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
+_MARK = re.compile(r"<\|(start|channel|message|constrain|end|return|call)\|>")
+
+_OPENING = re.compile(r"(?P<lead>(?:[ \t]|>|[-*+][ \t]|\d{1,4}[.)][ \t])*)(?P<fence>`{3,}|~{3,})(?P<info>.*)")
+_QUOTED = re.compile(r"[ \t]{0,3}>[ \t]?")
+_PYTHON = frozenset({"python", "python3", "python2", "py", "py3", "pycon", "ipython", "ipython3", "python-repl", "gyp"})
+_UNSAID = frozenset({"", "code", "snippet"})
+_NESTING = frozenset({"markdown", "md"})
+_DEEPER = 4  # columns: a fence so much deeper than the opening one is part of the code, in a docstring for example
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """What was said aloud, and what was thought before."""
+
+    text: str
+    reasoning: str
+
+    @property
+    def reasoning_share(self) -> float | None:
+        """Of all characters; None: there are none."""
+        whole = len(self.text) + len(self.reasoning)
+        return len(self.reasoning) / whole if whole else None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`language` is in lower case, every spelling of Python is `python`; "" where none is given."""
+
+    language: str
+    code: str
+    closed: bool = True  # False: the answer ended inside it
+
+
+def spoken(answer: str, reasoning: str | None) -> Spoken:
+    """The answer without its thinking, wherever that was put: beside the answer, in tags, or in a channel of its own.
+
+    Thinking that is not closed swallows the rest; a closing tag alone means that the prompt had opened it.
+    """
+    parts: list[str] = []
+    thoughts = [_whole(reasoning)] if reasoning else []
+    text = _by_channel(_whole(answer), thoughts)
+    start, inside = 0, False
+    for tag in _THINKING.finditer(text):
+        closes = bool(tag.group(1) or tag.group(2))
+        if closes and not inside and not parts and start == 0:
+            thoughts.append(text[: tag.start()])
+        elif closes or not inside:
+            (thoughts if inside else parts).append(text[start : tag.start()])
+        else:
+            continue  # opened once more: part of the thinking
+        start, inside = tag.end(), not closes
+    (thoughts if inside else parts).append(text[start:])
+    said = "".join(parts)
+    return Spoken(said.strip() if thoughts else said, "\n".join(filter(None, map(str.strip, thoughts))))
+
+
+def _whole(text: str) -> str:
+    """Halves of characters, which some servers send, cannot be written to a file: made whole, or replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _by_channel(text: str, thoughts: list[str]) -> str:
+    """What the final channel said. What comes before any mark was said aloud."""
+    said: list[str] = []
+    channel, expects, start = "final", "message", 0
+    for mark in _MARK.finditer(text):
+        piece, kind = text[start : mark.start()], mark.group(1)
+        if expects == "message":
+            (said if channel == "final" else thoughts).append(piece)
+        elif expects == "channel":
+            channel = (piece.split() or ["final"])[0]
+        expects = {"channel": "channel", "message": "message", "end": "message"}.get(kind, "role")
+        if kind in ("end", "return", "call", "start"):
+            channel = "final"
+        start = mark.end()
+    if expects == "message":
+        (said if channel == "final" else thoughts).append(text[start:])
+    return "".join(said)
+
+
+def code_blocks(text: str) -> list[Block]:
+    """Fenced blocks in order, as CommonMark has them, with what models do besides.
+
+    A longer fence holds shorter ones; a fence with a language inside an open block begins a new one, whose predecessor
+    was never closed (but not in Markdown, where it nests). Indentation and quote marks of the opening line are taken
+    off the others.
+    """
+    found: list[Block] = []
+    opened: _Opened | None = None
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        bare = _QUOTED.sub("", line, count=1) if opened and opened.quoted else line
+        match = _OPENING.match(bare) if "```" in bare or "~~~" in bare else None
+        if opened is None:
+            if match and not _is_inline(match, found):
+                opened = _Opened.at(match)
+        elif match and (step := opened.step(match)):
+            if step == "in":
+                opened.depth += 1
+            elif step == "out" and opened.depth:
+                opened.depth -= 1
+            else:
+                found.append(opened.block(closed=step == "out"))
+                opened = _Opened.at(match) if step == "new" else None
+                continue
+            opened.lines.append(bare)
+        else:
+            opened.lines.append(bare)
+    if opened is not None and any(line.strip() for line in opened.lines):
+        found.append(opened.block(closed=False))
+    return found
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A block that is being read."""
+
+    fence: str
+    language: str
+    column: int
+    quoted: bool
+    lines: list[str]
+    depth: int = 0
+
+    @classmethod
+    def at(cls, match: re.Match[str]) -> _Opened:
+        lead = match["lead"]
+        return cls(match["fence"], language_of(match["info"]), len(lead.expandtabs(4)), ">" in lead, [])
+
+    def step(self, match: re.Match[str]) -> str | None:
+        """out: it ends here, new: another begins, in: one inside it begins; None: a line like any other."""
+        fence, info, lead = match["fence"], match["info"].strip(), match["lead"]
+        if fence[0] != self.fence[0] or len(fence) < len(self.fence) or lead.strip():
+            return None
+        if len(lead.expandtabs(4)) >= self.column + _DEEPER:
+            return None
+        if not info:
+            return "out"
+        if fence[0] in info:
+            return None
+        return "in" if self.language in _NESTING else "new"
+
+    def block(self, *, closed: bool) -> Block:
+        column = 0 if self.quoted else self.column
+        lines = [_less(line, column) for line in self.lines]
+        return Block(self.language, "\n".join(lines) + ("\n" if lines else ""), closed)
+
+
+def _is_inline(match: re.Match[str], found: list[Block]) -> bool:
+    """Fence, code and fence on one line are a block as well; any other backtick behind the fence makes it none."""
+    info, fence = match["info"].rstrip(), match["fence"]
+    if fence[0] != "`" or "`" not in info:
+        return False
+    inner = info.removesuffix(fence)
+    if inner != info and "`" not in inner and inner.strip():
+        word, _, rest = inner.partition(" ")
+        language = language_of(word) if rest and language_of(word) == "python" else ""
+        found.append(Block(language, (rest if language else inner).strip() + "\n"))
+    return True
+
+
+def _less(line: str, column: int) -> str:
+    """Without its indentation, up to that column."""
+    if not column:
+        return line
+    line = line.expandtabs(4) if line[:column].count("\t") else line
+    return line[min(column, len(line) - len(line.lstrip(" "))) :]
+
+
+def language_of(info: str) -> str:
+    """The first word of what stands behind a fence: `Python3 title="a.py"`, `{.python}`, `py:main.py`, `main.py`."""
+    words = re.split(r"[\s,:;{}=(]+", info.strip()[:200].strip("{}. \t").lower(), maxsplit=1)
+    word = words[0].strip(".")
+    return "python" if word in _PYTHON or word.endswith(".py") else word
+
+
+def python_of(text: str) -> str | None:
+    """The Python code that the answer gives; None: there is none.
+
+    Fenced blocks that are Python, or say nothing and look like it, joined in order. Left out: one whose functions and
+    classes are all defined again later, one that only quotes lines of a larger one, and sessions with `>>>` where there
+    is other code. Without such blocks: the longest run of lines that look like code.
+    """
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    blocks = code_blocks(text)
+    if not any(_is_python(block) for block in blocks):  # a whole document in a block: what is fenced inside it
+        nested = [inner for block in blocks if block.language in _NESTING for inner in code_blocks(block.code)]
+        blocks = nested or blocks
+    codes = [block.code for block in blocks if _is_python(block)]
+    plain = [code for code in codes if not is_session(code)]
+    codes = plain or [session_code(code) for code in codes]
+    if codes:
+        return "\n\n".join(code.strip("\n") for code in _meant(codes)) + "\n"
+    return None if blocks else code_run(text)
+
+
+def _is_python(block: Block) -> bool:
+    if not block.code.strip():
+        return False
+    if block.language in _UNSAID:
+        return is_session(block.code) or looks_like_code(block.code)
+    return block.language == "python"
+
+
+def _meant(codes: list[str]) -> list[str]:
+    kept: list[str] = []
+    later: set[str] = set()  # names that a later block defines
+    lines: set[str] = set()  # of later blocks
+    for code in reversed(codes):
+        names = top_level_names(code)
+        own = {line.strip() for line in code.split("\n") if line.strip()}
+        if (names and names <= later) or own <= lines:
+            continue
+        kept.append(code)
+        later |= names
+        lines |= own
+    kept.reverse()
+    return [code for place, code in enumerate(kept) if not _is_quoted(code, kept[:place])]
+
+
+def _is_quoted(code: str, before: list[str]) -> bool:
+    """A fragment of what was given before, shown once more."""
+    if top_level_names(code) or not before:
+        return False
+    earlier = {line.strip() for one in before for line in one.split("\n")}
+    return all(line.strip() in earlier for line in code.split("\n") if line.strip())

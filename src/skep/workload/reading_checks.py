@@ -1,0 +1,201 @@
+"""Answers judged by reading them: exact texts, choices, numbers, and texts that must occur.
+
+Tolerant of form, not of content: quotes, emphasis, a final period and "the answer is" are taken away, but an answer
+that settles on nothing, or on two things, is wrong. Every function here takes time in proportion to the text.
+
+A user's regular expression is different: Python's matcher backtracks, a pattern such as `(a|aa)+$` takes for ever on a
+short text, and no look at the pattern tells all of them apart from harmless ones (`\\s+$` alone is quadratic). So a
+`regex` is run where time is bounded: `regex_program` is a script for the sandbox. Nothing here matches one.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from skep.workload.items import Checker
+from skep.workload.numbers_said import CALM, last_boxed, last_number, value_of
+
+LONGEST_READ = 100_000  # characters, from the end: an answer is settled there
+
+_EDGES = " \t\r\n*_`\"'“”‘’«»„.。!"
+_FENCE_LINE = re.compile(r"^[ \t]*(?:```|~~~)\w*[ \t]*$", re.MULTILINE)
+_LABEL = re.compile(
+    r"^\W{0,4}(?:(?:the |my )?(?:final |correct |right )?(?:answer|result|output)(?: is)?\s*[:=]?|a[:=])\s+(?=\S)",
+    re.IGNORECASE,
+)
+_STATED = re.compile(
+    r"\b(?:answer|choice|option|choose|pick|select)\b"
+    r"(?:\s+(?:is|was|would be|must be|should be|option|choice|answer)\b)*\s*[:=]?",
+    re.IGNORECASE,
+)
+
+
+def read_check(checker: Checker, text: str) -> tuple[bool, str]:
+    """Whether the answer is right, and one line that says why."""
+    check = _CHECKS.get(checker.kind)
+    if check is None:
+        raise ValueError(f"`{checker.kind}` is not judged by reading")
+    return check(checker.values, text[-LONGEST_READ:])
+
+
+def keyword_check(keywords: Iterable[str], text: str) -> tuple[bool, tuple[str, ...]]:
+    """Whether all of them occur, in any case, and which do not."""
+    folded = text.casefold()
+    missing = tuple(word for word in keywords if word.casefold() not in folded)
+    return not missing, missing
+
+
+def regex_program(pattern: str) -> str:
+    """A script that reads the answer on stdin (UTF-8) and exits with 0 if the pattern is found in it, 1 if not."""
+    return (
+        "import re, sys\n"
+        "text = sys.stdin.buffer.read().decode('utf-8', 'replace')\n"
+        f"found = re.search({pattern!r}, text, re.MULTILINE)\n"
+        "print(found.group()[:200] if found else '')\n"
+        "sys.exit(0 if found else 1)\n"
+    )
+
+
+def _exact(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
+    wanted, fold = str(values["answer"]), bool(values.get("ignore_case", True))
+    lines = [line for line in _FENCE_LINE.sub("", text).split("\n") if line.strip()]
+    if not lines:
+        return False, "the answer is empty"
+    for said in (text, lines[-1]):
+        if any(_same(one, wanted, fold) for one in (said, _LABEL.sub("", said))):
+            return True, f"said {_shown(wanted)}"
+    return False, f"said {_shown(lines[-1])}, not {_shown(wanted)}"
+
+
+def _same(said: str, wanted: str, fold: bool) -> bool:
+    if _plain(said, fold) == _plain(wanted, fold):
+        return True
+    bare = _plain(said.strip(_EDGES), fold)
+    return bool(bare) and bare == _plain(wanted.strip(_EDGES), fold)
+
+
+def _plain(text: str, fold: bool) -> str:
+    text = " ".join(unicodedata.normalize("NFC", text).split())
+    return text.casefold() if fold else text
+
+
+def _contains(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
+    wanted = [str(one) for one in values["all"]]
+    if values.get("ignore_case", True):
+        missing = keyword_check(wanted, text)[1]
+    else:
+        missing = tuple(one for one in wanted if one not in text)
+    return not missing, "all of it is there" if not missing else "not there: " + ", ".join(map(_shown, missing))
+
+
+def _number(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
+    wanted = value_of(values["answer"])
+    tolerance = value_of(values.get("tolerance", 0))
+    if wanted is None or tolerance is None:
+        raise ValueError(f"`{values['answer']}` is not a number")
+    said = last_number(text)
+    if said is None:
+        return False, f"no number, not {_shown(str(values['answer']))}"
+    candidates = [said.value, CALM.divide(said.value, Decimal(100))] if said.percent else [said.value]
+    right = any(CALM.compare(CALM.abs(CALM.subtract(one, wanted)), tolerance) <= 0 for one in candidates)
+    shown = _shown(said.text)
+    return right, f"said {shown}" if right else f"said {shown}, not {_shown(str(values['answer']))}"
+
+
+def _choice(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
+    wanted, options = str(values["answer"]), [str(one) for one in values["options"]]
+    settled = settled_on(options, text)
+    if not settled:
+        return False, f"none of the options, not {_shown(wanted)}"
+    if len(settled) > 1:
+        return False, f"settled on nothing: {', '.join(map(_shown, settled[:4]))}"
+    right = settled[0].casefold() == wanted.casefold()
+    return right, f"said {_shown(settled[0])}" + ("" if right else f", not {_shown(wanted)}")
+
+
+def settled_on(options: Sequence[str], text: str) -> tuple[str, ...]:
+    """The options that the text could mean: one; none; or several, where it does not settle.
+
+    In this order: the whole text, or the last `\\boxed{}`; the last "the answer is ..."; a first or last line that
+    begins with an option and a sign, such as `B) Paris`; whatever is mentioned at all.
+    """
+    named = _Options(options)
+    for whole in (text, last_boxed(text)):
+        if whole and (option := named.is_one(whole)):
+            return (option,)
+    stated = [found for match in _STATED.finditer(text) if (found := named.alternatives(text, match.end()))]
+    if stated:
+        return stated[-1]
+    lines = [line for line in text.split("\n") if line.strip(_EDGES)]
+    leads = [option for line in (lines[:1] + lines[-1:]) if (option := named.lead(line))]
+    return _distinct(leads) or named.mentioned(text)
+
+
+class _Options:
+    """A letter is looked at twice: a lower-case `a` or the `A` of a sentence is not yet a choice."""
+
+    def __init__(self, options: Sequence[str]) -> None:
+        self._spelled = {option.casefold(): option for option in options}
+        longest_first = sorted(options, key=len, reverse=True)
+        one = rf"(?:{'|'.join(map(re.escape, longest_first))})(?!\w)"
+        self._anywhere = re.compile(rf"(?<!\w){one}", re.IGNORECASE)
+        self._here = re.compile(rf"[\s*_`\"'“‘(\[]{{0,8}}({one})", re.IGNORECASE)
+        self._other = re.compile(r"[\s*_`\"'”’)\]]{0,8}(?:,|/|&|\bor\b|\band\b){1,2}\s{0,4}", re.IGNORECASE)
+
+    def is_one(self, text: str) -> str | None:
+        return self._spelled.get(text.strip(_EDGES + "()[],:;").casefold())
+
+    def alternatives(self, text: str, start: int) -> tuple[str, ...]:
+        """`(B)` or `A or B`, beginning right there."""
+        found: list[str] = []
+        match = self._here.match(text, start)
+        while match:
+            if not found and not self._is_meant(match.group(1), text, match.end()):
+                return ()
+            found.append(self._spelled[match.group(1).casefold()])
+            other = self._other.match(text, match.end())
+            match = self._here.match(text, other.end()) if other else None
+        return _distinct(found)
+
+    def lead(self, line: str) -> str | None:
+        match = self._here.match(line.lstrip("-•># "))
+        if match is None:
+            return None
+        rest = match.string[match.end() :].lstrip("*_`\"'”’")
+        signs = ").:]" if len(match.group(1)) == 1 else ").:],;"
+        return self._spelled[match.group(1).casefold()] if not rest.strip() or rest[0] in signs else None
+
+    def mentioned(self, text: str) -> tuple[str, ...]:
+        found = self._anywhere.finditer(text)
+        return _distinct(
+            self._spelled[one.group().casefold()] for one in found if self._is_meant(one.group(), text, one.end())
+        )
+
+    def _is_meant(self, said: str, text: str, end: int) -> bool:
+        if len(said) > 1 or not said.isalpha():
+            return True
+        after = text[end : end + 6]
+        if said.islower():
+            return after[:1] in (")", "]")
+        return said not in "AI" or not re.match(r"\s+(?!(?:or|and|is)\b)[a-z]|['’]", after)
+
+
+def _distinct(found: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(found))
+
+
+def _shown(text: str) -> str:
+    text = " ".join(text.split())
+    return f"`{text[:40]}…`" if len(text) > 40 else f"`{text}`"
+
+
+_CHECKS: dict[str, Callable[[Mapping[str, Any], str], tuple[bool, str]]] = {
+    "exact": _exact,
+    "choice": _choice,
+    "number": _number,
+    "contains": _contains,
+}

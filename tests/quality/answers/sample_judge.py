@@ -1,0 +1,57 @@
+"""Judges answers in a real sandbox, many at once."""
+
+import asyncio
+from pathlib import Path
+
+from answers.sample_tasks import ITEMS
+
+from skep.quality.judging import Answered, Judge
+from skep.records import Request
+from skep.sandbox.opening import open_sandbox
+
+FOLDER = Path(__file__).parent
+
+
+def request(answer, **other):
+    return Request(
+        **{"level": 4, "repeat": 1, "index": 7, "kind": "x", "started_s": 0.0, "ended_s": 1.0, "answer": answer}
+        | {"finish_reason": "stop", "output_tokens": 512}
+        | other
+    )
+
+
+def judged(answered, limits=None, prefer=None):
+    async def judging():
+        sandbox = open_sandbox(prefer)
+        try:
+            return await Judge(sandbox, limits=limits).judge(answered)
+        finally:
+            await sandbox.close()
+
+    return asyncio.run(judging())
+
+
+def texts_judged(item, texts, **options):
+    return judged([Answered(request(text), item) for text in texts], **options)
+
+
+def sample(name):
+    return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+
+
+def samples_judged(names):
+    """Name → verdict. A second turn follows a first one that was answered in whole, a third one changed parts."""
+    turns = (sample("fastapi1/passed-plain"), sample("fastapi2/passed-only-the-model"))
+    before = {"fastapi2": turns[:1], "fastapi3": turns}
+    kinds = [name.partition("/")[0] for name in names]
+    answered = [
+        Answered(request(sample(name)), ITEMS[kind], before.get(kind, ()))
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+    return dict(zip(names, judged(answered), strict=True))
+
+
+def expected(name):
+    """`fastapi1/no-answer-prose` → no answer."""
+    stem = name.partition("/")[2]
+    return "no answer" if stem.startswith("no-answer") else stem.partition("-")[0]

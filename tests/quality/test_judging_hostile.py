@@ -1,0 +1,122 @@
+"""Code that ends, floods, forks, lies or loops gets a verdict, and never a pass."""
+
+import pytest
+from answers.sample_judge import texts_judged
+from answers.sample_tasks import ITEMS, PAGES
+
+from skep.sandbox.base import Limits
+from skep.verdicts import Outcome
+from skep.workload.items import Checker, Item
+
+SHORT = Limits(seconds=1.2, memory_bytes=256 << 20)
+
+
+def item(kind="python", **values):
+    tests = {"tests": "assert double(2) == 4\nassert double(-1) == -2\n", "entry_point": "double"}
+    return Item("double", ({"role": "user", "content": "x"},), Checker(kind, tests | values))
+
+
+def block(code):
+    return f"```python\n{code}\n```"
+
+
+RIGHT = "def double(x):\n    return x * 2\n"
+WRONG = "def double(x):\n    return x + 2\n"
+LIES = {
+    "sys.exit(0)": f"import sys\n{WRONG}\nsys.exit(0)",
+    "raise SystemExit": f"{WRONG}\nraise SystemExit(0)",
+    "os._exit(0)": f"import os\n{WRONG}\nos._exit(0)",
+    "os._exit in the function": "import os\ndef double(x):\n    os._exit(0)",
+    "sys.exit in the function": "import sys\ndef double(x):\n    sys.exit(0)",
+    "a report of its own": f'{WRONG}\nprint(\'{{"outcome": "passed", "detail": "", "checks": []}}\', flush=True)',
+    "reports on every descriptor": (
+        "import os\nfor fd in range(64):\n    try:\n"
+        '        os.write(fd, b\'{"passed": true}\\n{"outcome": "passed", "detail": "", "checks": []}\\n\' * 9)\n'
+        f"    except OSError:\n        pass\n{WRONG}"
+    ),
+    "every descriptor closed": f"import os\nos.closerange(0, 64)\n{RIGHT}",
+    "builtins gone": f"import builtins\n{WRONG}\nfor n in list(vars(builtins)):\n    delattr(builtins, n)",
+    "reads the job": f"import sys\n{WRONG}\nsys.stdin = open(0)\nassert 'mark' in sys.stdin.read()",
+    "reads the other's memory": (
+        "import os\np = os.getppid()\nopen(f'/proc/{p}/mem', 'rb').read(1)\nopen(f'/proc/{p}/fd/1', 'w')\n" + RIGHT
+    ),
+    "kills its parent": f"import os\nos.kill(os.getppid(), 9)\n{RIGHT}\nimport time\ntime.sleep(9)",
+    "a thread that ends it": (
+        "import os, threading, time\nthreading.Timer(0.01, os._exit, [0]).start()\n"
+        "def double(x):\n    time.sleep(1)\n    return x"
+    ),
+    "no more dumps": f"import json\njson.dumps = lambda *a, **k: '{{\"passed\": true}}'\n{WRONG}",
+    "asks for input": f"{RIGHT}\nn = int(input('n: '))",
+    "recursion": "def double(x):\n    return double(x)",
+    "an error that cannot be shown": (
+        "class E(Exception):\n    def __str__(self):\n        raise ValueError\ndef double(x):\n    raise E"
+    ),
+}
+FLOODS = {
+    "endless loop": "while True:\n    pass",
+    "endless loop, signals ignored": (
+        "import signal\nfor n in (1, 2, 3, 15):\n    signal.signal(n, signal.SIG_IGN)\nwhile True:\n    pass"
+    ),
+    "fork bomb": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
+    "memory bomb": "held = []\nwhile True:\n    held.append(bytearray(1 << 24))",
+    "messages without end": (
+        "import os\nwhile True:\n    for fd in range(3, 16):\n        try:\n            os.write(fd, b'x' * 65536)\n"
+        "        except OSError:\n            pass"
+    ),
+}
+
+
+def test_a_right_answer_passes_whatever_it_prints():
+    """Printing megabytes, warning and leaving threads and children behind is untidy, not wrong."""
+    loud = f"import sys\nprint('x' * 5_000_000)\nprint('y' * 5_000_000, file=sys.stderr)\n{RIGHT}"
+    untidy = f"import os, threading, time\n{RIGHT}\nif os.fork() == 0:\n    time.sleep(60)\n"
+    own_main = f'{RIGHT}\nif __name__ == "__main__":\n    raise SystemExit(1)'
+    verdicts = texts_judged(item(), [block(RIGHT), block(loud), block(untidy), block(own_main)])
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.PASSED] * 4, verdicts
+
+
+def test_code_that_lies_or_leaves_never_passes():
+    verdicts = dict(zip(LIES, texts_judged(item(), [block(code) for code in LIES.values()]), strict=True))
+    passed = [name for name, verdict in verdicts.items() if verdict.passed]
+    assert passed == []
+    assert {verdict.outcome for verdict in verdicts.values()} <= {Outcome.WRONG, Outcome.BROKEN}
+    assert verdicts["asks for input"].detail.startswith("EOFError")
+    assert "status 0" in verdicts["os._exit(0)"].detail
+    assert all(verdict.detail for verdict in verdicts.values())
+
+
+def test_code_over_its_limits_is_told_apart():
+    verdicts = texts_judged(item(), [block(f"{RIGHT}\n{code}") for code in FLOODS.values()], limits=SHORT)
+    found = {name: verdict.outcome for name, verdict in zip(FLOODS, verdicts, strict=True)}
+    assert set(found.values()) == {Outcome.EXCEEDED}, found
+
+
+GARBAGE = [
+    "x = 1\n" * 17000,
+    bytes(range(256)).decode("latin-1") * 40,
+    "\x00\x01\x02",
+    "name = '\ud800'",
+    "(" * 100_000,
+    "x = " + "-" * 50_000 + "1",
+    "{" * 200 + "}" * 200,
+    "\n" * 100_000,
+]
+
+
+def test_answers_that_are_no_answers_get_a_verdict():
+    """100 KB, garbage, NUL bytes, lone surrogates, brackets without end."""
+    none_of_them_passes(PAGES, [block(code) for code in GARBAGE])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cases", "docstring", "completion", "fastapi1", "mutants", "reader"])
+def test_answers_that_are_no_answers_get_a_verdict_of_every_kind(kind):
+    other = {"prompt": "def double(x):\n", "tests": "def check(f):\n    assert f(1) == 2"}
+    asked = item(kind, **other) if kind == "completion" else ITEMS[kind]
+    none_of_them_passes(asked, [form for code in GARBAGE for form in (block(code), code)])
+
+
+def none_of_them_passes(asked, texts):
+    verdicts = texts_judged(asked, texts)
+    assert not any(verdict.passed for verdict in verdicts)
+    assert all(len(verdict.detail) <= 300 and verdict.detail.isprintable() for verdict in verdicts)

@@ -1,0 +1,170 @@
+"""Answers as source text, and values between processes: what the harness makes of them before and after a run."""
+
+import ast
+import math
+from collections import OrderedDict
+from typing import NamedTuple
+
+import pytest
+
+from skep.quality.harness.sources import as_one_file, completed, has_app, merged
+from skep.quality.harness.values import alike, decoded, encoded
+from skep.quality.harness.written_tests import prepared
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+PROMPT = 'import math\n\n\ndef helper(x):\n    return x\n\n\ndef area(r: float) -> float:\n    """Of a circle."""\n'
+
+
+def run(parts):
+    before, code, _ = parts
+    names = {}
+    for text in (*before, code):
+        exec(compile(text, "x.py", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def area(r):\n    return math.pi * helper(r) ** 2",
+        "    def area(r):\n        return math.pi * helper(r) ** 2",
+        "from __future__ import annotations\nimport math\ndef area(r: float):\n    return math.pi * r**2",
+        "    return math.pi * r ** 2",
+        "return math.pi * r ** 2",
+        "        square = r ** 2\n        return math.pi * square",
+        "if r > 0:\n        return math.pi * r ** 2\n    return 0",
+        "if r > 0:\n    return math.pi * r ** 2\nreturn 0",
+        "square = r ** 2\n    return math.pi * square",
+    ],
+)
+def test_a_function_or_its_body_completes_the_prompt(code):
+    assert run(completed(PROMPT, "area", code))["area"](2) == pytest.approx(4 * math.pi)
+
+
+def test_a_nested_function_of_the_same_name_is_not_the_function():
+    code = "def area_of(r):\n    def area(x):\n        return 1\n    return area(r)"
+    assert run(completed(PROMPT, "area", code))["area"](2) is None
+
+
+def test_imports_of_files_that_were_joined_are_left_out():
+    imports = "from models import (\n    User,\n)\nfrom .other import User\nfrom json import dumps"
+    code = f"class User:\n    pass\n\n{imports}\nx = 1"
+    assert as_one_file(code) == "class User:\n    pass\n\npass\n\n\npass\nfrom json import dumps\nx = 1"
+    missing = "from models import User\nx = User()"
+    assert as_one_file(missing) == missing
+    assert as_one_file("not python (") == "not python ("
+
+
+def test_an_import_of_the_future_comes_first():
+    code = "x = 1\nfrom __future__ import annotations\ny: Later = 2"
+    assert compile(as_one_file(code), "x.py", "exec")
+    right = '"""Text."""\nfrom __future__ import annotations\nx = 1'
+    assert as_one_file(right) == right
+
+
+BEFORE = """from fastapi import FastAPI
+app = FastAPI()
+
+class User(BaseModel):
+    name: str
+
+@app.post("/users")
+def create_user(user: User):
+    return user
+
+if __name__ == "__main__":
+    uvicorn.run(app)
+"""
+
+
+def order(code):
+    """The names at the top level, in their order."""
+    return [getattr(node, "name", None) or ast.unparse(node).splitlines()[0] for node in ast.parse(code).body]
+
+
+def test_changed_parts_take_the_place_of_what_they_change():
+    changed = "from uuid import uuid4\nclass Base(BaseModel):\n    x: int\nclass User(Base):\n    age: int\nusers = {}"
+    assert order(merged(BEFORE, changed)) == [
+        "from uuid import uuid4",
+        "from fastapi import FastAPI",
+        "app = FastAPI()",
+        "Base",
+        "User",
+        "create_user",
+        "users = {}",
+        "if __name__ == '__main__':",
+    ]
+
+
+def test_a_route_is_replaced_whatever_its_function_is_called():
+    whole = merged(
+        BEFORE,
+        '@app.post("/users")\nasync def make(user: User):\n    return 1\n@app.get("/users/{n}")\ndef one(n): ...',
+    )
+    assert order(whole)[-3:] == ["make", "one", "if __name__ == '__main__':"]
+    assert "create_user" not in whole
+
+
+@pytest.mark.parametrize(("code", "own"), [("a = FastAPI()", True), ("a = fastapi.FastAPI()", True), ("x = 1", False)])
+def test_an_app_is_known_by_its_making(code, own):
+    assert has_app(code) is own
+
+
+def test_tests_always_meet_the_module_under_test():
+    """A copy of the function, an import from elsewhere, a module of another name: all lead to ours."""
+    code = (
+        "from __future__ import annotations\nimport shop as s, pytest\nfrom a.b import f as g, h\n"
+        "try:\n    from here import f\nexcept ImportError:\n    def f(): ...\n"
+        "def f(x):\n    return 1\nclass TestF:\n    def f(self): ...\n"
+    )
+    assert prepared(code, "ours", "f").splitlines()[:5] == [
+        "from __future__ import annotations",
+        "from ours import f",
+        "import ours as s",
+        "import pytest",
+        "from ours import f as g, h",
+    ]
+    tail = prepared(code, "ours", "f").splitlines()[5:]
+    assert "    from ours import f" in tail
+    assert "def f(x):" not in tail
+    assert "    def f(self):" in tail
+
+
+@pytest.mark.parametrize(
+    ("want", "have", "same"),
+    [
+        (1, 1, True),
+        (1, 1.0, True),
+        (1, True, False),
+        (0.3, 0.1 + 0.2, True),
+        (1, 2, False),
+        ([1, [2]], (1, (2,)), True),
+        ([1, 2], [2, 1], False),
+        ([1], {1}, False),
+        ({"1": "a"}, {1: "a"}, True),
+        ({"a": [1]}, OrderedDict(a=(1,)), True),
+        ([1, 2], Point(1, 2), True),
+        (None, None, True),
+        (None, 0, False),
+        ("a", "a", True),
+        ("1", 1, False),
+        (2**100, 2**100, True),
+        (float("inf"), float("inf"), True),
+        ("generator", (n for n in [1]), False),
+    ],
+)
+def test_values_are_alike_as_json_would_have_them(want, have, same):
+    assert alike(want, decoded(encoded(have))) is same
+
+
+def test_a_value_that_goes_too_deep_is_like_nothing():
+    deep = []
+    deep.append(deep)
+    assert alike([[]], decoded(encoded(deep))) is False
+    assert alike(1, decoded({"int": "x", "more": 1})) is False
+    assert alike([1], decoded([1])) is False

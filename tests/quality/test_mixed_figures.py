@@ -1,0 +1,214 @@
+"""From rows and verdicts to the figures of a mixed run, on rows made by hand."""
+
+import pytest
+from skep.workload.coding_tasks import PRIMARY, SIDE
+
+from skep.quality.mixed_axes import with_solo_speeds
+from skep.quality.mixed_figures import mixed_summary
+from skep.records import Request
+from skep.verdicts import Outcome, Verdict
+
+
+def turn(number, start, end, *, level=1, repeat=0, tokens=100, first=0.1, **fields):
+    """One of the three turns; its first token comes `first` seconds after it was sent."""
+    return Request(
+        level, repeat, number, PRIMARY[number].id, start, end,
+        **{
+            "first_token_s": start + first, "last_token_s": end, "output_tokens": tokens, "traffic": "primary",
+            "session": 0, "turn": number, "answer": "code", **fields,
+        },
+    )  # fmt: skip
+
+
+def side(place, start, end, *, level=2, repeat=0, number=0, **fields):
+    return Request(
+        level, repeat, 1000 * place + number, SIDE[place - 1].id, start, end,
+        **{
+            "first_token_s": start + 0.2, "last_token_s": end, "output_tokens": 50, "traffic": "side",
+            "answer": "code", **fields,
+        },
+    )  # fmt: skip
+
+
+def talk(level=1, repeat=0, at=0.0, each=1.0):
+    return [turn(n, at + n * each, at + (n + 1) * each, level=level, repeat=repeat) for n in range(3)]
+
+
+def verdict(row, outcome=Outcome.PASSED, keywords=True):
+    return Verdict(row.level, row.repeat, row.index, row.kind, outcome, keywords=keywords)
+
+
+def summed(rows, verdicts=None, **fields):
+    judged = [verdict(row) for row in rows] if verdicts is None else verdicts
+    return mixed_summary("r", "m", "published", rows, judged, **{"simulated": False, **fields})
+
+
+def level_of(rows, verdicts=None, concurrency=None):
+    levels = summed(rows, verdicts).levels
+    return levels[-1] if concurrency is None else next(one for one in levels if one.concurrency == concurrency)
+
+
+FAILED = {"error_kind": "http_500", "error": "no", "first_token_s": None, "last_token_s": None, "output_tokens": None}
+
+
+# The conversation
+
+
+def test_figures_of_a_turn_are_medians_over_repeats():
+    rows = [
+        turn(0, 0.0, end, repeat=n, first=ttft) for n, (end, ttft) in enumerate([(1.0, 0.1), (3.0, 0.5), (2.0, 0.2)])
+    ]
+    found = level_of(rows).turns[0]
+    assert (found.item, found.runs, found.seconds, found.output_tokens) == ("P1.1", 3, 2.0, 100)
+    assert found.ttft_ms == pytest.approx(200)
+    assert found.tok_s == pytest.approx(100 / 1.8)
+
+
+def test_the_whole_conversation_has_a_median_and_a_spread():
+    rows = [row for n, each in enumerate((1.0, 3.0, 2.0)) for row in talk(repeat=n, at=100.0 * n, each=each)]
+    found = level_of(rows)
+    assert (found.primary_s, found.primary_low_s, found.primary_high_s) == (6.0, 3.0, 9.0)
+    assert (found.repeats, found.name, found.wall_s) == (3, "P1", 18.0)
+
+
+def test_a_request_that_failed_has_no_time_in_the_figures():
+    rows = [*talk(), turn(0, 10.0, 900.0, repeat=1, **FAILED)]
+    found = level_of(rows)
+    assert (found.turns[0].seconds, found.turns[0].runs, found.primary_s) == (1.0, 2, 3.0)
+
+
+def test_turns_after_a_failed_one_were_not_asked_and_count_as_failed():
+    rows = [*talk(), turn(0, 10.0, 11.0, repeat=1), turn(1, 11.0, 12.0, repeat=1, **FAILED)]
+    found = level_of(rows, [*map(verdict, rows[:-1]), verdict(rows[-1], Outcome.FAILED)])
+    assert [(one.passed, one.judged, one.runs) for one in found.turns] == [(2, 2, 2), (1, 2, 2), (1, 2, 1)]
+    assert dict(found.outcomes) == {"passed": 4, "failed": 1, "not asked": 1}
+
+
+def test_turns_that_an_interruption_cut_off_are_no_failures():
+    found = level_of([*talk(), turn(0, 10.0, 11.0, repeat=1)])
+    assert [one.judged for one in found.turns] == [2, 1, 1]
+
+
+def test_without_verdicts_nothing_is_said_about_what_passed():
+    summary = summed(talk(), [], incomplete="interrupted")
+    level = summary.levels[0]
+    assert [(one.passed, one.judged, one.keywords_passed) for one in level.turns] == [(0, 0, None)] * 3
+    assert (level.seconds_per_task, level.outcomes, summary.incomplete) == (None, (), "interrupted")
+    assert summary.axes[5].value is None
+    assert summary.advice.concurrency is None
+
+
+def test_reasoning_is_a_share_of_what_was_streamed():
+    rows = [turn(0, 0.0, 1.0, answer="x" * 25, reasoning="y" * 75), turn(1, 1.0, 2.0, answer=None)]
+    found = level_of(rows).turns
+    assert found[0].reasoning_share == pytest.approx(0.75)
+    assert found[1].reasoning_share is None
+
+
+# Beside it
+
+
+def test_overlap_is_the_mean_number_of_side_requests_in_flight_during_a_turn():
+    rows = [*talk(level=3), side(1, 0.0, 1.5, level=3), side(2, 0.0, 0.5, level=3)]
+    assert [one.overlap for one in level_of(rows).turns] == pytest.approx([1.5, 0.5, 0.0])
+
+
+def test_alone_nothing_overlaps_and_nothing_is_to_be_held():
+    found = level_of(talk())
+    assert ([one.overlap for one in found.turns], found.held_share, found.side) == ([0, 0, 0], None, ())
+
+
+def test_the_share_held_counts_only_time_with_all_side_tasks_in_flight():
+    rows = [*talk(level=3), side(1, 0.0, 2.0, level=3), side(2, 0.5, 1.25, level=3)]
+    assert level_of(rows).held_share == pytest.approx(0.75 / 3)
+
+
+def test_side_tasks_that_are_sent_again_hold_the_load_but_for_the_gaps():
+    again = [side(1, 0.0, 1.0), side(1, 1.0, 2.0, number=1), side(1, 2.25, 4.0, number=2)]
+    found = level_of([*talk(level=2), *again])
+    assert found.held_share == pytest.approx(2.75 / 3)
+    assert (found.side[0].runs, found.side[0].seconds) == (3, 1.0)
+    assert found.wall_s == 4.0  # the last one is waited for
+
+
+def test_side_requests_of_another_repeat_do_not_overlap():
+    rows = [*talk(level=2), side(1, 0.0, 3.0, repeat=1), *talk(level=2, repeat=1, at=50.0)]
+    assert level_of(rows).turns[0].overlap == 0.0
+
+
+def test_a_level_has_figures_for_each_of_its_side_tasks_even_without_rows():
+    assert [(one.item, one.runs) for one in level_of(talk(level=5)).side] == [(f"S{n}", 0) for n in (1, 2, 3, 4)]
+
+
+# Together
+
+
+def test_aggregate_speed_is_all_tokens_over_wall_time():
+    rows = [*talk(level=2), side(1, 0.0, 5.0)]
+    assert level_of(rows).aggregate_tok_s == pytest.approx(350 / 5)
+
+
+def test_time_per_finished_task_counts_only_answers_that_passed():
+    rows = [*talk(level=2), side(1, 0.0, 4.0)]
+    verdicts = [verdict(row, Outcome.WRONG if row.kind == "P1.3" else Outcome.PASSED) for row in rows]
+    assert level_of(rows, verdicts).seconds_per_task == pytest.approx(4.0 / 3)
+    assert level_of(rows, [verdict(row, Outcome.TRUNCATED) for row in rows]).seconds_per_task is None
+
+
+def test_keywords_are_counted_beside_and_decide_nothing():
+    rows = [*talk(), *talk(repeat=1, at=10.0)]
+    verdicts = [verdict(row, keywords=bool(row.repeat)) for row in rows]
+    assert [(one.passed, one.keywords_passed) for one in level_of(rows, verdicts).turns] == [(2, 1)] * 3
+
+
+def test_warm_up_rows_are_not_counted():
+    assert [one.concurrency for one in summed([*talk(), turn(0, 0.0, 9.0, level=0)]).levels] == [1]
+
+
+# The axes
+
+
+def loaded(speed=100, slower=2.0):
+    """C=1 and C=5, the latter `slower` times as slow."""
+    alone = [turn(n, n * 1.0, n + 1.0, tokens=speed) for n in range(3)]
+    full = [turn(n, 50 + n * slower, 50 + (n + 1) * slower, level=5, first=0.4, tokens=speed) for n in range(3)]
+    return [*alone, *full, *(side(place, 50.0, 50.5, level=5) for place in (1, 2, 3, 4))]
+
+
+def test_each_axis_is_between_0_and_1_and_says_how_it_is_made():
+    axes = summed(loaded()).axes
+    values = {axis.name: axis.value for axis in axes}
+    assert values == {
+        "solo speed": 1.0,
+        "TTFT stability": pytest.approx(0.25),
+        "latency under load": pytest.approx(0.5),
+        "throughput": pytest.approx((500 / 6) / (5 * 100)),
+        "side-task accuracy": 1.0,
+        "primary accuracy": 1.0,
+    }
+    assert all(axis.definition and axis.shown for axis in axes)
+
+
+def test_what_gets_faster_under_load_is_no_better_than_1():
+    assert summed(loaded(slower=0.5)).axes[2].value == 1.0
+
+
+def test_with_one_level_only_the_axes_of_load_are_unknown():
+    assert [axis.value for axis in summed(talk()).axes] == [1.0, None, None, None, None, None]
+
+
+def test_no_rows_at_all_are_a_summary_without_levels():
+    summary = summed([])
+    assert (summary.levels, summary.advice.concurrency) == ((), None)
+    assert all(axis.value is None for axis in summary.axes)
+
+
+def test_solo_speed_is_a_share_of_the_fastest_model_shown():
+    both = with_solo_speeds([summed(loaded(speed=100)), summed(loaded(speed=50))])
+    assert [one.axes[0].value for one in both] == [1.0, 0.5]
+    assert "fastest model shown" in both[1].axes[0].definition
+
+
+def test_a_model_without_a_speed_has_no_place_on_that_axis():
+    both = with_solo_speeds([summed(loaded()), summed([row for row in loaded() if row.level > 1])])
+    assert [one.axes[0].value for one in both] == [1.0, None]

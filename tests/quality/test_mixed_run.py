@@ -1,0 +1,324 @@
+"""The mixed workload against a fake engine: what is sent when, what is kept, and how it may end."""
+
+import asyncio
+import json
+from itertools import pairwise
+
+import pytest
+
+from skep.bench.endpoint import find_endpoint
+from skep.errors import EndpointError
+from skep.host.facts import read_host
+from skep.host.nvidia import NvidiaReport
+from skep.quality.mixed_run import MixedPlan, run_mixed
+from skep.records import RunState
+from skep.sandbox.base import Ending, Result
+from skep.sandbox.opening import open_sandbox
+from skep.store.database import open_store
+from skep.testing.process import FakeEngine
+from skep.verdicts import Outcome
+from skep.workload.coding_tasks import PRIMARY, SIDE
+
+HOST = read_host(NvidiaReport())
+
+POST_USERS = """```python
+from uuid import uuid4
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+app = FastAPI()
+
+class NewUser(BaseModel):
+    name: str
+    email: str
+    age: int
+
+@app.post("/users", status_code=201)
+def create(user: NewUser):
+    return {"id": str(uuid4()), **user.model_dump()}
+```"""
+
+RULES = """```python
+from uuid import uuid4
+from fastapi import FastAPI
+from pydantic import BaseModel, EmailStr, Field, field_validator
+
+app = FastAPI()
+
+class NewUser(BaseModel):
+    name: str = Field(min_length=1, max_length=100)
+    email: EmailStr
+    age: int = Field(ge=0, le=150)
+
+    @field_validator("name")
+    @classmethod
+    def not_blank(cls, name: str) -> str:
+        if not name.strip():
+            raise ValueError("blank")
+        return name
+
+@app.post("/users", status_code=201)
+def create(user: NewUser):
+    return {"id": str(uuid4()), **user.model_dump()}
+```"""
+
+GET_USERS = RULES.replace("import FastAPI", "import FastAPI, HTTPException").replace(
+    '    return {"id": str(uuid4()), **user.model_dump()}\n',
+    """    made = {"id": str(uuid4()), **user.model_dump()}
+    users[made["id"]] = made
+    return made
+
+users = {}
+
+@app.get("/users/{user_id}")
+def read(user_id: str):
+    if user_id not in users:
+        raise HTTPException(status_code=404, detail="no such user")
+    return users[user_id]
+""",
+)
+
+WORDS = "one two three four five six seven eight nine ten"
+
+
+class Idle:
+    """A sandbox that runs nothing and reports nothing: every answer with code is broken."""
+
+    name = "idle"
+
+    async def run(self, script, limits=None):
+        del script, limits
+        return Result(Ending.EXITED, 0, None, b"", b"", 0.0)
+
+    async def close(self):
+        pass
+
+
+def asked(item):
+    return item.messages[-1]["content"]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """Right ones to the conversation, longest conversation first; a few words to the side tasks."""
+    path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    said = [*zip(PRIMARY[::-1], (GET_USERS, RULES, POST_USERS), strict=True), *((item, WORDS) for item in SIDE)]
+    path.write_text("\n".join(json.dumps({"prompt": asked(item), "answer": text}) for item, text in said))
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(answers):
+    with FakeEngine(slots=8, token_ms=0.4, answers=answers) as started:
+        yield started
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(tmp_path / "s.sqlite3") as opened:
+        yield opened
+
+
+def mixed(engine, store, show=lambda _: None, sandbox=None, **plan):
+    async def run():
+        endpoint = await find_endpoint(engine.url, None)
+        return await run_mixed(MixedPlan(**plan), endpoint, store, HOST, sandbox or Idle(), show)
+
+    summary = asyncio.run(run())
+    return summary, [row for row in store.requests(summary.run_id) if row.level]
+
+
+def first_line(row):
+    return row.prompt.partition("\n")[0]
+
+
+# What is sent
+
+
+def test_every_level_has_the_conversation_and_its_side_tasks_in_every_repeat(engine, store):
+    _, rows = mixed(engine, store, repeats=2)
+    assert all(row.ok for row in rows)
+    for repeat in range(2):
+        for level in (1, 2, 3, 5):
+            here = [row for row in rows if (row.level, row.repeat) == (level, repeat)]
+            turns = [(row.index, row.kind, row.session, row.turn) for row in here if row.traffic == "primary"]
+            sides = [(row.index, row.kind, row.session) for row in here if row.traffic == "side"]
+            assert turns == [(n, f"P1.{n + 1}", 0, n) for n in range(3)]
+            assert sides == [(1000 * n, f"S{n}", None) for n in range(1, level)]
+
+
+def test_repeats_go_up_and_down_in_turns():
+    assert MixedPlan(levels=(5, 1, 3), repeats=3).course() == [
+        (1, 0), (3, 0), (5, 0),
+        (5, 1), (3, 1), (1, 1),
+        (1, 2), (3, 2), (5, 2),
+    ]  # fmt: skip
+
+
+def test_published_side_tasks_are_sent_once_with_the_first_turn(engine, store):
+    _, rows = mixed(engine, store, repeats=1, levels=(5,))
+    turns = [row for row in rows if row.traffic == "primary"]
+    sides = [row for row in rows if row.traffic == "side"]
+    assert len(sides) == 4
+    assert all(turns[0].started_s <= row.started_s < turns[0].first_token_s for row in sides)
+    assert all(before.ended_s <= after.started_s for before, after in pairwise(turns))
+
+
+def test_sustained_side_tasks_are_sent_again_until_the_conversation_is_over(engine, store):
+    summary, rows = mixed(engine, store, repeats=1, levels=(3,), form="sustained")
+    over = max(row.ended_s for row in rows if row.traffic == "primary")
+    for item in ("S1", "S2"):
+        again = [row for row in rows if row.kind == item]
+        assert [row.index % 1000 for row in again] == list(range(len(again)))
+        assert len(again) > 3
+        assert all(row.started_s <= over for row in again)
+        assert again[-1].ended_s >= over
+    level = summary.levels[0]
+    assert level.held_share > 0.5
+    assert level.turns[2].overlap > 1
+    assert level.side[0].runs == len([row for row in rows if row.kind == "S1"])
+
+
+def test_a_side_task_that_is_refused_is_not_hammered(answers, store):
+    """An engine that takes one at a time: the conversation goes on, its side task is tried once a second."""
+    with FakeEngine(slots=8, token_ms=1, answers=answers, error_above="1:1") as narrow:
+        _, rows = mixed(narrow, store, repeats=1, levels=(2,), form="sustained")
+    refused = [row for row in rows if row.traffic == "side" and not row.ok]
+    assert 1 <= len(refused) <= 3
+
+
+# What a prompt holds
+
+
+def test_answers_are_part_of_the_next_turn_and_reasoning_is_not(answers, store):
+    with FakeEngine(slots=8, token_ms=0.2, answers=answers, reasoning="hmm, bees?") as thoughtful:
+        _, rows = mixed(thoughtful, store, repeats=1, levels=(1,))
+    assert rows[0].reasoning.strip() == "hmm, bees?"
+    assert rows[0].answer.strip() == POST_USERS
+    assert POST_USERS in rows[1].prompt
+    assert RULES in rows[2].prompt
+    assert not any("bees" in row.prompt for row in rows)
+
+
+def test_thoughts_inside_an_answer_are_not_sent_back(tmp_path, store):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"prompt": "e", "answer": "<think> of bees </think> done"}))
+    with FakeEngine(slots=8, token_ms=0.2, answers=path) as thoughtful:
+        summary, rows = mixed(thoughtful, store, repeats=1, levels=(1,))
+    assert "bees" in rows[0].answer
+    assert "done" in rows[2].prompt
+    assert "bees" not in rows[2].prompt
+    assert summary.levels[0].turns[0].reasoning_share > 0.3
+
+
+def test_no_prompt_begins_like_one_of_another_conversation_or_round(engine, store):
+    """A prompt cache must not make later levels quick; inside a conversation it may work as it does in life."""
+    _, rows = mixed(engine, store, repeats=2, levels=(1, 3), form="sustained")
+    talks = {}
+    for row in rows:
+        place = (row.level, row.repeat, "talk" if row.traffic == "primary" else row.index)
+        talks.setdefault(place, set()).add(first_line(row))
+    assert all(len(lines) == 1 for lines in talks.values())
+    assert len(set.union(*talks.values())) == len(talks)
+    assert all(line.startswith("Session ") for lines in talks.values() for line in lines)
+
+
+def test_another_seed_gives_other_first_lines_and_the_same_seed_the_same(engine, store):
+    lines = [first_line(mixed(engine, store, repeats=1, levels=(1,), seed=seed)[1][0]) for seed in (1, 1, 2)]
+    assert lines[0] == lines[1] != lines[2]
+
+
+# What is kept
+
+
+def test_items_verdicts_and_how_it_was_run_are_stored_with_the_run(engine, store):
+    summary, rows = mixed(engine, store, repeats=1, levels=(1, 2), form="published", seed=5)
+    run = store.run(summary.run_id)
+    assert (run.kind, run.state) == ("mixed", RunState.DONE)
+    kept = {name: run.config[name] for name in ("form", "repeats", "seed", "temperature", "sandbox", "levels")}
+    assert kept == {
+        "form": "published",
+        "repeats": 1,
+        "seed": 5,
+        "temperature": 0.2,
+        "sandbox": "idle",
+        "levels": ["P1", "P1+S1"],
+    }
+    assert [item.id for item in store.items(run.id)] == ["P1.1", "P1.2", "P1.3", "S1"]
+    verdicts = store.verdicts(run.id)
+    assert [(one.level, one.index, one.item) for one in verdicts] == [(row.level, row.index, row.kind) for row in rows]
+    assert {one.outcome for one in verdicts if one.item.startswith("P")} == {Outcome.BROKEN}
+    assert summary.advice.concurrency is None
+
+
+@pytest.mark.slow
+def test_a_right_conversation_passes_in_the_real_sandbox(engine, store):
+    sandbox = open_sandbox()
+
+    async def run():
+        endpoint = await find_endpoint(engine.url, None)
+        try:
+            return await run_mixed(MixedPlan(repeats=1, levels=(1,)), endpoint, store, HOST, sandbox)
+        finally:
+            await sandbox.close()
+
+    summary = asyncio.run(run())
+    details = [(one.item, one.outcome, one.detail) for one in store.verdicts(summary.run_id)]
+    assert [outcome for _, outcome, _ in details] == [Outcome.PASSED] * 3, details
+    assert summary.levels[0].seconds_per_task == pytest.approx(summary.levels[0].wall_s / 3)
+    assert summary.advice.concurrency == 1
+
+
+# How it may go wrong
+
+
+def test_a_failed_turn_ends_its_conversation_and_the_run_goes_on(engine, store):
+    struck = []
+
+    def show(progress):
+        if progress.level == 1 and progress.repeat == 0 and not struck:
+            struck.append(engine.fault(kind="500", times=1))
+
+    summary, rows = mixed(engine, store, show, repeats=2, levels=(1,))
+    assert [(row.repeat, row.turn, row.ok) for row in rows] == [
+        (0, 0, False),
+        (1, 0, True),
+        (1, 1, True),
+        (1, 2, True),
+    ]
+    level = summary.levels[0]
+    assert dict(level.outcomes) == {"broken": 3, "failed": 1, "not asked": 2}
+    assert [turn.judged for turn in level.turns] == [2, 2, 2]
+
+
+def test_a_server_that_answers_nothing_ends_the_run_with_its_words(store):
+    with FakeEngine() as broken:
+        broken.fault(kind="500", times=None)
+        with pytest.raises(EndpointError, match="as asked"):
+            mixed(broken, store)
+    assert store.run("last").state is RunState.FAILED
+
+
+def test_a_run_that_is_cut_short_keeps_its_rows_and_what_was_asked(engine, store):
+    """So that it can be judged later."""
+
+    async def run():
+        begun = asyncio.Event()
+
+        def show(progress):
+            if progress.level == 2:
+                begun.set()
+
+        endpoint = await find_endpoint(engine.url, None)
+        work = asyncio.create_task(run_mixed(MixedPlan(levels=(1, 2)), endpoint, store, HOST, Idle(), show))
+        await begun.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    asyncio.run(run())
+    last = store.run("last")
+    assert (last.state, last.error) == (RunState.FAILED, "interrupted")
+    assert len([row for row in store.requests(last.id) if row.level]) == 3
+    assert len(store.items(last.id)) == 4
+    assert store.verdicts(last.id) == []

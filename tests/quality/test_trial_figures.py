@@ -1,0 +1,191 @@
+"""From stored rows to what may be claimed: hand-made rows, known figures."""
+
+from dataclasses import replace
+
+import pytest
+
+from skep.quality.trial_figures import CUT_SHORT, PAIRED_WITH, WHOLE_BLOCK, quality_summary, summary_of_run
+from skep.records import EngineTimings, Request, Run, RunState
+from skep.store.rows import LevelFact
+from skep.verdicts import Claim, Outcome, Verdict
+from skep.workload.items import Checker, Item
+
+
+class Made:
+    """A run by hand: passes of so many items, each lasting as long as is said."""
+
+    def __init__(self, count, *, families=("f",)):
+        self.items = [
+            Item(f"i{n}", ({"role": "user", "content": f"{n}?"},), Checker("exact"), family=families[n % len(families)])
+            for n in range(count)
+        ]
+        self.rows, self.verdicts, self.facts = [], [], []
+        self.clock = 0.0
+
+    def passes(self, level, repeat, arm, outcomes, *, blocks=None, tokens=10, seconds=1.0, base=None, answer="yes"):
+        """`outcomes`: one for all items, or one each; `blocks`: those that are whole."""
+        outcomes = [outcomes] * len(self.items) if isinstance(outcomes, Outcome) else outcomes
+        for index, outcome in enumerate(outcomes):
+            begin = self.clock + index * seconds / level
+            self.rows.append(
+                Request(
+                    level=level,
+                    repeat=repeat,
+                    index=index,
+                    kind=self.items[index].id,
+                    started_s=begin,
+                    ended_s=begin + seconds,
+                    first_token_s=begin + 0.1 * level,
+                    last_token_s=begin + seconds,
+                    prompt_tokens=20,
+                    output_tokens=tokens,
+                    answer=answer,
+                    traffic=arm,
+                    engine=EngineTimings(cached_tokens=0),
+                )
+            )
+            self.verdicts.append(Verdict(level, repeat, index, self.items[index].id, outcome))
+        self.clock += len(outcomes) * seconds / level + seconds + 100.0  # another arm in between
+        if base is not None:
+            self.facts.append(LevelFact(level, repeat, PAIRED_WITH, {"level": 1, "repeat": base}))
+        for begin, end in blocks or [(0, len(self.items))]:
+            self.facts.append(LevelFact(level, repeat, WHOLE_BLOCK, {"begin": begin, "end": end}))
+        return self
+
+    def summary(self, **how):
+        told = {"bank": "b", "delta": 0.03, "levels": (4, 8), **how}
+        return quality_summary("r", self.rows, self.verdicts, self.facts, self.items, **told)
+
+
+def some(count, failing, outcome=Outcome.WRONG, begin=0):
+    """`failing` of them, from `begin` on, did not pass."""
+    return [outcome if begin <= n < begin + failing else Outcome.PASSED for n in range(count)]
+
+
+def test_the_same_verdicts_in_both_arms_hold():
+    made = Made(400).passes(1, 0, "base", some(400, 100)).passes(1, 1, "again", some(400, 100), base=0)
+    summary = made.passes(4, 0, "load", some(400, 100), base=0).summary()
+    (level,) = summary.levels
+    assert (level.concurrency, level.claim) == (4, Claim.HOLDS)
+    assert (level.difference.items, level.difference.lost, level.difference.gained) == (400, 0, 0)
+    assert level.difference.base_rate == level.difference.rate == 0.75
+    assert (summary.holds_up_to, summary.skipped) == (4, (8,))
+    assert level.needed_items is None
+
+
+def test_a_loss_that_is_there_is_called_worse():
+    made = Made(400).passes(1, 0, "base", some(400, 100)).passes(4, 0, "load", some(400, 140), base=0)
+    summary = made.summary()
+    (level,) = summary.levels
+    assert level.claim is Claim.LOST
+    assert level.difference.lost == 40
+    assert level.difference.difference == pytest.approx(-0.1)
+    assert summary.holds_up_to is None
+
+
+def test_too_few_items_show_nothing_and_say_how_many_would():
+    made = Made(40).passes(1, 0, "base", some(40, 10)).passes(4, 0, "load", some(40, 10, begin=1), base=0)
+    (level,) = made.summary().levels
+    assert level.claim is Claim.UNSHOWN
+    assert level.needed_items > 40
+
+
+def test_a_bank_too_hard_to_lose_anything_shows_nothing():
+    """Nobody may call it quality that holds if nothing passed before either."""
+    made = Made(400).passes(1, 0, "base", some(400, 395)).passes(4, 0, "load", some(400, 395), base=0)
+    (level,) = made.summary().levels
+    assert level.difference.low > -0.03
+    assert level.claim is Claim.UNSHOWN
+
+
+def test_time_outs_truncation_and_errors_are_failures_and_counted_apart():
+    base = some(400, 0)
+    load = [Outcome.TIMED_OUT] * 3 + [Outcome.TRUNCATED] * 4 + [Outcome.FAILED] * 5 + base[12:]
+    (level,) = Made(400).passes(1, 0, "base", base).passes(4, 0, "load", load, base=0).summary().levels
+    assert level.difference.lost == 12
+    assert level.load.outcomes == (("passed", 388), ("truncated", 4), ("timed out", 3), ("failed", 5))
+    assert level.base.outcomes == (("passed", 400),)
+
+
+def test_latency_comes_from_the_same_requests():
+    made = Made(100).passes(1, 0, "base", Outcome.PASSED).passes(4, 0, "load", Outcome.PASSED, base=0, seconds=2.0)
+    (level,) = made.summary().levels
+    assert level.base.ttft_p50_ms == pytest.approx(100)
+    assert level.load.ttft_p50_ms == pytest.approx(400)
+    assert (level.base.total_p50_s, level.load.total_p50_s) == pytest.approx((1.0, 2.0))
+    assert level.base.effective_tok_s == pytest.approx(10)
+    assert level.load.effective_tok_s == pytest.approx(1000 / (99 * 0.5 + 2.0))
+    assert level.load.cached_share == 0.0
+
+
+def test_the_time_of_the_other_arm_between_two_blocks_is_not_counted():
+    made = Made(128)
+    made.passes(1, 0, "base", Outcome.PASSED, blocks=[(0, 64), (64, 128)])
+    made.passes(4, 0, "load", Outcome.PASSED, blocks=[(0, 64), (64, 128)], base=0)
+    late = [replace(row, started_s=row.started_s + 500, ended_s=row.ended_s + 500) for row in made.rows[64:128]]
+    made.rows[64:128] = late
+    (level,) = made.summary().levels
+    assert level.base.effective_tok_s == pytest.approx(10)
+
+
+def test_the_noise_is_what_changes_between_two_passes_of_one_at_a_time():
+    made = (
+        Made(200).passes(1, 0, "base", some(200, 20)).passes(1, 1, "again", some(200, 20, begin=4), base=0, answer="y")
+    )
+    summary = made.passes(4, 0, "load", some(200, 20), base=0).summary()
+    assert (summary.noise.pairs, summary.noise.lost, summary.noise.gained) == (200, 4, 4)
+    assert summary.noise_texts_changed == 1.0
+    assert summary.levels[0].texts_changed == 0.0
+
+
+def test_base_passes_of_further_levels_are_further_noise():
+    made = Made(200).passes(1, 0, "base", some(200, 20)).passes(1, 1, "again", some(200, 20), base=0)
+    made.passes(4, 0, "load", some(200, 20), base=0).passes(1, 2, "base", some(200, 22))
+    summary = made.passes(8, 0, "load", some(200, 22), base=2).summary()
+    assert (summary.noise.items, summary.noise.pairs, summary.noise.lost) == (200, 400, 2)
+    assert summary.levels[1].difference.lost == 0  # held against its own base pass
+
+
+def test_a_block_that_was_broken_off_does_not_count():
+    """The answers that had come by then are the quick ones."""
+    made = Made(128)
+    made.passes(1, 0, "base", Outcome.PASSED, blocks=[(0, 64)])
+    made.passes(4, 0, "load", some(128, 64, begin=64), blocks=[(0, 64)], base=0)
+    (level,) = made.summary().levels
+    assert (level.difference.items, level.difference.lost, level.load.requests) == (64, 0, 64)
+
+
+def test_a_repeat_that_was_broken_off_does_not_count_beside_whole_ones():
+    made = Made(128)
+    made.passes(1, 0, "base", Outcome.PASSED).passes(4, 0, "load", Outcome.PASSED, base=0)
+    made.passes(1, 1, "base", Outcome.PASSED, blocks=[(0, 64)])
+    made.passes(4, 1, "load", Outcome.WRONG, blocks=[(0, 64)], base=1)
+    (level,) = made.summary().levels
+    assert (level.difference.pairs, level.difference.lost) == (128, 0)
+
+
+def test_answers_that_were_not_judged_make_no_level():
+    made = Made(100).passes(1, 0, "base", Outcome.PASSED).passes(4, 0, "load", Outcome.PASSED, base=0)
+    made.verdicts.clear()
+    summary = made.summary()
+    assert (summary.levels, summary.noise, summary.holds_up_to, summary.skipped) == ((), None, None, (4, 8))
+
+
+def test_families_are_shown_with_their_rate_one_at_a_time():
+    made = Made(100, families=("add", "sort")).passes(1, 0, "base", [Outcome.PASSED, Outcome.WRONG] * 50)
+    summary = made.passes(4, 0, "load", Outcome.WRONG, base=0).summary()
+    assert summary.by_family == (("add", 50, 1.0), ("sort", 50, 0.0))
+
+
+def test_a_stored_run_gives_its_summary_and_why_it_ended():
+    made = Made(400).passes(1, 0, "base", Outcome.PASSED).passes(4, 0, "load", Outcome.PASSED, base=0)
+    config = {"bank": "drills:1", "delta": 0.05, "concurrency": [1, 4, 8]}
+    run = Run(
+        "r", "quality", RunState.FAILED, 0.0, 1.0, "m", "u", "f", config, {}, {}, simulated=False, skep_version="0",
+        error="interrupted",
+    )  # fmt: skip
+    summary = summary_of_run(run, made.rows, made.verdicts, made.facts, made.items)
+    assert (summary.bank, summary.delta, summary.incomplete, summary.skipped) == ("drills:1", 0.05, "interrupted", (8,))
+    made.facts.append(LevelFact(4, 0, CUT_SHORT, {"why": "the budget ended"}))
+    done = replace(run, state=RunState.DONE, error=None)
+    assert summary_of_run(done, made.rows, made.verdicts, made.facts, made.items).incomplete == "the budget ended"

@@ -1,0 +1,202 @@
+"""A trial against the fake engine: what is asked and stored, where the walk stops, how it ends."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from skep.bench.endpoint import find_endpoint
+from skep.errors import EndpointError, UserError
+from skep.host.facts import read_host
+from skep.host.nvidia import NvidiaReport
+from skep.quality.judging import Judge
+from skep.quality.trial import TrialPlan, run_trial
+from skep.quality.trial_figures import summary_of_run
+from skep.records import RunState
+from skep.store.database import open_store
+from skep.testing.process import FakeEngine
+from skep.verdicts import Claim
+from skep.workload.items import Checker, Item
+
+HOST = read_host(NvidiaReport())
+
+
+@dataclass(frozen=True)
+class Bank:
+    items: tuple[Item, ...]
+    name: str = "numbers"
+
+
+def numbers(count):
+    return Bank(
+        tuple(
+            Item(f"n{n}", ({"role": "user", "content": f"say number {n}."},), Checker("number", {"answer": n}), 8)
+            for n in range(count)
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    lines = [{"prompt": f"say number {n}.", "answer": f"It is {n}", "wrong": "It is -1"} for n in range(300)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(answers):
+    with FakeEngine(slots=8, token_ms=0.2, answers=answers) as started:
+        yield started
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(tmp_path / "s.sqlite3") as opened:
+        yield opened
+
+
+def trial(engine, store, plan, bank, **how):
+    async def run():
+        return await run_trial(plan, bank, await find_endpoint(engine.url, None), store, HOST, Judge(None), **how)
+
+    return asyncio.run(run())
+
+
+def test_answers_as_good_under_load_hold_at_every_level(engine, store):
+    heard = []
+    plan = TrialPlan((1, 2, 4), delta=0.1, seed=1)
+    summary = trial(engine, store, plan, numbers(70), on_level=lambda one: heard.append(one.levels[-1]))
+    assert [level.claim for level in summary.levels] == [Claim.HOLDS, Claim.HOLDS]
+    assert [level.concurrency for level in heard] == [2, 4]
+    assert (summary.holds_up_to, summary.skipped, summary.incomplete) == (4, (), "")
+    assert summary.noise.pairs == 140  # the pass made for it, and the base passes of the two levels
+    assert summary.noise_texts_changed == 0.0
+    run = store.run(summary.run_id)
+    assert (run.kind, run.state, run.config["bank"], run.config["concurrency"]) == (
+        "quality",
+        RunState.DONE,
+        "numbers",
+        [1, 2, 4],
+    )
+
+
+def test_everything_can_be_had_again_from_the_store(engine, store):
+    summary = trial(engine, store, TrialPlan((4,), seed=2, repeats=2), numbers(20))
+    run = store.run(summary.run_id)
+    rows = [row for row in store.requests(run.id) if row.level]
+    passes = {(row.level, row.repeat): row.traffic for row in rows}
+    assert passes == {
+        (1, 0): "base", (1, 1): "again", (1, 2): "base", (1, 3): "again", (4, 0): "load", (4, 1): "load",
+    }  # fmt: skip
+    assert all(sorted(row.index for row in rows if (row.level, row.repeat) == key) == [*range(20)] for key in passes)
+    items = store.items(run.id)
+    assert all(row.kind == items[row.index].id for row in rows)
+    assert [item.id for item in items] != [f"n{n}" for n in range(20)]  # in an order of chance
+    stored = summary_of_run(run, rows, store.verdicts(run.id), store.level_facts(run.id), items)
+    assert stored == summary
+    assert summary.levels[0].difference.pairs == 40
+
+
+def test_the_load_is_held_and_the_base_is_one_at_a_time(engine, store):
+    summary = trial(engine, store, TrialPlan((4,), seed=3), numbers(30))
+    rows = [row for row in store.requests(summary.run_id) if row.level]
+    for level in (1, 4):
+        some = [row for row in rows if row.level == level]
+        most = max(sum(other.started_s <= row.started_s < other.ended_s for other in some) for row in some)
+        assert most == level
+
+
+def test_worse_answers_under_load_are_caught_and_end_the_walk(answers, store):
+    with FakeEngine(slots=8, token_ms=1, answers=answers, worse_above="1:0.5", seed=1) as engine:
+        summary = trial(engine, store, TrialPlan((1, 4, 8), seed=1), numbers(50))
+    (level,) = summary.levels
+    assert level.claim is Claim.LOST
+    assert level.difference.lost > 5
+    assert (summary.holds_up_to, summary.skipped) == (None, (8,))
+    assert not any(row.level == 8 for row in store.requests(summary.run_id))
+
+
+def test_too_few_items_end_the_walk_without_a_claim(engine, store):
+    summary = trial(engine, store, TrialPlan((2, 4), seed=1), numbers(10))
+    assert [level.claim for level in summary.levels] == [Claim.UNSHOWN]
+    assert summary.levels[0].needed_items > 10
+    assert (summary.holds_up_to, summary.skipped) == (None, (4,))
+
+
+def test_errors_under_load_are_failures_with_a_name(answers, store):
+    with FakeEngine(slots=8, token_ms=1, answers=answers, error_above="1:0.5", seed=1) as engine:
+        summary = trial(engine, store, TrialPlan((4,), seed=1), numbers(50))
+    (level,) = summary.levels
+    assert level.claim is Claim.LOST
+    assert dict(level.load.outcomes)["failed"] == level.difference.lost
+    assert dict(level.base.outcomes) == {"passed": 50}
+
+
+def test_a_budget_ends_it_after_a_block_and_whole_blocks_count(engine, store):
+    plan = TrialPlan((2, 4), seed=1, budget_s=1e-6)
+    summary = trial(engine, store, plan, numbers(150))
+    (level,) = summary.levels
+    assert level.difference.items == 64
+    assert "the budget of 0 ms ended at C=2 after 64 of 150 items" in summary.incomplete
+    assert summary.skipped == (4,)
+    assert level.claim is Claim.UNSHOWN
+
+
+def test_a_trial_that_is_broken_off_keeps_its_rows_and_claims_nothing(answers, store):
+    """Ctrl-C: what was asked is stored, what was not judged is not counted."""
+
+    async def run():
+        endpoint = await find_endpoint(engine.url, None)
+        task = asyncio.create_task(run_trial(TrialPlan((2,), seed=1), numbers(100), endpoint, store, HOST, Judge(None)))
+        await asyncio.to_thread(engine.wait_for, requests=40)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with FakeEngine(slots=8, token_ms=2, answers=answers) as engine:
+        asyncio.run(run())
+    (found,) = store.runs()
+    assert (found.state, found.error) == (RunState.FAILED, "interrupted")
+    rows = store.requests(found.id)
+    assert len(rows) > 30
+    assert len(store.items(found.id)) == 100
+    summary = summary_of_run(found, rows, store.verdicts(found.id), store.level_facts(found.id), store.items(found.id))
+    assert (summary.levels, summary.holds_up_to, summary.incomplete) == ((), None, "interrupted")
+
+
+def test_a_server_that_answers_nothing_ends_it_at_once(store):
+    with (
+        FakeEngine(fault={"kind": "500", "times": None}) as engine,
+        pytest.raises(EndpointError, match="no request of the warm-up"),
+    ):
+        trial(engine, store, TrialPlan((2,)), numbers(10))
+    assert store.runs()[0].state is RunState.FAILED
+
+
+def test_a_server_that_stops_answering_is_no_loss_of_quality(answers, store):
+    """Were it taken for one, a crash would be reported as worse answers."""
+    with FakeEngine(slots=4, answers=answers) as engine:
+
+        def stop(progress):
+            if progress.stage == "asking":
+                engine.fault(kind="500", times=None)
+
+        with pytest.raises(EndpointError, match="one after the other"):
+            trial(engine, store, TrialPlan((2,), seed=4), numbers(10), on_progress=stop)
+
+
+def test_fewer_items_than_agents_are_refused_before_anything_is_stored(engine, store):
+    with pytest.raises(UserError, match="3 items cannot keep 4 agents busy"):
+        trial(engine, store, TrialPlan((4,)), numbers(3))
+    assert store.runs() == []
+
+
+def test_progress_tells_the_stage_and_how_much_is_left(engine, store):
+    seen = []
+    trial(engine, store, TrialPlan((2,), seed=1), numbers(30), on_progress=seen.append)
+    stages = [one.stage for one in seen]
+    assert {"asking", "judging"} <= set(stages)
+    assert all(one.total == 90 for one in seen if one.stage == "asking" and one.level)
+    assert all(one.failed == 0 for one in seen)

@@ -1,0 +1,214 @@
+"""The report of a quality test: what may be claimed, and never more."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from skep.records import RunState
+from skep.report import theme
+from skep.report.quality import quality_page, quality_picture
+from skep.report.quality_charts import difference_chart, outcome_chart, total_chart, ttft_chart
+from skep.report.quality_tables import claim_sentence, conclusion, points
+from skep.verdicts import ArmFigures, Claim, LevelQuality, Outcome, PairedDifference, QualitySummary
+
+SVG = "{http://www.w3.org/2000/svg}"
+ITEMS = 690
+
+
+def _difference(base, rate, low, high, lost, gained):
+    return PairedDifference(ITEMS, ITEMS, base, rate, rate - base, low, high, lost, gained)
+
+
+def _arm(c, outcomes, ttft=(64.0, 90.0), total=(1.1, 2.0)):
+    return ArmFigures(c, ITEMS, tuple(outcomes.items()), None, *ttft, *total, 80.0, 0.0)
+
+
+ALONE = _arm(1, {"passed": 428, "wrong": 230, "truncated": 32})
+HOLDS = LevelQuality(
+    4, _difference(0.62, 0.617, -0.019, 0.013, 11, 9), Claim.HOLDS, ALONE,
+    _arm(4, {"passed": 426, "wrong": 225, "truncated": 39}, (140.0, 260.0), (2.0, 3.5)), None, 0.12,
+)  # fmt: skip
+UNSHOWN = LevelQuality(
+    8, _difference(0.62, 0.60, -0.042, 0.002, 30, 16), Claim.UNSHOWN, ALONE,
+    _arm(8, {"passed": 414, "wrong": 205, "timed out": 71}, (290.0, 560.0), (3.8, 7.5)), 1210, 0.2,
+)  # fmt: skip
+LOST = LevelQuality(
+    16, _difference(0.62, 0.51, -0.14, -0.082, 95, 19), Claim.LOST, ALONE,
+    _arm(16, {outcome.value: 86 for outcome in Outcome}, (900.0, 3560.0), (9.8, 19.5)), None, 0.5,
+)  # fmt: skip
+SUMMARY = QualitySummary(
+    run_id="01Q",
+    bank="drills:2",
+    delta=0.03,
+    items=ITEMS,
+    noise=_difference(0.62, 0.623, -0.012, 0.018, 8, 10),
+    noise_texts_changed=0.06,
+    levels=(HOLDS, UNSHOWN),
+    holds_up_to=4,
+    skipped=(16,),
+    by_family=(("dates", 345, 0.71), ("sorting", 345, 0.53)),
+)
+
+
+@pytest.fixture(scope="module")
+def tested(run):
+    return replace(run, id="01Q", kind="quality")
+
+
+@pytest.fixture(scope="module")
+def page(tested):
+    return quality_page(tested, SUMMARY)
+
+
+@pytest.fixture(scope="module")
+def drawing(tested):
+    return quality_picture(tested, SUMMARY)
+
+
+def _text(page):
+    plain = re.sub(r"<svg.*?</svg>", " ", page.partition("</style>")[2], flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", plain))
+
+
+def _words(svg):
+    return ["".join(text.itertext()) for text in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+def _labels(spec):
+    return [row["label"] for layer in spec["layer"] for row in layer["data"]["values"] if "label" in row]
+
+
+def test_claims_are_no_stronger_than_their_bounds():
+    assert claim_sentence(HOLDS, 0.03) == "no worse than 3 points"
+    assert claim_sentence(LOST, 0.03) == "worse: at least 8.2 points lost"
+    assert claim_sentence(UNSHOWN, 0.03) == (
+        "not shown: a loss of up to 4.2 points cannot be excluded; about 1,210 items would be needed"
+    )
+
+
+def test_a_small_loss_that_was_shown_is_not_hidden_by_a_level_that_holds():
+    """The loss is less than delta, and it is there."""
+    small = replace(HOLDS, difference=replace(HOLDS.difference, high=-0.004))
+    assert claim_sentence(small, 0.03) == "no worse than 3 points, though at least 0.4 points are lost"
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.03, "3 points"), (0.01, "1 point"), (0.0125, "1.2 points")])
+def test_shares_are_said_in_points(share, words):
+    assert points(share) == words
+
+
+def test_the_conclusion_leads_and_says_what_ended_the_walk(page):
+    text = _text(page)
+    held = "Quality holds up to C = 4: a loss of 3 points or more is excluded (95 %). C = 8 is not shown"
+    assert text.index(held) < text.index("The same items alone and under load")
+    assert "16 not walked, as a level below does not hold" in text
+
+
+@pytest.mark.parametrize("levels", [(), (UNSHOWN,), (LOST,)])
+def test_without_a_level_that_holds_nothing_is_called_fine(tested, levels):
+    """Neither in words nor in the picture, whatever the reason."""
+    summary = replace(SUMMARY, levels=levels, holds_up_to=None)
+    assert "holds" not in conclusion(summary)
+    assert not any(claim_sentence(level, summary.delta).startswith("no worse") for level in levels)
+    assert "no worse" not in _words(quality_picture(tested, summary))
+
+
+def test_not_shown_is_explained_where_it_occurs(tested, page):
+    """An underpowered test is no clean bill of health."""
+    assert "says nothing about quality" in _text(page)
+    assert "says nothing about quality" not in _text(quality_page(tested, replace(SUMMARY, levels=(HOLDS,))))
+
+
+def test_table_has_the_noise_floor_first(page):
+    text = _text(page)
+    assert "1 and 1 690 690 62.0 % 62.3 % +0.3 −1.2 .. +1.8 8 10 6 % the noise floor" in text
+    assert "4 690 690 62.0 % 61.7 % −0.3 −1.9 .. +1.3 11 9 12 % no worse than 3 points" in text
+
+
+def test_families_show_how_hard_they_are(tested, page):
+    assert "dates 345 71 % sorting 345 53 %" in _text(page)
+    assert "By family" not in _text(quality_page(tested, replace(SUMMARY, by_family=())))
+
+
+def test_picture_names_the_claims_and_the_line_that_matters(drawing):
+    words = _words(drawing)
+    for word in ("no worse", "not shown", "−0.3", "−2.0", "−3 points: the loss that would matter", "passed 62 %"):
+        assert word in words
+    assert "Upright: one-sided 95 % bounds; grey: C = 1 against itself" in words
+
+
+def test_claims_differ_in_shape_as_in_colour():
+    spec = difference_chart(replace(SUMMARY, levels=(HOLDS, UNSHOWN, LOST)))
+    marks = [layer["mark"] for layer in spec["layer"] if layer["mark"]["type"] == "point"]
+    assert [mark["shape"] for mark in marks] == ["circle", "square", "triangle-down"]
+
+
+def test_the_line_at_delta_is_always_in_the_picture():
+    """Even where every difference lies far above it."""
+    spec = difference_chart(replace(SUMMARY, delta=0.2))
+    low, high = spec["layer"][0]["encoding"]["y"]["scale"]["domain"]
+    assert low < -20 < 0 < high
+
+
+def test_a_noise_floor_that_was_not_measured_has_no_band(tested):
+    bare = replace(SUMMARY, noise=None, noise_texts_changed=None)
+    band = difference_chart(bare)["layer"][0]
+    assert band["data"]["values"] == []
+    assert "C = 1 against itself was not measured" in _text(quality_page(tested, bare))
+
+
+def test_every_outcome_is_shown_apart():
+    """All eight, each with its own colour, and the parts fill the bar."""
+    spec = outcome_chart(replace(SUMMARY, levels=(LOST,)))
+    assert {outcome.value for outcome in Outcome} <= set(_labels(spec))
+    bars = [row for row in spec["layer"][0]["data"]["values"] if row["y2"] - row["y"] > 14]
+    loaded = [row for row in bars if row["y"] == max(bar["y"] for bar in bars)]
+    assert len({row["colour"] for row in loaded}) == len(Outcome)
+    assert all(a["x2"] == pytest.approx(b["x"], abs=0.02) for a, b in pairwise(loaded))
+
+
+def test_latency_begins_with_one_agent_alone():
+    """Quality and latency come from the same requests."""
+    rows = ttft_chart(SUMMARY)["layer"][1]["data"]["values"]
+    assert [(row["c"], row["value"]) for row in rows] == [(1, 64.0), (4, 140.0), (8, 290.0)]
+    assert "p95  7.5 s" in _labels(total_chart(SUMMARY))
+
+
+def test_requests_that_all_failed_have_no_latency_and_still_a_picture(tested):
+    silent = replace(_arm(4, {"failed": ITEMS}), ttft_p50_ms=None, ttft_p95_ms=None, total_p50_s=None, total_p95_s=None)
+    summary = replace(SUMMARY, levels=(replace(UNSHOWN, base=silent, load=silent),), holds_up_to=None)
+    words = _words(quality_picture(tested, summary))
+    assert words.count("not measured") == 2
+    assert "failed 100 %" in words
+
+
+def test_a_run_that_was_cut_short_or_simulated_says_so(tested):
+    odd = replace(SUMMARY, incomplete="the budget was over after 64 items", simulated=True, levels=(), holds_up_to=None)
+    text = _text(quality_page(replace(tested, state=RunState.FAILED, error="boom"), odd))
+    assert "Incomplete 192 requests are stored; the budget was over after 64 items; the run is failed; boom." in text
+    assert "Simulated No model ran." in text
+    assert "SIMULATED · INCOMPLETE" in " ".join(_words(quality_picture(tested, odd)))
+
+
+def test_colours_turn_by_night(page, drawing):
+    for made in (page, drawing):
+        assert set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]+)"', made)) <= set(theme.NIGHT)
+
+
+def test_nothing_from_outside_becomes_markup(tested):
+    hostile = "<script>alert(1)</script>\x00"
+    odd = replace(SUMMARY, bank=hostile, incomplete=hostile, by_family=((hostile, 1, 0.5), ("b", 1, 0.5)))
+    for made in (quality_page(tested, odd), quality_picture(replace(tested, model=hostile), odd)):
+        assert "<script" not in made
+        assert "\x00" not in made
+
+
+def test_page_is_one_small_file_and_the_same_each_time(tested, page):
+    assert quality_page(tested, SUMMARY) == page
+    assert len(page.encode()) < 120_000
+    assert not re.search(r'(?:src|href)="(?!data:,")', page)

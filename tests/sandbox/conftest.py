@@ -1,0 +1,65 @@
+"""A sandbox of either kind, and the check that nothing of it is left."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from skep.errors import UserError
+from skep.sandbox.base import Limits, Script
+from skep.sandbox.opening import WAYS, open_sandbox
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def opened(request):
+    try:
+        sandbox = open_sandbox(request.param)
+    except UserError as error:
+        pytest.skip(f"{error.message} ({error.hint})")
+    yield sandbox
+    launcher = sandbox._launcher.pid
+    asyncio.run(sandbox.close())
+    assert not Path(f"/proc/{launcher}").exists()
+
+
+def mounts():
+    return [line.split(" ", 3)[3].split(" - ")[0] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+
+
+def descendants(pid):
+    """Of a process, zombies included."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+def wait_until(happens, seconds=5.0):
+    """The end of another process has no event here."""
+    deadline = time.monotonic() + seconds
+    while not happens() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return happens()
+
+
+@pytest.fixture
+def sandbox(opened):
+    """Whatever a test does in it: afterwards there is no process of it and no mount."""
+    before = mounts()
+    yield opened
+    launcher = opened._launcher.pid
+    assert wait_until(lambda: not descendants(launcher)), descendants(launcher)
+    assert mounts() == before
+
+
+@pytest.fixture
+def run(sandbox):
+    """Runs a program's text as main.py, with little of everything."""
+
+    def run(text, *, files=None, stdin=b"", packages=False, argv=("main.py",), **limits):
+        script = Script(argv, {"main.py": text.encode(), **(files or {})}, stdin, packages)
+        return asyncio.run(sandbox.run(script, Limits(**{"seconds": 5.0, **limits})))
+
+    return run

@@ -1,0 +1,204 @@
+"""Scripts that take too much: time, memory, room, processes, output. Each is ended, and nothing of it stays."""
+
+import asyncio
+import signal
+import time
+
+import pytest
+
+from skep.sandbox.base import Ending, Limits, Script
+
+MIB = 1 << 20
+
+
+def test_an_exit_code_a_signal_and_the_output_come_back(run):
+    done = run(
+        "import sys; sys.stderr.write('e'); print(sys.argv, sys.stdin.read()); sys.exit(3)",
+        stdin=b"in",
+        argv=("main.py", "a b"),
+    )
+    assert (done.ending, done.exit_code, done.signal, done.ok) == (Ending.EXITED, 3, None, False)
+    assert (done.stdout, done.stderr) == (b"['main.py', 'a b'] in\n", b"e")
+    shot = run("import os, signal; print('x', flush=True); os.kill(os.getpid(), signal.SIGSEGV)")
+    assert (shot.ending, shot.exit_code, shot.signal, shot.stdout) == (Ending.KILLED, None, signal.SIGSEGV, b"x\n")
+
+
+def test_much_input_and_binary_output_pass_unchanged(run):
+    data = bytes(range(256)) * 800
+    done = run("import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())", stdin=data, output_bytes=MIB)
+    assert done.ok
+    assert done.stdout == data
+    assert run("print('not read')", stdin=data).ok
+
+
+def test_files_lie_in_folders_and_an_import_finds_them(run):
+    files = {"pack/__init__.py": b"", "pack/inner.py": b"value = 7", "data/deep/x.bin": b"\0\xff"}
+    done = run("from pack.inner import value; print(value, open('data/deep/x.bin', 'rb').read())", files=files)
+    assert done.stdout == b"7 b'\\x00\\xff'\n"
+
+
+ENDLESS = {
+    "a plain loop": "while True: pass",
+    "signals ignored": """
+import signal
+for number in range(1, 65):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+while True: pass""",
+    "a grandchild that left the session": """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.setsid()
+    time.sleep(600)
+time.sleep(600)""",
+    "streams closed": "import os, time\nfor fd in (0, 1, 2): os.close(fd)\ntime.sleep(600)",
+    "stopped by itself": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+}
+
+
+def test_time_ends_everything(sandbox):
+    async def all_of_them():
+        limits = Limits(seconds=0.5)
+        return await asyncio.gather(
+            *(sandbox.run(Script(("-c", text), packages=False), limits) for text in ENDLESS.values())
+        )
+
+    for name, result in zip(ENDLESS, asyncio.run(all_of_them()), strict=True):
+        assert (result.ending, result.exit_code) == (Ending.OUT_OF_TIME, None), name
+        assert 0.5 <= result.seconds < 2.0, name
+
+
+def test_a_daemon_does_not_outlive_the_script(run):
+    """It holds the streams open, in a session of its own; the end of the script is the end of the run."""
+    began = time.monotonic()
+    done = run("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\nprint('over')")
+    assert (done.ok, done.stdout) == (True, b"over\n")
+    assert time.monotonic() - began < 4
+
+
+def test_a_fork_bomb_fizzles_out(run):
+    text = """
+import os, time
+started = 0
+for _ in range(200):
+    try:
+        if os.fork() == 0:
+            time.sleep(600)
+    except BlockingIOError:
+        break
+    started += 1
+print(started, flush=True)
+os._exit(0)
+"""
+    assert run(text, processes=10).stdout == b"9\n"
+    bomb = run("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", processes=20, seconds=0.5)
+    assert bomb.ending is Ending.OUT_OF_TIME
+
+
+def test_threads_count_as_processes(run):
+    text = """
+import threading, time
+n = 0
+try:
+    for _ in range(100):
+        threading.Thread(target=time.sleep, args=(0.5,), daemon=True).start(); n += 1
+except RuntimeError:
+    print(n)
+"""
+    assert run(text, processes=12).stdout == b"11\n"
+
+
+MEMORY = {
+    "one process, bit by bit": "x = []\nwhile True: x.append(bytearray(1 << 20))",
+    "several processes, each a part": """
+import os, time
+for _ in range(8):
+    if os.fork() == 0: break
+x = bytearray(40 << 20)
+time.sleep(600)""",
+    "shared between processes": """
+import mmap, time
+x = mmap.mmap(-1, 180 << 20)
+for i in range(0, len(x), 4096): x[i] = 1
+time.sleep(600)""",
+    "private to the kernel": """
+import os, ctypes
+libc = ctypes.CDLL(None)
+maps = []
+while True: maps.append(bytearray(os.urandom(1 << 20)))""",
+}
+
+
+def test_memory_is_bounded_for_all_processes_together(sandbox):
+    async def all_of_them():
+        limits = Limits(seconds=8, memory_bytes=150 * MIB)
+        return await asyncio.gather(
+            *(sandbox.run(Script(("-c", text), packages=False), limits) for text in MEMORY.values())
+        )
+
+    for name, result in zip(MEMORY, asyncio.run(all_of_them()), strict=True):
+        assert result.ending is Ending.OUT_OF_MEMORY, (name, result)
+        assert result.seconds < 5, name
+
+
+def test_one_huge_allocation_is_an_error_of_the_script(run):
+    done = run("x = bytearray(1 << 40)")
+    assert (done.ending, done.exit_code) == (Ending.EXITED, 1)
+    assert b"MemoryError" in done.stderr
+
+
+def test_forked_processes_are_not_counted_several_times(run):
+    """Ten processes that share 60 MiB hold 60 MiB, not 600."""
+    text = """
+import os, time
+x = bytearray(os.urandom(1 << 20)) * 60
+for _ in range(9):
+    if os.fork() == 0:
+        time.sleep(0.3); os._exit(0)
+for _ in range(9): os.wait()
+print("well")
+"""
+    assert run(text, memory_bytes=200 * MIB).stdout == b"well\n"
+
+
+DISK = {
+    "one big file": "open('x', 'wb').write(bytes(9 << 20))",
+    "several files": "for i in range(9): open(f'x{i}', 'wb').write(bytes(1 << 20))",
+    "shared memory": "for i in range(9): open(f'/dev/shm/x{i}', 'wb').write(bytes(1 << 20))",
+    "the other folder": "for i in range(9): open(f'/tmp/x{i}', 'wb').write(bytes(1 << 20))",
+}
+
+
+@pytest.mark.parametrize("name", DISK)
+def test_room_for_files_is_bounded(run, name):
+    done = run(DISK[name], disk_bytes=4 * MIB)
+    assert (done.ending, done.exit_code) == (Ending.EXITED, 1)
+    assert b"OSError" in done.stderr
+
+
+def test_many_empty_files_end_the_run_or_are_refused(run):
+    done = run("i = 0\nwhile True:\n    open(f'{i}', 'w').close(); i += 1")
+    assert done.ending is Ending.OUT_OF_MEMORY or b"No space left" in done.stderr
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_endless_output_ends_the_run(run, stream):
+    done = run(f"import sys\nwhile True: sys.{stream}.write('x' * 10000)", output_bytes=30_000)
+    assert done.ending is Ending.TOO_MUCH_OUTPUT
+    assert getattr(done, stream) == b"x" * 30_000
+
+
+def test_output_up_to_the_limit_is_all_there(run):
+    done = run("print('x' * 29_999)", output_bytes=30_000)
+    assert done.ok
+    assert len(done.stdout) == 30_000
+    assert run("print('x' * 30_000)", output_bytes=30_000).ending is Ending.TOO_MUCH_OUTPUT
+
+
+def test_open_files_are_bounded(run):
+    done = run("x = []\nwhile True: x.append(open('main.py'))", open_files=40)
+    assert b"Too many open files" in done.stderr

@@ -1,0 +1,153 @@
+"""Cancelled, closed, killed from outside, many at once: nothing is left, and the next run works."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import descendants, wait_until
+from skep.errors import SkepError
+from skep.sandbox.base import Limits, Script
+from skep.sandbox.opening import open_sandbox
+
+FOREVER = Script(("-c", "import time; time.sleep(600)"), packages=False)
+WELL = Script(("-c", "print('well')"), packages=False)
+
+
+def started(sandbox, count=1):
+    """So many scripts are really running: each has a warden, its child, a first process and itself."""
+    return len(descendants(sandbox._launcher.pid)) >= 4 * count
+
+
+def test_a_cancelled_run_is_gone_when_the_cancelling_returns(sandbox):
+    async def cancel():
+        task = asyncio.create_task(sandbox.run(FOREVER, Limits(seconds=60)))
+        while not started(sandbox):
+            await asyncio.sleep(0.005)
+        inside = descendants(sandbox._launcher.pid)[1:]
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not any(map(alive, inside))
+        return await sandbox.run(WELL)
+
+    assert asyncio.run(cancel()).stdout == b"well\n"
+
+
+def test_cancelling_at_any_moment_leaves_nothing(sandbox):
+    """Also before the room is closed: the fixture looks for what is left."""
+
+    async def cancel(after_s):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(after_s):
+                await sandbox.run(FOREVER, Limits(seconds=60))
+
+    async def many():
+        for number in range(12):
+            await cancel(number * 0.004)
+        return await sandbox.run(WELL)
+
+    assert asyncio.run(many()).ok
+
+
+def test_more_runs_than_cores_wait_their_turn(sandbox):
+    most = 0
+
+    async def many():
+        nonlocal most
+        async with asyncio.TaskGroup() as tasks:
+            runs = [tasks.create_task(sandbox.run(WELL)) for _ in range(8)]
+            while not all(run.done() for run in runs):
+                most = max(most, len(sandbox._live))
+                await asyncio.sleep(0.001)
+        return [run.result().stdout for run in runs]
+
+    assert asyncio.run(many()) == [b"well\n"] * 8
+    assert most <= len(os.sched_getaffinity(0))
+
+
+def test_a_killed_launcher_takes_its_scripts_along_and_is_started_anew(sandbox):
+    async def kill():
+        task = asyncio.create_task(sandbox.run(FOREVER, Limits(seconds=60)))
+        while not (sandbox._launcher and started(sandbox)):
+            await asyncio.sleep(0.005)
+        inside = descendants(sandbox._launcher.pid)
+        os.kill(sandbox._launcher.pid, signal.SIGKILL)
+        with pytest.raises(SkepError, match="was killed"):
+            await task
+        assert wait_until(lambda: not any(map(alive, inside)))
+        return await sandbox.run(WELL)
+
+    assert asyncio.run(kill()).stdout == b"well\n"
+
+
+def test_a_killed_warden_takes_its_script_along(sandbox):
+    """At any moment, also while the room is being closed."""
+
+    async def kill(after_s):
+        task = asyncio.create_task(sandbox.run(FOREVER, Limits(seconds=60)))
+        while not (wardens := descendants(sandbox._launcher.pid)):
+            await asyncio.sleep(0)
+        await asyncio.sleep(after_s)
+        os.kill(wardens[0], signal.SIGKILL)
+        with pytest.raises(SkepError):
+            await task
+
+    async def many():
+        await sandbox.run(WELL)
+        for number in range(10):
+            await kill(number * 0.004)
+            assert wait_until(lambda: not descendants(sandbox._launcher.pid)), number
+        return await sandbox.run(WELL)
+
+    assert asyncio.run(many()).ok
+
+
+def test_closing_ends_what_runs(opened):
+    sandbox = open_sandbox(opened.name)
+
+    async def close():
+        task = asyncio.create_task(sandbox.run(FOREVER, Limits(seconds=60)))
+        while not started(sandbox):
+            await asyncio.sleep(0.005)
+        inside = [sandbox._launcher.pid, *descendants(sandbox._launcher.pid)]
+        await sandbox.close()
+        with pytest.raises(SkepError):
+            await task
+        return inside
+
+    inside = asyncio.run(close())
+    assert wait_until(lambda: not any(map(alive, inside)))
+    asyncio.run(sandbox.close())  # twice is as good as once
+
+
+def test_when_skep_is_killed_everything_ends(opened):
+    """Not asked, not told: killed. The launcher notices by its socket."""
+    text = f"""
+import asyncio, sys
+from skep.sandbox.base import Limits, Script
+from skep.sandbox.opening import open_sandbox
+sandbox = open_sandbox({opened.name!r})
+print(sandbox._launcher.pid, flush=True)
+asyncio.run(sandbox.run(Script(("-c", "import time; time.sleep(600)"), packages=False), Limits(seconds=60)))
+"""
+    skep = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
+    launcher = int(skep.stdout.readline())
+    assert wait_until(lambda: len(descendants(launcher)) >= 4)
+    inside = [launcher, *descendants(launcher)]
+    skep.kill()
+    skep.wait()
+    skep.stdout.close()
+    assert wait_until(lambda: not any(map(alive, inside)))
+
+
+def alive(pid):
+    """A zombie whose parent is not ours to wake counts as gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,159 @@
+"""What is refused before it runs, how orders travel, what the filter says, what a machine without a sandbox is told."""
+
+import errno
+import struct
+from pathlib import Path
+
+import pytest
+
+from skep.errors import UserError
+from skep.records import Verdict
+from skep.sandbox import opening, seccomp
+from skep.sandbox.base import Ending, Limits, Result, Script
+from skep.sandbox.finding import sandbox_finding
+from skep.sandbox.interpreter import view
+from skep.sandbox.messages import Order, Outcome, pack_order, pack_outcome, reader, unpack_order, unpack_outcome
+from skep.sandbox.resident import check
+from skep.sandbox.rlimits import rlimits
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", ".", "a//b", "./a", "a/", "a\0b", ".."])
+def test_a_file_outside_of_the_folder_is_refused(name):
+    with pytest.raises(ValueError, match="cannot be named"):
+        check(Script((), {name: b""}), Limits())
+
+
+@pytest.mark.parametrize(
+    ("script", "limits", "why"),
+    [
+        (Script(("a\0b",)), Limits(), "NUL byte"),
+        (Script(("-c", "x" * 130_000)), Limits(), "put it into a file"),
+        (Script((), {"x": bytes(100)}), Limits(disk_bytes=99), "more than the 99"),
+        (Script((), {str(i): b"" for i in range(201)}), Limits(), "201 files"),
+        (Script((), {"a": b"", "a/b": b""}), Limits(), "'a' is also the folder of 'a/b'"),
+        (Script(()), Limits(seconds=0), "`seconds` is 0"),
+        (Script(()), Limits(seconds=float("nan")), "`seconds` is nan"),
+        (Script(()), Limits(processes=-1), "`processes` is -1"),
+    ],
+)
+def test_an_order_that_cannot_be_carried_out_is_refused(script, limits, why):
+    with pytest.raises(ValueError, match=why):
+        check(script, limits)
+
+
+def test_orders_and_outcomes_arrive_as_they_were_sent():
+    order = Order(Script(("a", "é\udce9"), {"x/y": b"\0\xff", "z": b""}, b"in", packages=False), Limits(seconds=1.5))
+    assert unpack_order(reader(pack_order(order))) == order
+    outcome = Outcome(Result(Ending.KILLED, None, 9, b"\0out", b"", 0.25))
+    assert unpack_outcome(reader(pack_outcome(outcome))) == outcome
+    assert unpack_outcome(reader(pack_outcome(Outcome(None, "why")))) == Outcome(None, "why")
+    with pytest.raises(EOFError):
+        unpack_outcome(reader(pack_outcome(outcome)[:-1]))
+
+
+def decide(code, arch, number, argument=0):
+    """Runs a filter as the kernel would."""
+    data = struct.pack("=IIQQ", number, arch, 0, argument)
+    place = accumulator = 0
+    while True:
+        operation, jump, skip, value = struct.unpack_from("=HBBI", code, place * 8)
+        place += 1
+        if operation == seccomp.RETURN:
+            return value
+        if operation == seccomp.LOAD:
+            accumulator = struct.unpack_from("=I", data, value)[0]
+        else:
+            tests = {seccomp.JEQ: accumulator == value, seccomp.JGE: accumulator >= value}
+            place += jump if {**tests, seccomp.JSET: bool(accumulator & value)}[operation] else skip
+
+
+@pytest.mark.parametrize("machine", seccomp.ARCHITECTURES)
+def test_the_filter_refuses_what_it_lists_and_allows_the_rest(machine):
+    """Also for the architecture this does not run on."""
+    code, known = seccomp.program(machine), seccomp.ARCHITECTURES[machine]
+    refused = {pair[known.column] for pair in seccomp.REFUSED.values()} - {None}
+    unknown = {pair[known.column] for pair in seccomp.UNKNOWN.values()}
+    special = {known.clone, known.socket, known.socketpair}
+    assert not refused & special
+    for number in range(512):
+        want = seccomp.ALLOW
+        if number in refused:
+            want = seccomp.ERRNO | errno.EPERM
+        elif number in unknown:
+            want = seccomp.ERRNO | errno.ENOSYS
+        if number not in special:
+            assert decide(code, known.audit, number) == want, number
+    for family in range(60):
+        want = seccomp.ALLOW if family in (1, 2, 10) else seccomp.ERRNO | errno.EAFNOSUPPORT
+        assert decide(code, known.audit, known.socket, family) == want
+    assert decide(code, known.audit, known.clone, 0x11) == seccomp.ALLOW  # fork
+    assert decide(code, known.audit, known.clone, 0x3D0F00) == seccomp.ALLOW  # a thread
+    for bit in (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
+        assert decide(code, known.audit, known.clone, bit | 0x11) == seccomp.ERRNO | errno.EPERM
+    other = next(one for one in seccomp.ARCHITECTURES.values() if one is not known)
+    assert decide(code, other.audit, 0) == seccomp.KILL_PROCESS
+
+
+def test_numbers_of_the_32_bit_twin_are_unknown_on_x86():
+    code = seccomp.program("x86_64")
+    for number in (521, 0x40000000 + 101):
+        assert decide(code, 0xC000003E, number) == seccomp.ERRNO | errno.ENOSYS
+
+
+def test_there_is_no_filter_for_an_unknown_machine():
+    assert seccomp.program("riscv64") is None
+
+
+def test_the_view_opens_the_interpreter_and_no_home():
+    shown = view(packages=True)
+    assert all(Path(source).exists() for source in shown.binds.values())
+    assert str(Path.home()) not in shown.binds
+    assert "/" not in shown.binds
+    assert not {"/home", "/etc", "/root", "/tmp", "/usr"} & set(shown.binds)
+    assert set(view(packages=False).binds) <= set(shown.binds)
+
+
+def test_the_limit_of_processes_is_the_script_s_and_the_sandbox_s_own():
+    import resource
+
+    assert rlimits(Limits(processes=7), of_the_sandbox=2, uid=1)[resource.RLIMIT_NPROC] >= 9
+
+
+def test_an_unknown_way_is_named():
+    with pytest.raises(UserError, match="no sandbox `docker`") as caught:
+        opening.open_sandbox("docker")
+    assert caught.value.hint == "there are bubblewrap and namespaces"
+
+
+def test_a_bubblewrap_that_does_not_work_is_found_out_and_said(tmp_path, monkeypatch):
+    """Its presence is no proof. What it said is told, with what to do."""
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'bwrap: loopback: Failed RTM_NEWADDR: Operation not permitted' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(UserError, match="code cannot be run safely here: bubblewrap: ") as caught:
+        opening.open_sandbox("bubblewrap")
+    assert caught.value.exit_code == 2
+    assert caught.value.hint
+
+
+def test_without_bubblewrap_the_remedy_is_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="no program `bwrap` on PATH") as caught:
+        opening.open_sandbox("bubblewrap")
+    assert "bubblewrap" in caught.value.hint or "namespaces" in caught.value.hint
+
+
+def test_ubuntu_s_restriction_is_named_with_both_ways_out(tmp_path, monkeypatch):
+    switch = tmp_path / "switch"
+    switch.write_text("1\n")
+    monkeypatch.setattr(opening, "APPARMOR", switch)
+    assert "bwrap-userns-restrict" in opening.remedy()
+    assert "kernel.apparmor_restrict_unprivileged_userns=0" in opening.remedy()
+
+
+def test_the_doctor_s_line_says_which_way_is_used():
+    finding = sandbox_finding()
+    assert finding.check == "sandbox"
+    assert (finding.verdict is Verdict.OK) == (finding.hint is None)

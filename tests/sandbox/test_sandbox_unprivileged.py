@@ -1,0 +1,88 @@
+"""The same as an ordinary user with an ordinary user's processes, where the tests themselves run as root."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import skep
+from conftest import wait_until
+from skep.sandbox.opening import WAYS
+
+USER = 12345
+TEXT = """
+import asyncio, os, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+from skep.errors import UserError
+from skep.sandbox.base import Ending, Limits, Script
+from skep.sandbox.opening import open_sandbox
+try:
+    sandbox = open_sandbox(sys.argv[2])
+except UserError as error:
+    sys.exit(f"{error.message} ({error.hint})")
+others = [subprocess.Popen(["sleep", "60"]) for _ in range(30)]  # an ordinary user has more of them than a script may
+async def main():
+    limits = Limits(seconds=4, processes=10, memory_bytes=100 << 20)
+    def run(text):
+        return sandbox.run(Script(("-c", text), packages=False), limits)
+    return await asyncio.gather(
+        run("import os; print(os.getuid(), os.listdir('/home') if os.path.exists('/home') else 'no home')"),
+        run("import os, time\\nn = 0\\ntry:\\n  while os.fork(): n += 1\\n  time.sleep(60)\\nexcept OSError: print(n)"),
+        run("x = []\\nwhile True: x.append(bytearray(1 << 20))"),
+        run("while True: pass"),
+    )
+look, forks, memory, time_ = asyncio.run(main())
+for other in others:
+    other.kill(); other.wait()
+asyncio.run(sandbox.close())
+assert look.stdout == b"1000 no home\\n", look
+assert forks.stdout == b"9\\n", forks
+assert memory.ending is Ending.OUT_OF_MEMORY, memory
+assert time_.ending is Ending.OUT_OF_TIME, time_
+print("well", os.getuid())
+"""
+
+
+def system_python():
+    """One that this user can reach: the one the tests run in may lie in root's home folder."""
+    for program in (sys.executable, "/usr/bin/python3"):
+        asked = [program, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+        with contextlib.suppress(OSError):
+            if subprocess.run(asked, user=USER, group=USER, extra_groups=[]).returncode == 0:
+                return program
+    return None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
+@pytest.mark.parametrize("way", WAYS)
+def test_an_ordinary_user_has_the_same_walls(way):
+    program = system_python()
+    if program is None:
+        pytest.skip(f"no Python {sysconfig.get_python_version()} that user {USER} can start")
+    source = str(Path(skep.__file__).parents[1])
+    done = subprocess.run(
+        [program, "-c", TEXT, source, way],
+        user=USER,
+        group=USER,
+        extra_groups=[],
+        cwd="/",
+        env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if "code cannot be run safely here" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.stdout == f"well {USER}\n", done.stderr
+    assert wait_until(lambda: not [entry for entry in Path("/proc").glob("[0-9]*") if owner(entry) == USER])
+
+
+def owner(entry):
+    try:
+        return entry.stat().st_uid
+    except OSError:
+        return None

@@ -1,0 +1,215 @@
+"""A fake engine that answers wrongly on command: always, by chance, or while it is full."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from fake_raw_client import call, read_all, send
+
+from skep.errors import UserError
+from skep.testing.fake_answers import DO_NOT_KNOW, Answer, StoredAnswer, parse_ask, read_answers, split_words
+from skep.testing.fake_options import parse_options
+from skep.testing.fake_quality import Above, Mind, Quality, halved, parse_share, thinking
+from skep.testing.fake_streams import FORMS, StreamForm, reasoning_tokens
+from skep.testing.process import FakeEngine
+
+ITEMS = tuple(StoredAnswer(f"What is {n} plus {n}?", f"{2 * n} bees", (f"{2 * n + 1} bees",)) for n in range(2000))
+RIGHT = {one.prompt: one.text for one in ITEMS}
+
+
+def ask_of(prompt: str, *, chat: bool = True):
+    body = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    return parse_ask(json.dumps(body).encode(), chat=chat)
+
+
+def said(mind: Mind, prompt: str, inside: int = 1) -> str:
+    (given,) = mind.decide(ask_of(prompt), inside=inside).answers
+    return given[1]
+
+
+def rights(mind: Mind, inside: int = 1) -> list[bool]:
+    return [said(mind, one.prompt, inside) == one.text for one in ITEMS]
+
+
+def test_all_answers_are_right_where_nothing_else_is_asked_for():
+    """Whatever the load."""
+    assert all(rights(Mind(ITEMS, Quality()), inside=99))
+
+
+def test_same_prompts_are_wrong_at_every_request_whatever_the_seed():
+    """A wrong share is a matter of the prompt: no chance in it."""
+    first = rights(Mind(ITEMS, Quality(wrong_share=0.3, seed=1)))
+    assert first == rights(Mind(ITEMS, Quality(wrong_share=0.3, seed=2)), inside=50)
+    assert 1 - sum(first) / len(first) == pytest.approx(0.3, abs=0.04)
+
+
+def test_an_item_that_is_wrong_by_nature_is_wrong_in_the_same_way_each_time():
+    """One of several wrong texts, chosen by the prompt; under load another chance chooses."""
+    several = [StoredAnswer("a hive", "yes", ("no", "never", "perhaps"))]
+    always, loaded = Mind(several, Quality(wrong_share=1.0)), Mind(several, Quality(worse=Above(1, 1.0)))
+    assert len({said(always, "a hive") for _ in range(50)}) == 1
+    assert {said(loaded, "a hive", inside=2) for _ in range(50)} == {"no", "never", "perhaps"}
+
+
+def test_a_flip_makes_right_wrong_and_wrong_right():
+    """Twice the share of verdicts differ between two passes, and neither pass is better."""
+    mind = Mind(ITEMS, Quality(wrong_share=0.5, flip_share=0.05, seed=3))
+    nature = rights(Mind(ITEMS, Quality(wrong_share=0.5)))
+    lost = gained = 0
+    for was, now in zip(nature, rights(mind), strict=True):
+        lost += was and not now
+        gained += now and not was
+    assert (lost + gained) / len(ITEMS) == pytest.approx(0.05, abs=0.02)
+    assert min(lost, gained) > 0.3 * (lost + gained)
+
+
+def test_answers_get_worse_above_the_load_and_not_at_it():
+    """Four inside are not more than four."""
+    mind = Mind(ITEMS, Quality(worse=Above(4, 0.15)))
+    assert all(rights(mind, inside=4))
+    assert 1 - sum(rights(mind, inside=5)) / len(ITEMS) == pytest.approx(0.15, abs=0.03)
+
+
+def test_the_same_seed_in_the_same_order_gives_the_same_answers():
+    """And another seed gives others."""
+    runs = [rights(Mind(ITEMS, Quality(flip_share=0.2, seed=seed))) for seed in (7, 7, 8)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_errors_and_cuts_strike_above_their_load_only():
+    """Also where no answer is stored for the prompt."""
+    mind = Mind((), Quality(truncate=Above(2, 1.0), error=Above(3, 1.0)))
+    fates = [mind.decide(ask_of("hello"), inside=inside) for inside in (2, 3, 4)]
+    assert [(fate.cut, fate.fails, fate.answers) for fate in fates] == [
+        (False, False, ()), (True, False, ()), (False, True, ()),
+    ]  # fmt: skip
+
+
+def test_the_answer_to_exactly_this_message_goes_before_one_to_a_part_of_it():
+    """`What is 1 plus 1?` is a part of a longer message with an answer of its own."""
+    mind = Mind([StoredAnswer("1 plus 1", "two"), StoredAnswer("What is 11 plus 11?", "22")], Quality())
+    assert said(mind, "What is 11 plus 11?") == "22"
+    assert said(mind, "Say: 1 plus 1") == "two"
+    assert mind.decide(ask_of("nothing"), inside=1).answers == ()
+
+
+def test_the_last_user_message_counts_not_what_was_said_before():
+    """The system message and earlier turns are not asked again."""
+    messages = [("system", "Be short."), ("user", "one"), ("assistant", "1"), ("user", "two")]
+    body = {"messages": [{"role": role, "content": text} for role, text in messages]}
+    assert parse_ask(json.dumps(body).encode(), chat=True).last == "two"
+    assert ask_of("plain", chat=False).last == "plain"
+    assert parse_ask(b'{"messages": 5}', chat=True).last == ""
+
+
+def test_a_cut_answer_has_half_its_words():
+    """At least one, and it says why it ended."""
+    assert halved(Answer(("a", " b", " c"), "stop")) == Answer(("a",), "length")
+    assert halved(Answer(("a",), "stop")) == Answer(("a",), "length")
+
+
+@pytest.mark.parametrize("words", [1, 2, 3, 6, 7, 8, 9, 50, 100])
+def test_reasoning_is_streamed_whole_and_apart_from_the_answer(words):
+    """What the stream takes for reasoning is the text, no letter more or less, however long the answer is."""
+    answer = Answer(tuple(f" w{n}" for n in range(words)), "stop")
+    whole = thinking(answer, "Let me think about it.", room=999)
+    apart = reasoning_tokens(StreamForm(**FORMS["reasoning"]), chat=True, total=len(whole.tokens))
+    assert "".join(whole.tokens[:apart]) == "Let me think about it."
+    assert (whole.tokens[apart:], whole.finish_reason) == (answer.tokens, "stop")
+
+
+@pytest.mark.parametrize("room", [1, 2, 5])
+def test_reasoning_takes_the_room_of_the_answer(room):
+    """A small limit ends the answer early, or leaves none of it."""
+    got = thinking(Answer(tuple("abcdefgh"), "stop"), "Hm, well.", room=room)
+    assert (len(got.tokens), got.finish_reason) == (room, "length")
+    assert got.tokens[0] == "Hm, well."
+
+
+def test_answers_file_may_hold_wrong_ones(tmp_path):
+    """One, several or none; a line separator inside a text is no end of a line."""
+    rows = [{"wrong": "no"}, {"wrong": ["no", "never"]}, {}]
+    path = tmp_path / "answers.jsonl"
+    lines = [json.dumps({"prompt": "a\u2028b", "answer": "yes", **row}, ensure_ascii=False) for row in rows]
+    path.write_text("\n".join(lines), "utf-8")
+    assert [one.wrong for one in read_answers(path)] == [("no",), ("no", "never"), (DO_NOT_KNOW,)]
+
+
+@pytest.mark.parametrize("wrong", [3, [], [1], " ", {"a": 1}])
+def test_a_wrong_answer_that_is_no_text_is_refused(tmp_path, wrong):
+    path = tmp_path / "answers.jsonl"
+    path.write_text(json.dumps({"prompt": "a", "answer": "b", "wrong": wrong}))
+    with pytest.raises(UserError, match="not a text or a list of texts"):
+        read_answers(path)
+
+
+@pytest.mark.parametrize("text", ["4", "x:0.1", "-1:0.1", "4:2", "4:", "4:nan", ":0.5"])
+def test_a_share_above_a_load_that_cannot_be_read_is_refused(text, capsys):
+    """With the value in the message, as any other option."""
+    with pytest.raises(SystemExit):
+        parse_options([f"--worse-above={text}"])
+    shown = capsys.readouterr().err
+    assert "is not C:S" in shown or "is not a share" in shown
+
+
+def test_shares_are_from_nothing_to_all():
+    assert (parse_share("0"), parse_share("1"), Above.parse(None)) == (0.0, 1.0, None)
+    assert Above.parse("4:0.15") == Above(4, 0.15)
+
+
+@pytest.fixture
+def answers(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    rows = [{"prompt": one.prompt, "answer": one.text, "wrong": one.wrong[0]} for one in ITEMS[:40]]
+    path.write_text("\n".join(json.dumps(row) for row in [*rows, {"prompt": "silence", "answer": ""}]))
+    return path
+
+
+def body_of(prompt: str, *, stream: bool = False, **more):
+    return {"messages": [{"role": "user", "content": prompt}], "max_tokens": 64, "stream": stream, **more}
+
+
+def one_answer(engine: FakeEngine, prompt: str, **more):
+    return call(engine.url, "POST", "/v1/chat/completions", body_of(prompt, **more)).json()["choices"][0]
+
+
+def test_a_full_engine_answers_worse_as_a_process_does(answers):
+    """The one that comes is counted, those that wait inside are too; alone all is right again."""
+    asked = ITEMS[1].prompt
+
+    async def beside(engine: FakeEngine, held: int) -> str:
+        streams = [await send(engine.url, body_of("slow", stream=True, max_tokens=5000)) for _ in range(held)]
+        await asyncio.to_thread(engine.wait_for, running=1, waiting=held - 1)
+        reading = asyncio.create_task(read_all(engine.url, body_of(asked)))
+        await asyncio.to_thread(engine.wait_for, running=1, waiting=held)
+        for stream in streams:
+            await stream.hang_up()
+        return json.loads((await reading).raw.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"]
+
+    with FakeEngine(slots=1, token_ms=5, answers=answers, worse_above="2:1", seed=4) as engine:
+        assert asyncio.run(beside(engine, 1)) == RIGHT[asked]
+        assert asyncio.run(beside(engine, 2)) == ITEMS[1].wrong[0]
+        assert one_answer(engine, asked)["message"]["content"] == RIGHT[asked]
+
+
+def test_an_engine_process_cuts_fails_and_thinks_as_asked(answers):
+    """Above a load of nothing every request is struck."""
+    with FakeEngine(answers=answers, token_ms=0, truncate_above="0:1", reasoning="Let me see.") as engine:
+        choice = one_answer(engine, ITEMS[5].prompt)
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("10", "length")
+        assert choice["message"]["reasoning_content"] == "Let me see."
+        stream = call(engine.url, "POST", "/v1/chat/completions", body_of(ITEMS[5].prompt, stream=True)).body.decode()
+        assert stream.index('"reasoning_content":"Let me see."') < stream.index('"content":"10"')
+    with FakeEngine(answers=answers, error_above="0:1") as engine:
+        reply = call(engine.url, "POST", "/v1/chat/completions", body_of(ITEMS[5].prompt))
+        assert (reply.status, reply.json()["error"]["type"]) == (500, "server_error")
+        assert engine.state()["running"] == 0
+
+
+def test_a_stored_answer_may_be_empty(answers):
+    """An engine that says nothing ends its answer all the same."""
+    assert split_words("") == []
+    with FakeEngine(answers=answers) as engine:
+        assert one_answer(engine, "silence")["message"]["content"] == ""

@@ -1,0 +1,160 @@
+"""A user's own bank: what it may hold, and what is said of lines that are wrong."""
+
+import json
+
+import pytest
+
+from skep.errors import UserError
+from skep.workload.banks import KINDS, LONGEST_LINE, parse_bank
+from skep.workload.items import EXECUTED, READ, Checker, item_from_json, item_json
+
+GOOD = {"prompt": "What is 7 * 8?", "checker": {"kind": "number", "answer": 56}}
+
+
+def parsed(*lines):
+    return parse_bank([line if isinstance(line, str) else json.dumps(line) for line in lines], "mine.jsonl")
+
+
+def test_a_line_is_an_item():
+    """Its number is its name unless it has one; blank lines and a byte order mark are nothing."""
+    first, second = parsed(
+        "\ufeff" + json.dumps(GOOD),
+        "",
+        {
+            "id": "two",
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Yes?"}],
+            "checker": {"kind": "choice", "answer": "yes", "options": ["yes", "no"]},
+            "max_tokens": 8,
+            "keywords": ["yes"],
+            "family": "polite",
+        },
+    )
+    assert (first.id, first.max_tokens, first.keywords, first.family, first.difficulty) == ("1", 512, (), "", None)
+    assert first.messages == ({"role": "user", "content": "What is 7 * 8?"},)
+    assert first.checker == Checker("number", {"answer": 56})
+    assert (second.id, second.max_tokens, second.keywords, second.family) == ("two", 8, ("yes",), "polite")
+    assert [one["role"] for one in second.messages] == ["system", "user"]
+    assert item_from_json(json.loads(json.dumps(item_json(second)))) == second
+
+
+@pytest.mark.parametrize(
+    "checker",
+    [
+        {"kind": "exact", "answer": "yes", "ignore_case": False},
+        {"kind": "exact", "answer": 12},
+        {"kind": "number", "answer": "1/3", "tolerance": 0.01},
+        {"kind": "contains", "all": ["a", "b"]},
+        {"kind": "regex", "pattern": "^a+$"},
+        {"kind": "python", "tests": "assert f(1) == 2", "entry_point": "f"},
+        {"kind": "cases", "entry_point": "f", "cases": [[[1, 2], 3], [{"a": 1}, None]], "raises": [[0]]},
+    ],
+    ids=lambda checker: checker["kind"],
+)
+def test_every_kind_for_users_is_taken(checker):
+    (item,) = parsed({"prompt": "Do.", "checker": checker})
+    assert item.checker.kind == checker["kind"]
+    assert set(item.checker.values) == set(checker) - {"kind"}
+
+
+def test_kinds_for_users_are_kinds():
+    assert set(KINDS) <= {*READ, *EXECUTED}
+
+
+def with_checker(**values):
+    return {"prompt": "Do.", "checker": values}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "line 2 of `mine.jsonl` is not JSON"),
+        ('{"a": NaN}', "line 2 .* is not JSON: NaN"),
+        ("[1]", "is not a JSON object"),
+        ("\0", "holds a NUL"),
+        ("[" * 100_000, "line 2 .* (is not JSON|nested too deep)"),
+        ('{"id": ' + "9" * 5000 + "}", "line 2 .* is not JSON"),
+        ({**GOOD, "promt": "x"}, "`promt` is not known"),
+        ({**GOOD, "id": "1"}, "has the id `1` of line 1"),
+        ({**GOOD, "id": 1}, "has the id `1` of line 1"),
+        ({**GOOD, "id": " "}, "`id` is ` `"),
+        ({**GOOD, "id": "a\nb"}, "`id` is `a b`"),
+        ({**GOOD, "id": [1]}, "`id` is `\\[1\\]`"),
+        ({"checker": GOOD["checker"]}, "has neither `prompt` nor `messages`"),
+        ({**GOOD, "messages": []}, "has both"),
+        ({**GOOD, "prompt": 7}, "`prompt` is `7`"),
+        ({**GOOD, "prompt": "  "}, "`prompt` is"),
+        ({**GOOD, "prompt": "\ud800"}, "`prompt` is .*ud800"),
+        ({"messages": [], "checker": GOOD["checker"]}, "`messages` is `\\[\\]`"),
+        ({"messages": ["Hi"], "checker": GOOD["checker"]}, "`messages\\[0\\]` is `Hi`"),
+        ({"messages": [{"role": "boss", "content": "Hi"}], "checker": {}}, "`messages\\[0\\].role` is `boss`"),
+        ({"messages": [{"role": "user"}], "checker": {}}, "`messages\\[0\\].content` is missing"),
+        ({"messages": [{"role": "system", "content": "Hi"}], "checker": {}}, "`messages\\[0\\].role` is `system`"),
+        ({"prompt": "Do."}, "`checker` is missing"),
+        ({"prompt": "Do.", "checker": "number"}, "`checker` is `number`"),
+        ({"prompt": "Do.", "checker": {"answer": 1}}, "`checker.kind` is missing"),
+        (with_checker(kind=["number"]), "`checker.kind` is"),
+        (with_checker(kind="mutants"), "`checker.kind` is `mutants`"),
+        (with_checker(kind="number"), "`checker.answer` is missing"),
+        (with_checker(kind="number", answer="many"), "`checker.answer` is `many`"),
+        (with_checker(kind="number", answer=True), "`checker.answer` is `true`"),
+        (with_checker(kind="number", answer=1, tolerance=-1), "`checker.tolerance` is `-1`"),
+        (with_checker(kind="number", answer=1, pattern="x"), "`pattern` is not known"),
+        (with_checker(kind="exact", answer=""), "`checker.answer`"),
+        (with_checker(kind="exact", answer="a", ignore_case="no"), "`checker.ignore_case` is `no`"),
+        (with_checker(kind="choice", answer="c", options=["a", "b"]), "`checker.answer` is `c`"),
+        (with_checker(kind="choice", answer="a", options=["a"]), "`checker.options`"),
+        (with_checker(kind="choice", answer="a", options=["a", "A"]), "`checker.options`"),
+        (with_checker(kind="contains", all="a"), "`checker.all` is `a`"),
+        (with_checker(kind="contains", all=[""]), "`checker.all\\[0\\]`"),
+        (with_checker(kind="regex", pattern="("), "`checker.pattern` is `\\(`"),
+        (with_checker(kind="regex", pattern="a{99999999999999999999}"), "`checker.pattern`"),
+        (with_checker(kind="regex", pattern="(" * 1900), "`checker.pattern`"),
+        (with_checker(kind="regex", pattern="a" * 2001), "`checker.pattern`"),
+        (with_checker(kind="python"), "`checker.tests` is missing"),
+        (with_checker(kind="python", tests="1", entry_point="a b"), "`checker.entry_point` is `a b`"),
+        (with_checker(kind="cases", entry_point="f"), "`checker.cases` is missing"),
+        (with_checker(kind="cases", entry_point="f", cases=[[1, 2]]), "`checker.cases\\[0\\]\\[0\\]` is `1`"),
+        (with_checker(kind="cases", entry_point="f", cases=[[[1]]]), "`checker.cases`"),
+        (with_checker(kind="cases", entry_point="f", raises=[0]), "`checker.raises\\[0\\]`"),
+        ({**GOOD, "max_tokens": 0}, "`max_tokens` is `0`"),
+        ({**GOOD, "max_tokens": "many"}, "`max_tokens` is `many`"),
+        ({**GOOD, "max_tokens": True}, "`max_tokens` is `true`"),
+        ({**GOOD, "keywords": "a"}, "`keywords` is `a`"),
+        ({**GOOD, "keywords": [1]}, "`keywords\\[0\\]` is `1`"),
+        ({**GOOD, "family": 3}, "`family` is `3`"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_wrong_lines_are_named(line, problem):
+    """The line, the field, the value, in one line of words."""
+    with pytest.raises(UserError, match=problem) as caught:
+        parsed(GOOD, line)
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ({**GOOD, "promt": "x"}, "did you mean `prompt`?"),
+        (with_checker(kind="nummber", answer=1), "did you mean `number`?"),
+        (with_checker(kind="number", answer=1, tolerence=1), "did you mean `tolerance`?"),
+        (with_checker(kind=1), "known are: exact, choice, number, contains, regex, python, cases"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_slip_of_the_pen_is_recognised(line, hint):
+    with pytest.raises(UserError) as caught:
+        parsed(line)
+    assert caught.value.hint == hint
+
+
+def test_a_line_of_10_mb_is_refused_without_being_read():
+    with pytest.raises(UserError, match=r"line 1 of `mine\.jsonl` has 10000000 characters"):
+        parsed("x" * 10 * LONGEST_LINE)
+
+
+@pytest.mark.parametrize("lines", [[], ["", " \n"], ["\ufeff"]], ids=["none", "blank", "mark"])
+def test_an_empty_bank_is_refused(lines):
+    with pytest.raises(UserError, match="holds no items"):
+        parse_bank(lines, "mine.jsonl")

@@ -1,0 +1,105 @@
+"""Drills: the same for ever, different from each other, with answers that their checkers take and a guess does not."""
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import pytest
+
+from skep.errors import UserError
+from skep.workload.drills import FAMILIES, GRADES, drills
+from skep.workload.items import item_json
+from skep.workload.reading_checks import read_check
+
+MANY = [item for grade in GRADES for item in drills(5, 600, grade)]
+
+
+def by_family():
+    found = defaultdict(list)
+    for item in MANY:
+        found[item.family, item.difficulty].append(item)
+    return found
+
+
+def test_the_same_seed_gives_the_same_drills_for_ever():
+    """Changed on purpose? Raise `VERSION` in the module, and this figure."""
+    text = json.dumps([item_json(item) for item in drills(2, 200)], sort_keys=True)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "0000000000000000"
+    assert drills(3, 20) != drills(2, 20)
+
+
+def test_an_id_names_the_same_drill_however_many_are_asked_for():
+    """More of them begin with the same ones; those of one grade are among those of all."""
+    some = drills(2, 50)
+    assert drills(2, 20) == some[:20]
+    assert [item.difficulty for item in some[:6]] == [1, 2, 3, 4, 5, 1]
+    for grade in GRADES:
+        assert drills(2, 10, grade) == [item for item in some if item.difficulty == grade]
+
+
+def test_no_two_drills_are_the_same():
+    assert len({item.id for item in MANY}) == len(MANY)
+    assert len({json.dumps(item.messages) for item in MANY}) == len(MANY)
+
+
+def test_few_questions_come_twice():
+    """With other examples, where a family has no others: there are only so many days."""
+    items = drills(7, 500)
+    questions = Counter((item.family, item.messages[-1]["content"]) for item in items)
+    assert sum(count - 1 for count in questions.values()) < 0.02 * len(items)
+
+
+def test_the_right_answer_passes_and_another_one_does_not():
+    """Another one: of the same family and grade, and different."""
+    for items in by_family().values():
+        for item, other in pairwise(items):
+            answer, wrong = (str(one.checker.values["answer"]) for one in (item, other))
+            assert read_check(item.checker, answer)[0]
+            assert read_check(item.checker, f"The answer is **{answer}**.")[0]
+            if answer != wrong:
+                assert not read_check(item.checker, wrong)[0]
+
+
+def test_a_constant_answer_scores_low():
+    """Half where there are two options, less elsewhere."""
+    for (family, grade), items in by_family().items():
+        _, best = Counter(str(item.checker.values["answer"]) for item in items).most_common(1)[0]
+        options = items[0].checker.values.get("options")
+        assert len(items) >= 25
+        assert best / len(items) <= (0.65 if options else 0.45), (family, grade)
+
+
+def test_a_question_is_not_among_its_examples():
+    for item in MANY:
+        *before, asked = item.messages
+        assert asked not in before
+        assert len(before) >= 2
+        assert [one["role"] for one in item.messages] == ["user", "assistant"] * (len(before) // 2) + ["user"]
+
+
+def test_choices_are_equally_common_in_the_examples():
+    for item in MANY:
+        if "options" in item.checker.values:
+            said = Counter(one["content"] for one in item.messages if one["role"] == "assistant")
+            assert len(set(said.values())) == 1
+            assert set(said) == set(item.checker.values["options"])
+
+
+def test_answers_fit_into_their_tokens():
+    """Even where every character is a token, but for long lists of words."""
+    for item in MANY:
+        assert len(str(item.checker.values["answer"])) <= 3 * item.max_tokens
+        assert item.max_tokens <= 64
+
+
+def test_every_family_and_grade_occurs():
+    expected = {(family.name, grade) for family in FAMILIES for grade in family.grades}
+    assert set(by_family()) == expected
+    assert {grade for _, grade in expected} == set(GRADES)
+
+
+@pytest.mark.parametrize(("count", "difficulty"), [(0, None), (-1, 1), (10**9, None), (10, 0), (10, 6)])
+def test_what_is_not_possible_is_refused(count, difficulty):
+    with pytest.raises(UserError):
+        drills(1, count, difficulty)

@@ -1,0 +1,163 @@
+"""What is judged of an answer: said aloud, or thought; and which code is meant."""
+
+import time
+
+import pytest
+
+from skep.workload.extraction import Block, code_blocks, python_of, spoken
+
+F = "```"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reasoning", "text", "thought"),
+    [
+        ("plain\n", None, "plain\n", ""),
+        ("plain", "hm", "plain", "hm"),
+        ("<think>hm</think>\n\nyes", None, "yes", "hm"),
+        ("<thought>hm</thought>yes", None, "yes", "hm"),
+        ("[THINK]hm[/THINK]yes", None, "yes", "hm"),
+        ("hm</think>yes", None, "yes", "hm"),
+        ("<think>for ever", None, "", "for ever"),
+        ("<think>a<think>b</think>c", None, "c", "a<think>b"),
+        ("a <think>b</think>c <think>d</think>e", None, "a c e", "b\nd"),
+        ("<think>b</think>c", "a", "c", "a\nb"),
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes<|return|>",
+            None, "yes", "hm",
+        ),
+        ("<|channel|>analysis<|message|>hm", None, "", "hm"),
+        ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>", None, "", "{}"),
+        ("<|start|>assistant<|channel|>final<|message|>yes", None, "yes", ""),
+        ("", None, "", ""),
+    ],
+)  # fmt: skip
+def test_reasoning_is_kept_apart(answer, reasoning, text, thought):
+    """Beside the answer, in tags, in a channel of its own, unclosed, or opened by the prompt."""
+    said = spoken(answer, reasoning)
+    assert (said.text, said.reasoning) == (text, thought)
+
+
+def test_the_share_of_reasoning_counts_characters():
+    assert spoken("1234", "123456").reasoning_share == pytest.approx(0.6)
+    assert spoken("1234", None).reasoning_share == 0
+    assert spoken("", None).reasoning_share is None
+
+
+def test_halves_of_characters_can_be_written_down():
+    said = spoken("\ud800x \ud83d\ude00", None).text
+    assert said == "\ufffdx \U0001f600"
+    assert said.encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        (f"a\n{F}python\nx = 1\n{F}\nb", [Block("python", "x = 1\n")]),
+        (f"{F}Python3 title=a.py\r\nx = 1\r\n{F}\r\n", [Block("python", "x = 1\n")]),
+        (f"{F}py:main.py\nx = 1\n{F}", [Block("python", "x = 1\n")]),
+        (f"{F}{{.python}}\nx = 1\n{F}", [Block("python", "x = 1\n")]),
+        (f"{F}main.py\nx = 1\n{F}", [Block("python", "x = 1\n")]),
+        (f"{F}JSON\n1\n{F}\n{F}\n2\n{F}", [Block("json", "1\n"), Block("", "2\n")]),
+        (f"~~~python\n{F}\n~~~", [Block("python", f"{F}\n")]),
+        (f"````md\n{F}python\nx\n{F}\n````", [Block("md", f"{F}python\nx\n{F}\n")]),
+        (f"{F}md\n{F}python\nx\n{F}\n{F}", [Block("md", f"{F}python\nx\n{F}\n")]),
+        (f"{F}python\nx = 1", [Block("python", "x = 1\n", closed=False)]),
+        (f"{F}python\nx\n{F}python\ny\n{F}", [Block("python", "x\n", closed=False), Block("python", "y\n")]),
+        (f"1. a\n   {F}python\n   if x:\n       y\n   {F}", [Block("python", "if x:\n    y\n")]),
+        (f"- {F}python\n  x\n  {F}", [Block("python", "x\n")]),
+        (f"> {F}python\n> x\n> {F}\n", [Block("python", "x\n")]),
+        (f"{F}python x = 1{F}", [Block("python", "x = 1\n")]),
+        (f"{F}python\n{F}", [Block("python", "")]),
+        (f"say {F} and {F}", []),
+        (F, []),
+        ("<code>x = 1</code>", []),
+    ],
+)
+def test_fences_are_found(text, blocks):
+    """As in CommonMark, with what models do besides."""
+    assert code_blocks(text) == blocks
+
+
+def test_a_fence_in_a_docstring_does_not_end_the_block():
+    """It stands four columns deeper than the one that opened it."""
+    code = f'def f():\n    """One.\n\n    {F}python\n    f()\n    {F}\n    """\n    return 1\n'
+    assert python_of(f"Here:\n{F}python\n{code}{F}\n") == code
+
+
+def fenced(*codes):
+    return "Some words.\n\n".join(f"{F}python\n{code}\n{F}\n" for code in codes)
+
+
+def test_blocks_are_joined_in_order():
+    assert python_of(fenced("import a", "def f(): ...", "print(f())")) == "import a\n\ndef f(): ...\n\nprint(f())\n"
+
+
+def test_a_later_definition_takes_the_place_of_an_earlier_one():
+    """The fault is often shown first, and then the fixed code."""
+    assert python_of(fenced("def f():\n    return 1", "def f():\n    return 2")) == "def f():\n    return 2\n"
+    both = fenced("class A: ...\nasync def f(): ...", "async def f():\n    return 2")
+    assert python_of(both) == "class A: ...\nasync def f(): ...\n\nasync def f():\n    return 2\n"
+
+
+def test_a_line_that_is_quoted_again_is_not_code_of_its_own():
+    assert python_of(fenced("class A:\n    age: int", "    age: int")) == "class A:\n    age: int\n"
+    assert python_of(fenced("x = 1", "x = 1\ny = 2")) == "x = 1\ny = 2\n"
+
+
+def test_other_languages_are_left_out():
+    shell = f"{F}bash\npip install x\n{F}\n{F}json\n{{}}\n{F}\n{F}text\nx = 1\n{F}\n{F}\nHello there, friend.\n{F}\n"
+    assert python_of(shell + fenced("x = 1")) == "x = 1\n"
+    assert python_of(shell) is None
+
+
+def test_a_block_without_a_language_is_code_if_it_looks_like_it():
+    assert python_of(f"{F}\nfor i in range(3):\n    print(i)\n{F}") == "for i in range(3):\n    print(i)\n"
+
+
+def test_prompts_of_the_interpreter_are_taken_off():
+    session = ">>> def f():\n...     return 1\n...\n>>> f()\n1"
+    assert python_of(fenced(session)) == "def f():\n    return 1\n\nf()\n"
+    assert python_of(fenced("def f():\n    return 1", ">>> f()\n1")) == "def f():\n    return 1\n"
+
+
+def test_code_in_a_document_in_a_block_is_found():
+    assert python_of(f"````markdown\n# Title\n{F}python\nx = 1\n{F}\n````\n") == "x = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("def f(x):\n    return x", "def f(x):\n    return x\n"),
+        ("Sure:\n\nimport os\n\ndef f(x):\n    # hi\n\n    return x\n\nprint(f(1))\n\nThat is it.\n",
+         "import os\n\ndef f(x):\n    # hi\n\n    return x\n\nprint(f(1))\n"),
+        ("    return x + 1\n", "    return x + 1\n"),
+        ("x = 1\nNow something longer:\n\ndef f():\n    return 1\n", "def f():\n    return 1\n"),
+        (">>> x = 1\n>>> print(x)\n1\n", "x = 1\nprint(x)\n"),
+    ],
+)  # fmt: skip
+def test_code_without_fences_is_the_longest_run_of_its_lines(text, code):
+    assert python_of(text) == code
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "No code here.", "For example: this.\n\nImport taxes are high.", "# Title\n\nA paragraph (with a remark).",
+     "1. One\n2. Two\n", "\x00\x01\ufffd" * 100, f"{F}\n{F}"],
+)  # fmt: skip
+def test_prose_is_not_code(text):
+    assert python_of(text) is None
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["`", "```\n", "```a\n", "```markdown\n", "~", " ", "\n", "> ", "- ```x`\n", "<think>", "</think>", "<|channel|>",
+     "def f(x):\n", "(\n", "x = ", "a.b.", '"""', ">>> \n", "\x00\xff\ufffd", "import a, "],
+)  # fmt: skip
+def test_200_kb_of_anything_take_no_time(unit):
+    text = unit * (200_000 // len(unit))
+    began = time.perf_counter()
+    said = spoken(text, None)
+    code_blocks(said.text or text)
+    python_of(text)
+    assert time.perf_counter() - began < 8
