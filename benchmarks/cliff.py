@@ -36,7 +36,7 @@ from peers.install import DidNotStart
 from peers.start import start_nginx, wait_ready
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.request import Task, measure
+from skep.bench.request import Sender, Task
 from skep.engines.base import REPORT_FD, Launch
 from skep.engines.embedded import Embedded
 from skep.settings import user_paths
@@ -76,7 +76,8 @@ class Target:
         endpoint, pool = self._all[number]
         self._in_flight[number] += 1
         try:
-            return await measure(task, endpoint, pool, 0.0, timeout_s=300, keep_text=False)
+            sender = Sender(endpoint, pool, 0.0, timeout_s=300)
+            return (await sender.ask(sender.letter(task)))[0]
         finally:
             self._in_flight[number] -= 1
 

@@ -73,9 +73,9 @@ def main() -> None:
         except SkepError as error:
             print(f"{kind}: {error.message}")
     cores = len(os.sched_getaffinity(0))
-    print(
-        f"{'sandbox':12} {'answer':22} {'passed':>7} {'of':>4} {'wall':>8} {'median':>8} {'max':>8}   {cores} at once"
-    )
+    load = round(os.getloadavg()[0], 1)  # times are worth little on a machine that was busy
+    head = f"{'sandbox':12} {'answer':22} {'passed':>7} {'of':>4} {'wall':>8} {'median':>8} {'max':>8}"
+    print(f"{head}   {cores} at once, load {load}")
     for row in rows:
         passed = row["outcomes"].get("passed", 0)
         goal = (0 if "emptied" in row["form"] else row["tasks"]) == passed

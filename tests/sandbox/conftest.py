@@ -30,9 +30,14 @@ def mounts():
 def descendants(pid):
     """Of a process, zombies included."""
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found += [child, *descendants(child)]
+    try:
+        words = [
+            word for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+        ]
+    except OSError:  # it has ended meanwhile
+        return []
+    for child in map(int, words):
+        found += [child, *descendants(child)]
     return found
 
 

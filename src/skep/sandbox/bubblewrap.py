@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import signal
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -18,7 +17,7 @@ from skep.sandbox.messages import Order
 from skep.sandbox.rlimits import apply_as, rlimits
 
 OUR_PROCESSES = 1  # bubblewrap's own first process inside
-MOUNTS = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+UNSHARED = [f"--unshare-{name}" for name in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +121,9 @@ class Bubblewrap:
             os._exit(127)
 
 
-def available_filter() -> str | None:
-    """None, or what to tell about a machine without a filter."""
-    if seccomp.program() is None:
-        return f"no filter of system calls for {platform.machine()}"
-    return None
-
-
 def _options(view: View, limits: Limits) -> list[str]:
     """Everything is put together on a small tmpfs, which is read-only in the end; only the box stays writable."""
-    options = [*MOUNTS, "--new-session", "--die-with-parent", "--uid", str(UID), "--gid", str(UID)]
+    options = [*UNSHARED, "--new-session", "--die-with-parent", "--uid", str(UID), "--gid", str(UID)]
     options += ["--hostname", "box", "--clearenv"]
     for name, value in view.env.items():
         options += ["--setenv", name, value]

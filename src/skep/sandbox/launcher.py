@@ -8,6 +8,7 @@ which the interpreter can be reached by users who cannot pass through root's hom
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -33,7 +34,7 @@ from skep.sandbox.kernel import (
     prctl,
     unshare,
 )
-from skep.sandbox.warden import children, serve
+from skep.sandbox.warden import Link, children, serve
 
 STAGE = "/tmp"  # noqa: S108 - covered in a mount namespace of its own; nothing is written to the real one
 FAREWELL_S = 3.0
@@ -59,6 +60,7 @@ def main(setup: dict[str, Any]) -> None:
         control.sendall(f"error: {error}".encode())
         return
     control.sendall(b"ready")
+    gc.disable()  # a collection in a fork would copy every page it looks at
     Launcher(control, way, views).run()
 
 
@@ -68,6 +70,7 @@ class Launcher:
         self._way = way
         self._views = views
         self._slots: dict[int, int] = {}  # warden → its place among those at work
+        self._life = os.pipe()  # the wardens have the end for reading, and see by its end that the launcher is no more
 
     def run(self) -> None:
         """Until skep hangs up; the wardens then have a moment to clear away what they watch over."""
@@ -102,7 +105,9 @@ class Launcher:
             try:
                 signal.set_wakeup_fd(-1)
                 self._control.close()
-                serve(socket.socket(fileno=link_fd), self._way, self._views, uid_for(slot))
+                os.close(self._life[1])
+                link = Link(socket.socket(fileno=link_fd), self._life[0])
+                serve(link, self._way, self._views, uid_for(slot))
                 code = 0
             finally:
                 os._exit(code)

@@ -12,12 +12,13 @@ import selectors
 import signal
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from skep.sandbox.base import Ending, Limits, Result
 from skep.sandbox.cell import Cell, Streams, Way
 from skep.sandbox.interpreter import View
-from skep.sandbox.kernel import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
+from skep.sandbox.kernel import PR_SET_CHILD_SUBREAPER, prctl
 from skep.sandbox.messages import Order, Outcome, Read, pack_outcome, unpack_order
 from skep.sandbox.watching import Watch
 
@@ -26,21 +27,32 @@ BLIND_S = 5.0  # a room that cannot be looked into for so long is given up
 PIECE = 64 << 10
 
 
-def serve(link: socket.socket, way: Way, views: dict[bool, View], uid: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The socket to skep, and what becomes readable when the launcher has died. Either's end is the run's end.
+
+    A signal at the launcher's death would be quicker, and too quick: bubblewrap ties its first process to itself only
+    when that is about to start the script, and one that loses its parent before is never told.
+    """
+
+    socket: socket.socket
+    life_fd: int
+
+
+def serve(link: Link, way: Way, views: dict[bool, View], uid: int) -> None:
     """Carries out the one order that comes over `link`, and answers it unless nobody waits any more."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with link, contextlib.suppress(OSError, EOFError):
-        order = unpack_order(_exactly(link))
+    with link.socket, contextlib.suppress(OSError, EOFError):
+        order = unpack_order(_exactly(link.socket))
         try:
             outcome = Run(link, order, way, views[order.script.packages], uid).carry_out()
         except OSError as error:
             outcome = Outcome(None, str(error))
         finally:
             clear_away()
-        link.setblocking(True)
-        link.sendall(pack_outcome(outcome))
+        link.socket.setblocking(True)
+        link.socket.sendall(pack_outcome(outcome))
 
 
 def clear_away() -> None:
@@ -65,7 +77,7 @@ def children() -> list[int]:
 
 
 class Run:
-    def __init__(self, link: socket.socket, order: Order, way: Way, view: View, uid: int) -> None:
+    def __init__(self, link: Link, order: Order, way: Way, view: View, uid: int) -> None:
         self._link = link
         self._order = order
         self._view = view
@@ -77,6 +89,7 @@ class Run:
         self._verdict: Ending | None = None
         self._watch: Watch | None = None
         self._ended: int | None = None
+        self._abandoned = False  # nobody waits for it any more, or nobody could clear away after this process
 
     def carry_out(self) -> Outcome:
         limits = self._order.limits
@@ -102,8 +115,9 @@ class Run:
             os.close(fd)
         for fd in (self._stdin, stdout_read, stderr_read):
             os.set_blocking(fd, False)
-        self._link.setblocking(False)
-        self._selector.register(self._link, selectors.EVENT_READ)
+        self._link.socket.setblocking(False)
+        self._selector.register(self._link.socket, selectors.EVENT_READ)
+        self._selector.register(self._link.life_fd, selectors.EVENT_READ)
         self._selector.register(cell.status_fd, selectors.EVENT_READ)
         for fd in self._outputs:
             self._selector.register(fd, selectors.EVENT_READ)
@@ -125,8 +139,9 @@ class Run:
                     if key.fd == pidfd:
                         self._ended = os.waitpid(cell.pid, 0)[1]
                         return
-                    if key.fd == self._link.fileno():
-                        return  # nobody waits for it any more
+                    if key.fd in (self._link.socket.fileno(), self._link.life_fd):
+                        self._abandoned = True
+                        return
                     self._attend(key.fd, cell)
                 now = time.monotonic()
                 if self._verdict is None and now >= began + limits.seconds:
@@ -191,6 +206,8 @@ class Run:
 
     def _outcome(self, cell: Cell, seconds: float) -> Outcome:
         stdout, stderr = bytes(self._taken[1]), bytes(self._taken[2])
+        if self._abandoned:
+            return Outcome(None, "its launcher was killed")
         if self._verdict is not None:
             return Outcome(Result(self._verdict, None, None, stdout, stderr, seconds))
         ended = cell.exit(self._ended, stderr)

@@ -43,7 +43,8 @@ class Watch:
         if files > MOST_FILES:
             return True
         kept = folder + files * FILE_BYTES
-        return kept + self._sum("status", CHEAP) > limit_bytes and kept + self._exact() > limit_bytes
+        plain = kept + sum(self._plain(pid) for pid in self._pids())
+        return plain > limit_bytes and kept + self._exact() > limit_bytes
 
     def _open(self) -> bool:
         if self._box is not None:
@@ -66,23 +67,46 @@ class Watch:
         return (facts.f_blocks - facts.f_bfree) * facts.f_frsize, facts.f_files - facts.f_ffree
 
     def _exact(self) -> int:
-        return self._sum("smaps_rollup", EXACT) or self._sum("status", CHEAP)
+        """Each page divided by the processes that share it; as in `_plain` where the kernel does not tell."""
+        return sum(self._divided(pid) for pid in self._pids())
 
-    def _sum(self, name: str, fields: tuple[bytes, ...]) -> int:
-        assert self._proc is not None
-        total = 0
-        for pid in os.listdir(self._proc):  # noqa: PTH208
-            if pid.isdigit() and pid != "1":
-                total += self._read(f"{pid}/{name}", fields)
-        return total
+    def _divided(self, pid: str) -> int:
+        text = self._text(f"{pid}/smaps_rollup")
+        told = _bytes_of(text, EXACT) if EXACT[0] in text else None  # a kernel before 5.4 has but a part of them
+        return self._plain(pid) if told is None else told
 
-    def _read(self, path: str, fields: tuple[bytes, ...]) -> int:
+    def _plain(self, pid: str) -> int:
+        """A process whose first thread has ended keeps its memory, but shows it in the other threads only."""
+        told = _bytes_of(self._text(f"{pid}/status"), CHEAP)
+        if told is None:
+            texts = [self._text(f"{pid}/task/{thread}/status") for thread in self._list(f"{pid}/task")]
+            others = [_bytes_of(text, CHEAP) for text in texts]
+            told = max((other for other in others if other is not None), default=0)
+        return told
+
+    def _pids(self) -> list[str]:
+        return [pid for pid in self._list(".") if pid.isdigit() and pid != "1"]
+
+    def _list(self, path: str) -> list[str]:
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
+            try:
+                return os.listdir(fd)  # noqa: PTH208
+            finally:
+                os.close(fd)
+        return []
+
+    def _text(self, path: str) -> bytes:
         with contextlib.suppress(OSError):  # it has ended meanwhile
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
             try:
-                text = os.read(fd, 8192)
+                return os.read(fd, 8192)
             finally:
                 os.close(fd)
-            lines = [line for line in text.splitlines() if line.startswith(fields)]
-            return sum(int(line.split()[1]) for line in lines) * 1024
-        return 0
+        return b""
+
+
+def _bytes_of(text: bytes, fields: tuple[bytes, ...]) -> int | None:
+    """The sum of these fields in bytes. None: it has none of them."""
+    found = [int(line.split()[1]) for line in text.splitlines() if line.startswith(fields)]
+    return sum(found) * 1024 if found else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from skep.workload.drill_tasks import Family, Task, between, choice, listed, number, pick, some_numbers
+from skep.workload.chance import pick
+from skep.workload.drill_tasks import Family, Task, between, choice, listed, number, some_numbers
 
 
 def _add(rng: Random, grade: int) -> Task:
@@ -15,7 +16,7 @@ def _add(rng: Random, grade: int) -> Task:
 
 
 def _subtract(rng: Random, grade: int) -> Task:
-    low, high = ((0, 0), (1, 9), (10, 49), (100, 499), (1000, 9999), (10_000, 99_999))[grade]
+    low, high = {2: (1, 9), 3: (10, 49), 4: (100, 999), 5: (1000, 9999)}[grade]
     less, rest = between(rng, low, high), between(rng, low, high)
     return number(f"{less + rest} - {less} = ?", rest)
 
@@ -55,6 +56,7 @@ def _sequence(rng: Random, grade: int) -> Task:
             terms.append(terms[-1] + step + place)
     else:
         step = (1, 1, pick(rng, (2, 5, 10)), pick(rng, (3, 4, 6, 7, 8, 9)))[grade]
+        start = step * start if grade == 2 else start
         terms = [start + step * place for place in range(6)]
     return number(f"{listed(terms[:-1])}, ?", terms[-1])
 
@@ -116,8 +118,8 @@ _PROGRAMS: dict[int, Callable[[int, int, int], tuple[list[str], int]]] = {
 
 FIGURES = (
     Family("add", (1, 2, 3, 4, 5), "Answer with a number.", _add),
-    Family("subtract", (1, 2, 3, 4, 5), "Answer with a number.", _subtract),
-    Family("multiply", (2, 3, 4, 5), "Answer with a number.", _multiply),
+    Family("subtract", (2, 3, 4, 5), "Answer with a number.", _subtract),
+    Family("multiply", (3, 4, 5), "Answer with a number.", _multiply),
     Family(
         "larger",
         (1, 2, 3, 4, 5),

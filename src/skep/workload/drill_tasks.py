@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
-from skep.workload.chance import pick, shuffled
+from skep.workload.chance import shuffled
 from skep.workload.drill_words import WORDS
 from skep.workload.items import Checker
 
@@ -87,9 +87,3 @@ def choice(question: str, answer: str, options: Sequence[str]) -> Task:
 
 def listed(items: Sequence[object]) -> str:
     return ", ".join(map(str, items))
-
-
-__all__ = [
-    "Family", "Maker", "Task", "between", "choice", "coin", "listed", "number", "pick", "shuffled", "some",
-    "some_numbers", "some_words",
-]  # fmt: skip

@@ -6,19 +6,8 @@ import json
 from itertools import pairwise
 from random import Random
 
-from skep.workload.drill_tasks import (
-    Family,
-    Task,
-    between,
-    choice,
-    coin,
-    listed,
-    number,
-    pick,
-    shuffled,
-    some,
-    some_words,
-)
+from skep.workload.chance import pick, shuffled
+from skep.workload.drill_tasks import Family, Task, between, choice, coin, listed, number, some, some_words
 from skep.workload.drill_words import DAYS, MONTHS, NAMES
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -39,10 +28,8 @@ def _upper(rng: Random, grade: int) -> Task:
 def _pick_word(rng: Random, grade: int) -> Task:
     """The first or the last; later ones by their number, at last from behind."""
     words = some_words(rng, (0, 3, 5, 6, 8, 8)[grade])
-    if grade == 1:
+    if grade <= 2:
         place, said = (0, "first") if coin(rng) else (-1, "last")
-    elif grade == 2:
-        place, said = pick(rng, [(0, "first"), (1, "second"), (-1, "last")])
     elif grade <= 4:
         place = between(rng, 1, len(words) - 2)
         said = _ORDINALS[place]
@@ -59,9 +46,9 @@ def _count_words(rng: Random, grade: int) -> Task:
 
 
 def _count_letter(rng: Random, grade: int) -> Task:
-    """How often a letter occurs: once, twice or three times, each as often as the others."""
-    count, letter = between(rng, 1, 3), pick(rng, "aeort")
-    length = (0, 0, 0, 6, 9, 14)[grade]
+    """How often a letter occurs: each number as often as the others."""
+    most, length = {3: (4, 8), 4: (5, 10), 5: (6, 14)}[grade]
+    count, letter = between(rng, 1, most), pick(rng, "aeort")
     others = [pick(rng, _LETTERS.replace(letter, "")) for _ in range(length - count)]
     return number(f"How often is {letter} in {''.join(shuffled(rng, [letter] * count + others))}?", count)
 

@@ -54,9 +54,11 @@ def _item(rng: Random, family: Family, grade: int, name: str, asked: set[str]) -
     """A question that was not asked before; where a family has run out of them, one with other examples."""
     for tried in count():
         task = family.make(rng, grade)
+        question = f"{family.name}/{task.question}"
+        if question in asked and tried < _TRIES:
+            continue
         messages = _messages(rng, family, grade, task)
-        question, whole = f"{family.name}/{task.question}", repr(messages)
-        if (whole if tried > _TRIES else question) not in asked:
+        if (whole := repr(messages)) not in asked:
             break
     asked.update((question, whole))
     return Item(name, tuple(messages), task.checker, family.tokens, family=family.name, difficulty=grade)

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from skep.workload.code_lines import code_run, is_session, looks_like_code, session_code, top_level_names
 
-_THINKING = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]", re.IGNORECASE)
+# Tags of DeepSeek, Qwen and others, Mistral's, Gemma's
+_THINKING = re.compile(
+    r"<(/?)(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]|<\|channel>(?:thought\b)?|(<)channel\|>", re.IGNORECASE
+)
 # OpenAI's harmony: <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
 _MARK = re.compile(r"<\|(start|channel|message|constrain|end|return|call)\|>")
 
@@ -56,7 +59,7 @@ def spoken(answer: str, reasoning: str | None) -> Spoken:
     text = _by_channel(_whole(answer), thoughts)
     start, inside = 0, False
     for tag in _THINKING.finditer(text):
-        closes = bool(tag.group(1) or tag.group(2))
+        closes = any(tag.groups())
         if closes and not inside and not parts and start == 0:
             thoughts.append(text[: tag.start()])
         elif closes or not inside:

@@ -23,7 +23,7 @@ class Checker:
     exact      answer; ignore_case (true)          the answer's last line or its whole text, white space apart
     choice     answer; options                     the one option that the answer settles on
     number     answer; tolerance (0)               the last number in the text
-    contains   all: list of texts
+    contains   all: list of texts; ignore_case (true)
     regex      pattern                             searched for, multi-line
     python     tests: code run after the answer's; entry_point (None)
     completion prompt, entry_point, tests          HumanEval's form: a body, or the whole function again

@@ -1,0 +1,89 @@
+"""What a sandbox costs: the same script in a bare interpreter, in bubblewrap and in namespaces of our own.
+
+    .venv/bin/python benchmarks/sandbox.py
+
+Each 40 times, interleaved in one process, so that whatever else the machine does meets all of them alike; then as many
+at once as there are cores. Goal: under 50 ms a run more than the bare interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from skep.errors import UserError
+from skep.sandbox.base import Script
+from skep.sandbox.opening import WAYS, open_sandbox
+
+GOAL_S = 0.05
+ROUNDS = 40
+CODE = "print(sum(range(1000)))"
+
+
+async def bare() -> None:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CODE, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+    )
+    assert (await child.communicate())[0] == b"499500\n"
+
+
+def inside(sandbox):
+    async def run() -> None:
+        result = await sandbox.run(Script(("-c", CODE)))
+        assert result.stdout == b"499500\n", result
+
+    return run
+
+
+async def timed(ways, at_once):
+    """Seconds of a round, by way: `at_once` runs together, divided by their number."""
+    times = {name: [] for name in ways}
+    for number in range(ROUNDS + 2):
+        for name, run in ways.items():
+            began = time.perf_counter()
+            await asyncio.gather(*(run() for _ in range(at_once)))
+            if number >= 2:  # the first ones fill the page cache
+                times[name].append((time.perf_counter() - began) / at_once)
+    return times
+
+
+async def main() -> None:
+    cores = len(os.sched_getaffinity(0))
+    sandboxes = []
+    ways = {"bare python": bare}
+    for name in WAYS:
+        try:
+            sandboxes.append(open_sandbox(name))
+            ways[name] = inside(sandboxes[-1])
+        except UserError as error:
+            print(f"{name}: left out, {error.message}")
+    results = {}
+    for at_once in sorted({1, cores}):
+        times = await timed(ways, at_once)
+        results[str(at_once)] = times
+        floor = statistics.median(times["bare python"])
+        print(f"{at_once} at once, {ROUNDS} rounds, {cores} cores")
+        print(f"{'':32}{'median':>11}{'min':>11}{'max':>11}{'more than bare':>18}")
+        for name, values in times.items():
+            median = statistics.median(values)
+            more = "" if name == "bare python" else f"{(median - floor) * 1000:15.1f} ms"
+            print(f"  {name:30}{median * 1000:8.1f} ms {min(values) * 1000:7.1f} ms {max(values) * 1000:7.1f} ms{more}")
+    for sandbox in sandboxes:
+        await sandbox.close()
+    alone = results["1"]
+    floor = statistics.median(alone["bare python"])
+    most = max(statistics.median(values) - floor for name, values in alone.items() if name != "bare python")
+    print(f"goal under {GOAL_S * 1000:.0f} ms a run: {'met' if most < GOAL_S else 'missed'}, {most * 1000:.1f} ms")
+    folder = Path(__file__).parent / "results"
+    folder.mkdir(exist_ok=True)
+    text = json.dumps({"rounds": ROUNDS, "cores": cores, "seconds by runs at once": results}, indent=1)
+    (folder / "sandbox.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
