@@ -4,8 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from skep.quality.trial_figures import CUT_SHORT, PAIRED_WITH, WHOLE_BLOCK, quality_summary, summary_of_run
+from skep.quality.trial_figures import (
+    CUT_SHORT,
+    PAIRED_WITH,
+    WHOLE_BLOCK,
+    discordance_of,
+    quality_summary,
+    summary_of_run,
+)
 from skep.records import EngineTimings, Request, Run, RunState
+from skep.stats.noninferiority import ASSUMED_DISCORDANCE, paired_difference
 from skep.store.rows import LevelFact
 from skep.verdicts import Claim, Outcome, Verdict
 from skep.workload.items import Checker, Item
@@ -189,3 +197,13 @@ def test_a_stored_run_gives_its_summary_and_why_it_ended():
     made.facts.append(LevelFact(4, 0, CUT_SHORT, {"why": "the budget ended"}))
     done = replace(run, state=RunState.DONE, error=None)
     assert summary_of_run(done, made.rows, made.verdicts, made.facts, made.items).incomplete == "the budget ended"
+
+
+def test_nothing_seen_to_change_in_a_few_pairs_is_not_taken_for_more_noise_than_assumed():
+    def share(pairs, changed):
+        answers = [(True, n >= changed) for n in range(pairs)]
+        return discordance_of(paired_difference({str(n): [pair] for n, pair in enumerate(answers)}))
+
+    assert share(12, 0) == ASSUMED_DISCORDANCE
+    assert share(400, 0) == pytest.approx(1 / 400)
+    assert share(400, 40) == pytest.approx(0.1)

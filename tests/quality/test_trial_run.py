@@ -108,6 +108,7 @@ def test_the_load_is_held_and_the_base_is_one_at_a_time(engine, store):
         assert most == level
 
 
+@pytest.mark.slow  # the command does the same with its words
 def test_worse_answers_under_load_are_caught_and_end_the_walk(answers, store):
     with FakeEngine(slots=8, token_ms=1, answers=answers, worse_above="1:0.5", seed=1) as engine:
         summary = trial(engine, store, TrialPlan((1, 4, 8), seed=1), numbers(50))

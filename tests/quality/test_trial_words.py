@@ -2,7 +2,8 @@
 
 import pytest
 
-from skep.quality.trial_words import claim_words, conclusion, noise_words, outlook, points, remarks, signed
+from skep.quality.trial_words import noise_words, outlook, remarks, signed
+from skep.report.quality_words import claim_words, conclusion, points
 from skep.stats.noninferiority import claim_of, paired_difference
 from skep.verdicts import ArmFigures, Claim, LevelQuality, QualitySummary
 
@@ -47,7 +48,7 @@ def test_claims_in_words():
 def test_a_small_loss_within_delta_is_told_with_the_claim():
     level = level_of(4, 4000, lost=40, gained=5)
     assert level.claim is Claim.HOLDS
-    assert claim_words(level, 0.03).startswith("no worse than 3 points (though ")
+    assert claim_words(level, 0.03).startswith("no worse than 3 points, though at least")
 
 
 @pytest.mark.parametrize("levels", [(UNSURE,), (GOOD, UNSURE), (level_of(4, 8),), (level_of(4, 400, base=0.0),), ()])
@@ -85,11 +86,10 @@ def test_an_underpowered_trial_is_told_so_before_it_begins_and_what_helps():
 
 
 def test_measured_noise_takes_the_place_of_the_assumed():
-    quiet = paired_difference({str(n): [(True, True)] for n in range(400)})
-    loud = paired_difference({str(n): [(n % 5 > 0, (n + 1) % 5 > 0)] for n in range(400)})
-    assert len(outlook(400, 0.03, 1, noise=quiet)) == 1
-    first, warning = outlook(400, 0.03, 1, noise=loud)
-    assert "40.0 % of the verdicts change by themselves (measured" in first
+    quiet, loud = level_of(4, 400), level_of(4, 400, lost=80, gained=80)
+    assert len(outlook(400, 0.03, 1, seen=quiet)) == 1
+    first, warning = outlook(400, 0.03, 1, seen=loud)
+    assert "40.0 % of the verdicts change, for better or worse (as between C=1 and C=4)" in first
     assert warning.startswith("UNDERPOWERED")
 
 

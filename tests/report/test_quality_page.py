@@ -13,7 +13,7 @@ from skep.records import RunState
 from skep.report import theme
 from skep.report.quality import quality_page, quality_picture
 from skep.report.quality_charts import difference_chart, outcome_chart, total_chart, ttft_chart
-from skep.report.quality_tables import claim_sentence, conclusion, points
+from skep.report.quality_words import claim_words, conclusion, points
 from skep.verdicts import ArmFigures, Claim, LevelQuality, Outcome, PairedDifference, QualitySummary
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -84,9 +84,9 @@ def _labels(spec):
 
 
 def test_claims_are_no_stronger_than_their_bounds():
-    assert claim_sentence(HOLDS, 0.03) == "no worse than 3 points"
-    assert claim_sentence(LOST, 0.03) == "worse: at least 8.2 points lost"
-    assert claim_sentence(UNSHOWN, 0.03) == (
+    assert claim_words(HOLDS, 0.03) == "no worse than 3 points"
+    assert claim_words(LOST, 0.03) == "worse: at least 8.2 points lost"
+    assert claim_words(UNSHOWN, 0.03) == (
         "not shown: a loss of up to 4.2 points cannot be excluded; about 1,210 items would be needed"
     )
 
@@ -94,7 +94,7 @@ def test_claims_are_no_stronger_than_their_bounds():
 def test_a_small_loss_that_was_shown_is_not_hidden_by_a_level_that_holds():
     """The loss is less than delta, and it is there."""
     small = replace(HOLDS, difference=replace(HOLDS.difference, high=-0.004))
-    assert claim_sentence(small, 0.03) == "no worse than 3 points, though at least 0.4 points are lost"
+    assert claim_words(small, 0.03) == "no worse than 3 points, though at least 0.4 points are lost"
 
 
 @pytest.mark.parametrize(("share", "words"), [(0.03, "3 points"), (0.01, "1 point"), (0.0125, "1.2 points")])
@@ -104,7 +104,7 @@ def test_shares_are_said_in_points(share, words):
 
 def test_the_conclusion_leads_and_says_what_ended_the_walk(page):
     text = _text(page)
-    held = "Quality holds up to C = 4: a loss of 3 points or more is excluded (95 %). C = 8 is not shown"
+    held = "Quality holds up to C=4: a loss of 3 points or more is excluded (95 %); C=8 is not shown"
     assert text.index(held) < text.index("The same items alone and under load")
     assert "16 not walked, as a level below does not hold" in text
 
@@ -114,7 +114,7 @@ def test_without_a_level_that_holds_nothing_is_called_fine(tested, levels):
     """Neither in words nor in the picture, whatever the reason."""
     summary = replace(SUMMARY, levels=levels, holds_up_to=None)
     assert "holds" not in conclusion(summary)
-    assert not any(claim_sentence(level, summary.delta).startswith("no worse") for level in levels)
+    assert not any(claim_words(level, summary.delta).startswith("no worse") for level in levels)
     assert "no worse" not in _words(quality_picture(tested, summary))
 
 

@@ -57,7 +57,7 @@ def test_the_host_s_files_are_not_there(run, tmp_path):
         "/opt",
     ]
     places += [
-        "/usr/bin",
+        "/usr/bin/env",
         "/bin/sh",
         "/sbin",
         "/mnt",

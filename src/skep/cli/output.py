@@ -24,13 +24,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
     """Columns in `right` are numbers. No cell is cut: a terminal too narrow wraps the line."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(width=TABLE_WIDTH, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # no cell is markup: a model may be called [/x]
     console.print(table)
 
 

@@ -164,7 +164,7 @@ def _print_list(known: Sequence[Preset], width: int | None = None) -> None:
         rows.append([name, found.engine, found.model, _hardware(found), published, _short(found.source)])
     columns = ("NAME", "ENGINE", "MODEL", "HARDWARE", "BEST PUBLISHED", "SOURCE")
     kept = _fitting(columns, rows, width)
-    print_table([columns[place] for place in kept], _plain([[row[place] for place in kept] for row in rows]))
+    print_table([columns[place] for place in kept], [[row[place] for place in kept] for row in rows])
     if len(kept) < len(columns):
         note("`skep presets show NAME` has the rest; a wider terminal has more columns")
 
@@ -178,13 +178,6 @@ def _fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int |
             break
         kept.remove(dropped)
     return kept
-
-
-def _plain(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Brackets that somebody wrote are no markup."""
-    from rich.markup import escape
-
-    return [[escape(cell) for cell in row] for row in rows]
 
 
 def _short(source: str) -> str:

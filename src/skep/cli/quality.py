@@ -19,8 +19,10 @@ from skep.host.facts import read_host
 from skep.quality.bank_choice import Bank, choose_bank, makes_its_items
 from skep.quality.judging import Judge, missing_packages, needs_sandbox
 from skep.quality.trial import TrialProgress, run_trial
+from skep.quality.trial_figures import POWER
 from skep.quality.trial_plan import TrialPlan
-from skep.quality.trial_words import claim_words, conclusion, noise_words, outlook, remarks, signed
+from skep.quality.trial_words import noise_words, outlook, remarks, signed
+from skep.report.quality_words import claim_words, conclusion
 from skep.sandbox.opening import open_sandbox
 from skep.settings import user_paths
 from skep.stats.noninferiority import items_needed
@@ -94,7 +96,7 @@ def bank_of(wishes: QualityWishes, plan: TrialPlan) -> Bank:
     if count is not None and count > MOST_ITEMS:
         raise UserError(f"--items {count} is too large", hint=f"at most {MOST_ITEMS:,}")
     if count is None and makes_its_items(wishes.bank):
-        needed = max(items_needed(plan.delta, repeats=plan.repeats), plan.levels[-1])
+        needed = max(items_needed(plan.delta, repeats=plan.repeats, power=POWER), plan.levels[-1])
         count = min(needed, MOST_DRILLS)
         if needed > count:
             note(f"{needed:,} items would be needed; {count:,} are made unless --items says otherwise")
@@ -142,24 +144,24 @@ def headline(plan: TrialPlan, bank: Bank) -> str:
 
 
 class Telling:
-    """Says after each level what was found; after the first also what the noise means for the rest."""
+    """Says after each level what was found; after the first also what it takes, by the verdicts that changed there."""
 
     def __init__(self, plan: TrialPlan, bank: Bank) -> None:
         self._plan = plan
         self._bank = bank
-        self._said_noise = False
+        self._said_needs = False
 
     def __call__(self, summary: QualitySummary) -> None:
         if not summary.levels:
             return
         level = summary.levels[-1]
-        if not self._said_noise and summary.noise is not None:
-            self._said_noise = True
+        if not self._said_needs:
+            self._said_needs = True
             expected = outlook(
                 len(self._bank.items),
                 self._plan.delta,
                 self._plan.repeats,
-                noise=summary.noise,
+                seen=level,
                 available=self._bank.available,
             )
             for line in expected:

@@ -77,10 +77,10 @@ def print_replay(run: Run, found: Replay) -> None:
             [
                 str(one.again.level),
                 str(one.again.repeat),
-                shown(one.again.item),
+                harmless(one.again.item),
                 worded(one.stored),
                 worded(one.again),
-                shown(one.again.detail),
+                harmless(one.again.detail),
             ]
             for one in found.differing
         ]
@@ -131,7 +131,8 @@ def _print_answer(same: Sequence[Replayed]) -> None:
         _section(f"verdict at C={one.again.level} repeat {one.again.repeat}: {worded(one.again)}{detail}{stored}", "")
     if verdict.checks:
         rows = [
-            ["passed" if check.passed else "FAILED", shown(check.name), shown(check.detail)] for check in verdict.checks
+            ["passed" if check.passed else "FAILED", harmless(check.name), harmless(check.detail)]
+            for check in verdict.checks
         ]
         print_table(("", "CHECK", "DETAIL"), rows)
     if verdict.keywords_missing:
@@ -147,13 +148,6 @@ def _section(title: str, text: str) -> None:
 def harmless(text: str) -> str:
     """A model's words without what would move a terminal's cursor or change its colours."""
     return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text.replace("\r\n", "\n"))
-
-
-def shown(text: str) -> str:
-    """In a cell of a table, where brackets would be taken for marks of style."""
-    from rich.markup import escape
-
-    return escape(harmless(text))
 
 
 def replay_json(run: Run, found: Replay) -> dict[str, Any]:

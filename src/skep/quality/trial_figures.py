@@ -15,12 +15,13 @@ from typing import Any
 from skep.bench.metrics import ttft_values
 from skep.quality.trial_plan import AGAIN, BASE
 from skep.records import Request, Run, RunState
-from skep.stats.noninferiority import claim_of, items_needed, paired_difference
+from skep.stats.noninferiority import ASSUMED_DISCORDANCE, claim_of, items_needed, paired_difference
 from skep.stats.percentiles import percentiles
 from skep.store.rows import LevelFact
 from skep.verdicts import ArmFigures, Claim, LevelQuality, Outcome, PairedDifference, QualitySummary, Verdict
 from skep.workload.items import Item
 
+POWER = 0.95  # of a number of items that is called enough: 19 of 20 trials show what holds
 PAIRED_WITH, WHOLE_BLOCK, CUT_SHORT = "paired_with", "whole_block", "cut_short"
 Key = tuple[int, int]  # level and repeat: a pass
 Block = tuple[int, int]  # from one index to before another
@@ -187,9 +188,14 @@ def _level(tables: Tables, level: int, delta: float) -> LevelQuality | None:
 
 
 def needed_by(difference: PairedDifference, delta: float, repeats: int) -> int:
-    """By the share of pairs that differed. None differed: one is taken to have, or too few would be asked for."""
-    seen = max(1, difference.lost + difference.gained) / max(1, difference.pairs)
-    return items_needed(delta, discordance=min(1.0, seen), repeats=max(1, repeats))
+    """By the share of pairs that differed here."""
+    return items_needed(delta, discordance=discordance_of(difference), repeats=max(1, repeats), power=POWER)
+
+
+def discordance_of(found: PairedDifference) -> float:
+    """The share of pairs that differ. None did: as if the next one would, unless that says more than is assumed."""
+    changed = found.lost + found.gained
+    return changed / found.pairs if changed else min(ASSUMED_DISCORDANCE, 1 / found.pairs)
 
 
 def _difference(tables: Tables, pairings: Sequence[Pairing]) -> PairedDifference | None:

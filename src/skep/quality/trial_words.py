@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from skep.quality.trial_figures import POWER, discordance_of
+from skep.report.quality_words import points
 from skep.stats.noninferiority import ASSUMED_DISCORDANCE, delta_shown, items_needed
-from skep.verdicts import Claim, LevelQuality, PairedDifference, QualitySummary
+from skep.verdicts import Claim, LevelQuality, QualitySummary
 
 MOST_REPEATS = 10  # that anybody is told to make
 MUCH_CACHED = 0.05
-
-
-def points(share: float, digits: int = 1) -> str:
-    """0.031 is "3.1 points"; -0.0 is no minus."""
-    value = f"{100 * share + 0.0:.{digits}f}".removesuffix("." + "0" * digits)
-    value = value.removeprefix("-") if float(value) == 0 else value
-    return f"{value} point" if value == "1" else f"{value} points"
 
 
 def signed(share: float) -> str:
@@ -22,32 +17,28 @@ def signed(share: float) -> str:
     return "0.0" if float(value) == 0 else value
 
 
-def discordance_of(noise: PairedDifference | None) -> float:
-    """The share of verdicts that change by themselves; none seen: as if the next one would."""
-    if noise is None:
-        return ASSUMED_DISCORDANCE
-    return max(1, noise.lost + noise.gained) / max(1, noise.pairs)
-
-
 def outlook(
     items: int,
     delta: float,
     repeats: int,
     *,
-    noise: PairedDifference | None = None,
+    seen: LevelQuality | None = None,
     available: int | None = None,
 ) -> list[str]:
-    """What so many items can show. `noise`: as measured, else as assumed; `available`: how many the bank has."""
-    share = discordance_of(noise)
-    needed, best = _needed(delta, share, repeats), delta_shown(items, discordance=share, repeats=repeats)
-    source = "assumed, and measured at the first level"
-    if noise is not None:
-        none = "" if noise.lost + noise.gained else f"; none of {noise.pairs:,} did"
-        source = f"measured, C=1 against itself{none}"
+    """What so many items can show. `seen`: a level whose changed verdicts take the place of the assumed share;
+    `available`: how many the bank has.
+    """
+    share = ASSUMED_DISCORDANCE if seen is None else discordance_of(seen.difference)
+    needed = _needed(delta, share, repeats)
+    best = delta_shown(items, discordance=share, repeats=repeats, power=POWER)
+    source = "assumed until the first level was measured"
+    if seen is not None:
+        none = "" if seen.difference.lost + seen.difference.gained else f"; none of {seen.difference.pairs:,} did"
+        source = f"as between C=1 and C={seen.concurrency}{none}"
     often = f", {repeats} times each," if repeats > 1 else ""
     first = (
         f"to exclude a loss of {points(delta)}, about {needed:,} items{often} are needed if {100 * share:.1f} % of the "
-        f"verdicts change by themselves ({source}); {items:,} are asked, which can exclude {points(best)}"
+        f"verdicts change, for better or worse ({source}); {items:,} are asked, which can exclude {points(best)}"
     )
     if items >= needed:
         return [first]
@@ -63,7 +54,7 @@ def _remedy(items: int, delta: float, share: float, available: int | None) -> st
     times = next((n for n in range(2, MOST_REPEATS + 1) if _needed(delta, share, n) <= items), None)
     if times is not None:
         ways.append(f"--repeats {times}")
-    largest = int(100 * delta_shown(items, discordance=share)) + 1
+    largest = int(100 * delta_shown(items, discordance=share, power=POWER)) + 1
     ways.append(f"--delta {largest}, if a loss of less does not matter")
     if available is not None and needed > available:
         ways.append("a larger bank (--bank drills has no end)")
@@ -71,48 +62,7 @@ def _remedy(items: int, delta: float, share: float, available: int | None) -> st
 
 
 def _needed(delta: float, share: float, repeats: int) -> int:
-    return items_needed(delta, discordance=share, repeats=repeats)
-
-
-def claim_words(level: LevelQuality, delta: float) -> str:
-    found = level.difference
-    if level.claim is Claim.HOLDS:
-        small = f" (though {points(-found.high)} at least are lost)" if found.high < 0 else ""
-        return f"no worse than {points(delta)}{small}"
-    if level.claim is Claim.LOST:
-        return f"worse: at least {points(-found.high)} lost"
-    if found.base_rate <= delta:
-        return (
-            f"not shown: C=1 passes {100 * found.base_rate:.1f} % of the items, so that a loss of {points(delta)} "
-            "could not be seen; an easier bank is needed"
-        )
-    return f"not shown: a loss of up to {points(-found.low)} cannot be excluded; {_more(level)}"
-
-
-def _more(level: LevelQuality) -> str:
-    needed, asked = level.needed_items, level.difference.items
-    if needed is None:
-        return "more items are needed"
-    if needed > asked:
-        return f"about {needed:,} items would be needed"
-    return f"{needed:,} items mostly do if nothing is lost, so something may be: ask more than {asked:,}"
-
-
-def conclusion(summary: QualitySummary) -> str:
-    """One sentence: how far quality holds, and what ended it."""
-    failed = next((level for level in summary.levels if level.claim is not Claim.HOLDS), None)
-    if summary.holds_up_to is None and (failed is None or failed.claim is Claim.UNSHOWN):
-        if failed is None:
-            return "nothing can be claimed: no level was measured"
-        return f"nothing can be claimed: C={failed.concurrency} is {claim_words(failed, summary.delta)}"
-    parts = []
-    if summary.holds_up_to is not None:
-        parts.append(
-            f"quality holds up to C={summary.holds_up_to}: a loss of {points(summary.delta)} or more is excluded (95 %)"
-        )
-    if failed is not None:
-        parts.append(f"C={failed.concurrency} is {claim_words(failed, summary.delta)}")
-    return "; ".join(parts)
+    return items_needed(delta, discordance=share, repeats=repeats, power=POWER)
 
 
 def noise_words(summary: QualitySummary) -> str | None:

@@ -13,7 +13,8 @@ from skep.report.figures import UNKNOWN, moment, number, percent, printable, pub
 from skep.report.marks import Spec, sized
 from skep.report.markup import Markup, banner, card, join, section, tag, text, trusted, wide_figure
 from skep.report.quality_charts import difference_chart, outcome_chart, total_chart, ttft_chart
-from skep.report.quality_tables import conclusion, family_table, latency_table, level_table, points
+from skep.report.quality_tables import family_table, latency_table, level_table
+from skep.report.quality_words import conclusion, points
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.sweep import heading, incomplete, provenance
@@ -25,13 +26,14 @@ _LATENCY = "Median whole, 95th percentile dashed."
 
 def quality_page(run: Run, summary: QualitySummary) -> str:
     """One HTML document that needs no other file and no network."""
+    said = conclusion(summary)
     header = tag(
         "header",
         mark("quality under load"),
         tag("h1", text(heading(run))),
         tag("p", text(f"{public_url(run.url)} · {moment(run.created_at)} · bank {summary.bank}"), class_="where"),
         *_banners(run, summary),
-        tag("p", text(conclusion(summary)), class_="lead"),
+        tag("p", text(f"{said[0].upper()}{said[1:]}."), class_="lead"),
     )
     families = family_table(summary)
     main = tag(

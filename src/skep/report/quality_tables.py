@@ -1,4 +1,4 @@
-"""Quality under load in tables and sentences. A sentence never says more than the bounds allow."""
+"""Quality under load in tables."""
 
 from __future__ import annotations
 
@@ -7,40 +7,10 @@ from collections.abc import Sequence
 from skep.report.figures import UNKNOWN, milliseconds, number, percent, seconds
 from skep.report.levels import counted
 from skep.report.markup import Markup, join, table, tag, text
-from skep.verdicts import Claim, LevelQuality, PairedDifference, QualitySummary
+from skep.report.quality_words import claim_words
+from skep.verdicts import Claim, PairedDifference, QualitySummary
 
 _STYLES = {Claim.HOLDS: "wide up", Claim.LOST: "wide bad", Claim.UNSHOWN: "wide"}
-
-
-def points(share: float) -> str:
-    """A share as points: 0.031 is "3.1 points"."""
-    value = number(100 * share, digits=1).removesuffix(".0")
-    return f"{value} point" if value == "1" else f"{value} points"
-
-
-def claim_sentence(level: LevelQuality, delta: float) -> str:
-    found = level.difference
-    if level.claim is Claim.HOLDS:
-        lost = f", though at least {points(-found.high)} are lost" if found.high < 0 else ""
-        return f"no worse than {points(delta)}{lost}"
-    if level.claim is Claim.LOST:
-        return f"worse: at least {points(-found.high)} lost"
-    needed = level.needed_items or 0
-    more = f"about {needed:,} items would be needed" if needed > found.items else "more items may settle it"
-    return f"not shown: a loss of up to {points(-found.low)} cannot be excluded; {more}"
-
-
-def conclusion(summary: QualitySummary) -> str:
-    """How far quality holds, and what ended it."""
-    failed = next((level for level in summary.levels if level.claim is not Claim.HOLDS), None)
-    ended = f"C = {failed.concurrency} is {claim_sentence(failed, summary.delta)}" if failed else ""
-    if summary.holds_up_to is not None:
-        excluded = f"a loss of {points(summary.delta)} or more is excluded (95 %)"
-        held = f"Quality holds up to C = {summary.holds_up_to}: {excluded}"
-        return f"{held}. {ended}." if ended else f"{held}."
-    if failed is None:
-        return "Nothing can be claimed: no level was measured."
-    return f"{ended}." if failed.claim is Claim.LOST else f"Nothing can be claimed: {ended}."
 
 
 def level_table(summary: QualitySummary) -> Markup:
@@ -58,7 +28,7 @@ def level_table(summary: QualitySummary) -> Markup:
         words = "the noise floor: what changes by itself"
         rows.append(_row("1 and 1", summary.noise, summary.noise_texts_changed, words, "note"))
     for level in summary.levels:
-        said = claim_sentence(level, summary.delta)
+        said = claim_words(level, summary.delta)
         rows.append(_row(str(level.concurrency), level.difference, level.texts_changed, said, _STYLES[level.claim]))
     for skipped in summary.skipped:
         note = tag("td", text("not walked, as a level below does not hold"), class_="note", colspan=str(len(names)))

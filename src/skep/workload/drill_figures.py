@@ -62,11 +62,10 @@ def _sequence(rng: Random, grade: int) -> Task:
 
 
 def _rule(rng: Random, grade: int) -> Task:
-    numbers = some_numbers(rng, (0, 0, 3, 4, 6, 8)[grade], 1, (0, 0, 9, 9, 30, 60)[grade])
-    if grade == 2:
+    count, highest = {3: (3, 9), 4: (6, 30), 5: (8, 60)}[grade]
+    numbers = some_numbers(rng, count, 1, highest)
+    if grade == 3:
         made = [value + 1 for value in numbers]
-    elif grade == 3:
-        made = [value * 2 for value in numbers]
     elif grade == 4:
         numbers[0] += numbers[0] % 2  # at least one is even
         made = [value for value in numbers if value % 2 == 0]
@@ -131,8 +130,8 @@ FIGURES = (
     Family("sequence", (1, 2, 3, 4, 5), "Which number comes next? Answer with a number.", _sequence),
     Family(
         "rule",
-        (2, 3, 4, 5),
-        {2: "Add 1 to each number.", 3: "Double each number.", 4: "Keep the even numbers only.",
+        (3, 4, 5),
+        {3: "Add 1 to each number.", 4: "Keep the even numbers only.",
          5: "Halve each even number and add 1 to each odd number."},
         _rule,
         48,

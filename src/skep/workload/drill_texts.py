@@ -40,7 +40,7 @@ def _pick_word(rng: Random, grade: int) -> Task:
 
 
 def _count_words(rng: Random, grade: int) -> Task:
-    low, high = ((0, 0), (0, 0), (2, 6), (4, 10), (8, 16))[grade]
+    low, high = {3: (2, 6), 4: (5, 14)}[grade]
     count = between(rng, low, high)
     return number(listed(some_words(rng, count)), count)
 
@@ -136,7 +136,7 @@ TEXTS = (
     Family("copy", (1, 2), "Repeat the words exactly.", _copy, 32),
     Family("upper", (1, 2, 3), "Write it in capital letters.", _upper, 32),
     Family("pick", (1, 2, 3, 4, 5), "Answer with one word from the list.", _pick_word),
-    Family("count-words", (2, 3, 4), "How many words are there? Answer with a number.", _count_words),
+    Family("count-words", (3, 4), "How many words are there? Answer with a number.", _count_words),
     Family("count-letter", (3, 4, 5), "Answer with a number.", _count_letter),
     Family("member", (1, 2, 3, 4), "Answer yes or no.", _member),
     Family(
