@@ -1,16 +1,20 @@
 """`skep bench mixed` as a user meets it: tables, JSON, and bad input said in one line."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from skep.cli.main import app
 from skep.cli.mixed import need_packages
-from skep.cli.mixed_tables import degradation
+from skep.cli.mixed_tables import degradation, print_primary
 from skep.errors import SkepError, UserError
+from skep.quality.mixed_figures import mixed_summary
+from skep.records import Request
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
+from skep.verdicts import Outcome, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +104,24 @@ def test_packages_that_answers_need_are_named_with_how_to_get_them():
     with pytest.raises(UserError, match="aiofiles, pytest are not installed") as caught:
         need_packages(["aiofiles", "pytest"])
     assert caught.value.hint == "pip install 'skep[quality]'"
+
+
+def turn_row(answers):
+    """One repeat of C=1, with turns that were answered (True), failed (False), or have no row."""
+    rows = [
+        Request(1, 0, place, f"P1.{place + 1}", place, place + 1.0, traffic="primary", session=0, turn=place)
+        for place in range(len(answers))
+    ]
+    rows = [row if ok else replace(row, error_kind="timeout") for row, ok in zip(rows, answers, strict=True)]
+    verdicts = [Verdict(1, 0, row.index, row.kind, Outcome.PASSED if row.ok else Outcome.TIMED_OUT) for row in rows]
+    return mixed_summary("r", "m", "published", rows, verdicts, simulated=False).levels
+
+
+def test_turns_after_a_failed_one_are_shown_as_not_asked_and_cut_ones_are_not(capsys):
+    print_primary(turn_row([True, False]))
+    assert "not asked" in capsys.readouterr().out
+    print_primary(turn_row([True, True]))
+    assert "not asked" not in capsys.readouterr().out
 
 
 def test_degradation_is_a_share_of_what_it_was_alone():

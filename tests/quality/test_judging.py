@@ -24,7 +24,7 @@ def read(row, item=NUMBER):
 
 def test_a_read_answer_needs_no_sandbox():
     verdict = read(request("It is 12."))
-    assert (verdict.outcome, verdict.sandbox, verdict.checker) == (Outcome.PASSED, None, "number/1")
+    assert (verdict.outcome, verdict.sandbox, verdict.checker) == (Outcome.PASSED, None, "number/2")
     assert (verdict.level, verdict.repeat, verdict.index, verdict.item) == (4, 1, 7, "sum")
     assert read(request("It is 13.")).outcome is Outcome.WRONG
     assert needs_sandbox([NUMBER]) is False

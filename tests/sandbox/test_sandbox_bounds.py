@@ -204,3 +204,27 @@ def test_output_up_to_the_limit_is_all_there(run):
 def test_open_files_are_bounded(run):
     done = run("x = []\nwhile True: x.append(open('main.py'))", open_files=40)
     assert b"Too many open files" in done.stderr
+
+
+def test_memory_kept_in_sockets_counts(run):
+    """A script once held ten times its limit in the buffers of socket pairs, which belong to no process."""
+    text = """
+import os, socket
+for _ in range(3):
+    if os.fork() == 0:
+        break
+kept = []
+while True:
+    a, b = socket.socketpair()
+    a.setblocking(False)
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24)
+    try:
+        while True:
+            a.send(b"x" * 65536)
+    except BlockingIOError:
+        kept.append((a, b))
+    if len(kept) == 50:
+        import time
+        time.sleep(60)
+"""
+    assert run(text, seconds=8, memory_bytes=64 << 20).ending is Ending.OUT_OF_MEMORY

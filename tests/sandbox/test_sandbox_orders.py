@@ -51,9 +51,9 @@ def test_orders_and_outcomes_arrive_as_they_were_sent():
         unpack_outcome(reader(pack_outcome(outcome)[:-1]))
 
 
-def decide(code, arch, number, argument=0):
+def decide(code, arch, number, *arguments):
     """Runs a filter as the kernel would."""
-    data = struct.pack("=IIQQ", number, arch, 0, argument)
+    data = struct.pack("=IIQ6Q", number, arch, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
     place = accumulator = 0
     while True:
         operation, jump, skip, value = struct.unpack_from("=HBBI", code, place * 8)
@@ -73,7 +73,7 @@ def test_the_filter_refuses_what_it_lists_and_allows_the_rest(machine):
     code, known = seccomp.program(machine), seccomp.ARCHITECTURES[machine]
     refused = {pair[known.column] for pair in seccomp.REFUSED.values()} - {None}
     unknown = {pair[known.column] for pair in seccomp.UNKNOWN.values()}
-    special = {known.clone, known.socket, known.socketpair}
+    special = {known.clone, known.socket, known.socketpair, known.setsockopt}
     assert not refused & special
     for number in range(512):
         want = seccomp.ALLOW
@@ -86,6 +86,10 @@ def test_the_filter_refuses_what_it_lists_and_allows_the_rest(machine):
     for family in range(60):
         want = seccomp.ALLOW if family in (1, 2, 10) else seccomp.ERRNO | errno.EAFNOSUPPORT
         assert decide(code, known.audit, known.socket, family) == want
+    for option in range(100):  # the sizes of buffers stay as they are, and nobody is told
+        want = seccomp.ERRNO if option in (7, 8, 32, 33) else seccomp.ALLOW
+        assert decide(code, known.audit, known.setsockopt, 5, 1, option) == want
+        assert decide(code, known.audit, known.setsockopt, 5, 6, option) == seccomp.ALLOW
     assert decide(code, known.audit, known.clone, 0x11) == seccomp.ALLOW  # fork
     assert decide(code, known.audit, known.clone, 0x3D0F00) == seccomp.ALLOW  # a thread
     for bit in (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):

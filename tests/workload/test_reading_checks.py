@@ -1,14 +1,12 @@
 """Answers judged by reading: tolerant of form, not of content."""
 
 import re
-import subprocess
-import sys
 import time
 
 import pytest
 
 from skep.workload.items import Checker
-from skep.workload.reading_checks import keyword_check, read_check, regex_program
+from skep.workload.reading_checks import keyword_check, read_check
 
 
 def check(kind, text, **values):
@@ -159,14 +157,11 @@ def test_keywords_that_are_missing_are_named():
     assert keyword_check((), "") == (True, ())
 
 
-@pytest.mark.parametrize(("pattern", "text", "found"), [(r"^b\d+$", "a\nb12\nc", True), (r"^b\d+$", "ab12", False)])
-def test_a_regular_expression_is_a_script_for_the_sandbox(pattern, text, found):
-    """Nothing matches one in this process: some never end."""
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", regex_program(pattern)], input=text.encode(), timeout=20)
-    assert done.returncode == (0 if found else 1)
-    assert Checker("regex", {"pattern": pattern}).is_executed
+def test_a_regular_expression_is_not_matched_in_this_process():
+    """Some never end: they are for the sandbox."""
+    assert Checker("regex", {"pattern": "a"}).is_executed
     with pytest.raises(ValueError, match="not judged by reading"):
-        check("regex", text, pattern=pattern)
+        check("regex", "a", pattern="a")
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def print_verdicts(levels: Sequence[MixedLevel]) -> None:
         cells = []
         for level in levels:
             part = next((one for one in tasks_of(level) if one.item == item), None)
-            cells.append("–" if part is None or not part.judged else _verdict_cell(part, level))
+            cells.append("–" if part is None or not part.judged else _verdict_cell(part))
         rows.append([item, *cells])
     rows.append(["all", *(_outcomes(level) for level in levels)])
     print_table(("task", *(f"C={level.concurrency}" for level in levels)), rows)
@@ -178,12 +178,17 @@ def _solo(levels: Sequence[MixedLevel]) -> MixedLevel | None:
 
 
 def _turn_cell(level: MixedLevel, place: int) -> str:
-    """The time of a turn, and how many repeats never came to it."""
+    """The time of a turn, and how many repeats never came to it, as the turn before it had failed."""
     turn = level.turns[place]
-    missing = level.repeats - turn.runs
-    if missing >= level.repeats:
-        return "not asked"
+    missing = _not_asked(turn)
+    if not turn.runs:
+        return "not asked" if missing else "–"
     return _seconds(turn.seconds) + (f" ({missing} not asked)" if missing else "")
+
+
+def _not_asked(part: TurnFigures | SideFigures) -> int:
+    """They are judged as failed, without a request. A turn that an interruption has cut off is not among them."""
+    return max(0, part.judged - part.runs)
 
 
 def _side_cell(part: SideFigures | None) -> str:
@@ -192,9 +197,9 @@ def _side_cell(part: SideFigures | None) -> str:
     return f"{_count(part)} ({_seconds(part.seconds)})"
 
 
-def _verdict_cell(part: TurnFigures | SideFigures, level: MixedLevel) -> str:
+def _verdict_cell(part: TurnFigures | SideFigures) -> str:
     words = "" if part.keywords_passed is None else f", keywords {part.keywords_passed}/{part.runs}"
-    missing = max(0, level.repeats - part.runs) if isinstance(part, TurnFigures) else 0
+    missing = _not_asked(part)
     return f"{_count(part)}{words}" + (f", {missing} not asked" if missing else "")
 
 

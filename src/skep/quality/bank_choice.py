@@ -9,7 +9,7 @@ from random import Random
 from skep.errors import UserError
 from skep.quality.humaneval import fetch_humaneval, humaneval_items
 from skep.weights.wheel import Progress
-from skep.workload.banks import parse_bank
+from skep.workload.banks import LONGEST_LINE, parse_bank
 from skep.workload.drills import drills
 from skep.workload.items import Item
 
@@ -72,7 +72,7 @@ def _from_file(name: str) -> list[Item]:
         path = Path(name)
     try:
         with path.open(encoding="utf-8") as file:
-            return parse_bank(file, path.name)
+            return parse_bank(iter(lambda: file.readline(LONGEST_LINE + 1), ""), path.name)
     except UnicodeDecodeError:
         raise UserError(f"bank `{name}` is not text in UTF-8", hint="a bank is a file of JSON lines") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name

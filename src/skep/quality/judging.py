@@ -22,15 +22,16 @@ from skep.errors import SkepError, UserError
 from skep.records import Request
 from skep.sandbox.base import Ending, Limits, Result, Sandbox, Script
 from skep.verdicts import Check, Outcome, Verdict
-from skep.workload.extraction import code_blocks, python_of, spoken
+from skep.workload.extraction import code_blocks, python_blocks, spoken
 from skep.workload.items import Item
-from skep.workload.reading_checks import keyword_check, read_check
+from skep.workload.reading_checks import LONGEST_READ, keyword_check, read_check
 
-VERSION = 1  # of the checks: a verdict names it, so that old verdicts are not held against new rules
+VERSION = 2  # of the checks: a verdict names it, so that old verdicts are not held against new rules
 LONGEST_DETAIL = 300
 _MOST_CHECKS = 100
 _LIGHT = Limits(seconds=10, memory_bytes=512 << 20)
 _HEAVY = Limits(seconds=20, memory_bytes=768 << 20)  # FastAPI or pytest has to be loaded first
+_OF_TEXT = ("docstring", "regex")  # judged without code too
 _LIMITS = {"fastapi": _HEAVY, "mutants": _HEAVY, "async-reader": _HEAVY}
 # What must be installed beside skep for a kind; kinds without an entry run with the standard library alone.
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -159,8 +160,9 @@ class Judge:
 
     async def _executed(self, text: str, which: Answered) -> Finding:
         checker = which.item.checker
-        code = python_of(text)
-        if code is None and checker.kind != "docstring":
+        asked = "\n".join(one.get("content", "") for one in which.item.messages)
+        blocks = python_blocks(text, asked)
+        if not blocks and checker.kind not in _OF_TEXT:
             return Finding(Outcome.NO_ANSWER, "no code in the answer")
         assert self._sandbox is not None
         limits = self._limits or _LIMITS.get(checker.kind, _LIGHT)
@@ -169,9 +171,10 @@ class Judge:
             "mark": mark,
             "seconds": limits.seconds * 0.85,  # so that the harness can still tell what it saw
             "values": dict(checker.values),
-            "code": code or "",
+            "blocks": blocks,
+            "said": text[-LONGEST_READ:],
             "text": "\n".join(block.code for block in code_blocks(text)) or text,
-            "earlier": [python_of(spoken(one, None).text) or "" for one in which.earlier],
+            "earlier": [python_blocks(spoken(one, None).text) for one in which.earlier],
         }
         script = Script(
             argv=("-m", "harness.driver", checker.kind),

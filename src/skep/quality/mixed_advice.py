@@ -17,6 +17,7 @@ from math import comb
 from skep.units import format_seconds
 from skep.verdicts import Advice, MixedLevel, SideFigures, TurnFigures
 
+OTHER_LENGTH = 0.2  # of the conversation's tokens, from which on it is told
 MOST_SLOWDOWN = 2.5  # of the whole conversation, against C=1
 CHANCE = 0.05
 
@@ -139,7 +140,7 @@ def _faults(place: int, levels: Sequence[MixedLevel], solo: MixedLevel) -> list[
     if slowdown is None:
         found.append("the conversation was never finished")
     elif slowdown > MOST_SLOWDOWN:
-        found.append(f"the conversation takes {_taking(level, slowdown)}, more than {MOST_SLOWDOWN}x")
+        found.append(f"the conversation takes {_taking(level, solo, slowdown)}, more than {MOST_SLOWDOWN}x")
     rate, below = per_minute(level), per_minute(levels[place - 1]) if place else None
     if rate is None:
         found.append("no answer passed")
@@ -155,7 +156,7 @@ def _merits(place: int, levels: Sequence[MixedLevel], solo: MixedLevel) -> list[
         return [
             f"{here}: the conversation alone takes {format_seconds(solo.primary_s or 0.0)}; no higher level will do"
         ]
-    found = [f"{here}: the conversation takes {_taking(level, _slowdown(level, solo) or 0.0)}"]
+    found = [f"{here}: the conversation takes {_taking(level, solo, _slowdown(level, solo) or 0.0)}"]
     rates = [(one.concurrency, per_minute(one)) for one in levels[:place]]
     others = ", ".join(f"{rate:.1f} at C={c}" for c, rate in reversed(rates) if rate is not None)
     found.append(f"{here}: {per_minute(level) or 0.0:.1f} finished tasks a minute{', ' if others else ''}{others}")
@@ -169,12 +170,21 @@ def _worse(place: int, levels: Sequence[MixedLevel]) -> list[Tally]:
 
 def _cost(level: MixedLevel, solo: MixedLevel) -> str:
     slowdown = _slowdown(level, solo)
-    cost = "was never finished" if slowdown is None else f"takes {_taking(level, slowdown)}"
+    cost = "was never finished" if slowdown is None else f"takes {_taking(level, solo, slowdown)}"
     return f"C={level.concurrency}: the conversation {cost}"
 
 
-def _taking(level: MixedLevel, slowdown: float) -> str:
-    return f"{slowdown:.2f}x of C=1 ({format_seconds(level.primary_s or 0.0)})"
+def _taking(level: MixedLevel, solo: MixedLevel, slowdown: float) -> str:
+    """With the length of its answers where that differs: longer ones take longer at any load."""
+    tokens, alone = _tokens(level), _tokens(solo)
+    other = tokens is not None and alone and abs(tokens / alone - 1) > OTHER_LENGTH
+    length = f", for {tokens:,.0f} tokens instead of {alone:,.0f}" if other else ""
+    return f"{slowdown:.2f}x of C=1 ({format_seconds(level.primary_s or 0.0)}{length})"
+
+
+def _tokens(level: MixedLevel) -> float | None:
+    known = [turn.output_tokens for turn in level.turns if turn.output_tokens is not None]
+    return sum(known) if known and len(known) == len(level.turns) else None
 
 
 def _slowdown(level: MixedLevel, solo: MixedLevel) -> float | None:

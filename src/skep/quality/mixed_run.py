@@ -265,9 +265,9 @@ class _Mixed:
             raise self._recording.broken
 
     async def _warm_up(self) -> None:
-        """As many at once as the widest level has: level 0."""
+        """As many at once as the widest level has, with prompts about as long as the first turn's: level 0."""
         self._begin(0, 0, self._widest)
-        tasks = TaskMaker(Workload(seed=self._plan.seed)).warm_up(self._widest, 0, WARM_UP_TOKENS)
+        tasks = TaskMaker(Workload(size="medium", seed=self._plan.seed)).warm_up(self._widest, 0, WARM_UP_TOKENS)
         rows, _ = await self._driver.run_tasks(0, 0, tasks, self._widest, self._took)
         if all(not row.ok for row in rows):
             hint = "look at its log; `skep doctor` checks this machine"

@@ -20,10 +20,12 @@ KILL_PROCESS = 0x80000000
 ERRNO = 0x00050000
 
 LOAD, JEQ, JGE, JSET, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-AT_NUMBER, AT_ARCH, AT_FIRST_ARGUMENT = 0, 4, 16
+AT_NUMBER, AT_ARCH, AT_FIRST_ARGUMENT, AT_SECOND_ARGUMENT, AT_THIRD_ARGUMENT = 0, 4, 16, 24, 32
 NEW_NAMESPACE = 0x7E020080  # CLONE_NEW*: time, mount, cgroup, uts, ipc, user, pid, net
 FIRST_X32 = 512  # from here on x86_64 has the numbers of its 32-bit twin, which would pass by the table
 FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
+SOL_SOCKET = 1
+BUFFERS = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF and their forced forms: how much the kernel keeps for a socket
 
 # name: (x86_64, aarch64); None: the architecture has no such call.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
@@ -118,11 +120,12 @@ class Architecture:
     clone: int
     socket: int
     socketpair: int
+    setsockopt: int
 
 
 ARCHITECTURES = {
-    "x86_64": Architecture(audit=0xC000003E, column=0, clone=56, socket=41, socketpair=53),
-    "aarch64": Architecture(audit=0xC00000B7, column=1, clone=220, socket=198, socketpair=199),
+    "x86_64": Architecture(audit=0xC000003E, column=0, clone=56, socket=41, socketpair=53, setsockopt=54),
+    "aarch64": Architecture(audit=0xC00000B7, column=1, clone=220, socket=198, socketpair=199, setsockopt=208),
 }
 
 Step = tuple[int, int, str | None]  # operation, value, where to go if it holds
@@ -154,13 +157,16 @@ def _steps(architecture: Architecture) -> list[Step | str]:
     if architecture.column == 0:
         steps.append((JGE, FIRST_X32, "unknown"))
     steps += [(JEQ, architecture.socket, "socket"), (JEQ, architecture.socketpair, "socket")]
-    steps.append((JEQ, architecture.clone, "clone"))
+    steps += [(JEQ, architecture.clone, "clone"), (JEQ, architecture.setsockopt, "setsockopt")]
     for table, end in ((REFUSED, "refuse"), (UNKNOWN, "unknown")):
         numbers = [pair[architecture.column] for pair in table.values()]
         steps += [(JEQ, number, end) for number in numbers if number is not None]
     steps += [(RETURN, ALLOW, None), "socket", (LOAD, AT_FIRST_ARGUMENT, None)]
     steps += [(JEQ, family, "allow") for family in FAMILIES]
     steps += [(RETURN, ERRNO | errno.EAFNOSUPPORT, None)]
+    steps += ["setsockopt", (LOAD, AT_SECOND_ARGUMENT, None), (JEQ, SOL_SOCKET, "of any socket"), (RETURN, ALLOW, None)]
+    steps += ["of any socket", (LOAD, AT_THIRD_ARGUMENT, None), *((JEQ, option, "ignore") for option in BUFFERS)]
+    steps += [(RETURN, ALLOW, None)]
     steps += ["clone", (LOAD, AT_FIRST_ARGUMENT, None), (JSET, NEW_NAMESPACE, "refuse"), (RETURN, ALLOW, None)]
     return steps
 
@@ -173,6 +179,8 @@ def _ends() -> list[Step | str]:
         (RETURN, ERRNO | errno.EPERM, None),
         "unknown",
         (RETURN, ERRNO | errno.ENOSYS, None),
+        "ignore",  # as if it had been done
+        (RETURN, ERRNO, None),
     ]
 
 

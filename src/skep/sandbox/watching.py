@@ -15,6 +15,9 @@ CHEAP = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
 EXACT = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
 MOST_FILES = 8192  # of the folder; an empty file takes no room but memory all the same
 FILE_BYTES = 1024  # what the kernel keeps for each, about
+SOCKET_BYTES = 256 << 10  # what a unix socket may hold; how much it does hold is told nowhere
+QUEUES = ("tcp", "tcp6", "udp", "udp6")  # tables that tell what is queued
+LONGEST_TABLE = 4 << 20
 
 
 class Watch:
@@ -42,7 +45,7 @@ class Watch:
         folder, files = self._folder()
         if files > MOST_FILES:
             return True
-        kept = folder + files * FILE_BYTES
+        kept = folder + files * FILE_BYTES + self._sockets()
         plain = kept + sum(self._plain(pid) for pid in self._pids())
         return plain > limit_bytes and kept + self._exact() > limit_bytes
 
@@ -65,6 +68,12 @@ class Watch:
         assert self._box is not None
         facts = os.fstatvfs(self._box)
         return (facts.f_blocks - facts.f_bfree) * facts.f_frsize, facts.f_files - facts.f_ffree
+
+    def _sockets(self) -> int:
+        """What sockets hold is the kernel's memory, not a process's: a script could keep gigabytes there."""
+        unix = self._text("1/net/unix", LONGEST_TABLE).count(b"\n")
+        tables = (self._text(f"1/net/{name}", LONGEST_TABLE) for name in QUEUES)
+        return unix * SOCKET_BYTES + sum(map(_queued, tables))
 
     def _exact(self) -> int:
         """Each page divided by the processes that share it; as in `_plain` where the kernel does not tell."""
@@ -96,14 +105,20 @@ class Watch:
                 os.close(fd)
         return []
 
-    def _text(self, path: str) -> bytes:
+    def _text(self, path: str, longest: int = 8192) -> bytes:
         with contextlib.suppress(OSError):  # it has ended meanwhile
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
             try:
-                return os.read(fd, 8192)
+                return b"".join(iter(lambda: os.read(fd, 65536), b"")) if longest > 8192 else os.read(fd, longest)
             finally:
                 os.close(fd)
         return b""
+
+
+def _queued(table: bytes) -> int:
+    """The sum of what waits to be sent and to be read, in a table of the kernel's sockets."""
+    lines = [line.split() for line in table.splitlines()[1:]]
+    return sum(int(size, 16) for line in lines if len(line) > 4 for size in line[4].split(b":"))
 
 
 def _bytes_of(text: bytes, fields: tuple[bytes, ...]) -> int | None:

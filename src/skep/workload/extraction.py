@@ -23,6 +23,15 @@ _QUOTED = re.compile(r"[ \t]{0,3}>[ \t]?")
 _PYTHON = frozenset({"python", "python3", "python2", "py", "py3", "pycon", "ipython", "ipython3", "python-repl", "gyp"})
 _UNSAID = frozenset({"", "code", "snippet"})
 _NESTING = frozenset({"markdown", "md"})
+_STRING = re.compile(r'"""[\s\S]*?"""|\'\'\'[\s\S]*?\'\'\'')
+_DOTS = re.compile(r"[ \t]+(?:\.\.\.|…)[ \t]*(?:#.*)?$")
+_STUB = re.compile(r"(?:async )?def \w+ ?\(.*: *(?:\.\.\.|…)[ \t]*(?:#.*)?$")
+_HEADER = re.compile(r"(?:async )?def |\)")  # in the first column: where a function begins
+_GAP_REMARK = re.compile(
+    r"[ \t]*#[ \t]*(?:(?:\.\.\.|…)[ \t]*(?:$|\(?(?:the )?(?:rest|existing|same|unchanged|remaining|other|previous)\b)"
+    r"|(?:the )?(?:rest of the|existing code|same as before|remaining code|unchanged code)\b)",
+    re.IGNORECASE,
+)
 _DEEPER = 4  # columns: a fence so much deeper than the opening one is part of the code, in a docstring for example
 
 
@@ -192,11 +201,18 @@ def language_of(info: str) -> str:
 
 
 def python_of(text: str) -> str | None:
-    """The Python code that the answer gives; None: there is none.
+    """The Python code that the answer gives, in one piece; None: there is none."""
+    blocks = python_blocks(text)
+    return "\n\n".join(code.strip("\n") for code in blocks) + "\n" if blocks else None
 
-    Fenced blocks that are Python, or say nothing and look like it, joined in order. Left out: one whose functions and
-    classes are all defined again later, one that only quotes lines of a larger one, and sessions with `>>>` where there
-    is other code. Without such blocks: the longest run of lines that look like code.
+
+def python_blocks(text: str, given: str = "") -> list[str]:
+    """The Python code that the answer gives, block by block; `given` is what the answer was told.
+
+    Fenced blocks that are Python, or say nothing and look like it. Left out: one whose functions and classes are all
+    defined again later, or defined before and here only hinted at or quoted from what was given; one that only quotes
+    lines of a larger one; and sessions with `>>>` where there is other code. Without such blocks: the longest run of
+    lines that look like code.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     blocks = code_blocks(text)
@@ -207,8 +223,9 @@ def python_of(text: str) -> str | None:
     plain = [code for code in codes if not is_session(code)]
     codes = plain or [session_code(code) for code in codes]
     if codes:
-        return "\n\n".join(code.strip("\n") for code in _meant(codes)) + "\n"
-    return None if blocks else code_run(text)
+        return _meant(_complete(codes, given))
+    alone = None if blocks else code_run(text)
+    return [] if alone is None else [alone]
 
 
 def _is_python(block: Block) -> bool:
@@ -217,6 +234,49 @@ def _is_python(block: Block) -> bool:
     if block.language in _UNSAID:
         return is_session(block.code) or looks_like_code(block.code)
     return block.language == "python"
+
+
+def _complete(codes: list[str], given: str) -> list[str]:
+    """Without later blocks that take the place of nothing: with gaps, or as it was before it was mended."""
+    kept: list[str] = []
+    whole: set[str] = set()
+    told = _squeezed(given)
+    for code in codes:
+        names = top_level_names(code)
+        partial = bool(names) and (has_gaps(code) or (bool(told) and _squeezed(code) in told))
+        if partial and names <= whole:
+            continue
+        kept.append(code)
+        if not partial:
+            whole |= names
+    return kept
+
+
+def _squeezed(code: str) -> str:
+    return "\n".join(line.strip() for line in code.split("\n") if line.strip())
+
+
+def has_gaps(code: str) -> bool:
+    """Whether lines of a function are left out, with `...` or a remark in their place.
+
+    A method or a class that is nothing but `...` is whole: that is how protocols and exceptions are written.
+    """
+    lines = [line.expandtabs(4) for line in _STRING.sub("", code).split("\n") if line.strip()]
+    for place, line in enumerate(lines):
+        if _STUB.match(line) or _GAP_REMARK.match(line):
+            return True
+        if not _DOTS.match(line):
+            continue
+        before = lines[place - 1] if place else ""
+        after = lines[place + 1] if place + 1 < len(lines) else ""
+        alone = before.split("#")[0].rstrip().endswith(":") and _indent(after) < _indent(line)
+        if not alone or _HEADER.match(before):
+            return True
+    return False
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
 
 
 def _meant(codes: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ that settles on nothing, or on two things, is wrong. Every function here takes t
 
 A user's regular expression is different: Python's matcher backtracks, a pattern such as `(a|aa)+$` takes for ever on a
 short text, and no look at the pattern tells all of them apart from harmless ones (`\\s+$` alone is quadratic). So a
-`regex` is run where time is bounded: `regex_program` is a script for the sandbox. Nothing here matches one.
+`regex` is searched for in the sandbox, where time is bounded. Nothing here matches one.
 """
 
 from __future__ import annotations
@@ -47,17 +47,6 @@ def keyword_check(keywords: Iterable[str], text: str) -> tuple[bool, tuple[str, 
     folded = text.casefold()
     missing = tuple(word for word in keywords if word.casefold() not in folded)
     return not missing, missing
-
-
-def regex_program(pattern: str) -> str:
-    """A script that reads the answer on stdin (UTF-8) and exits with 0 if the pattern is found in it, 1 if not."""
-    return (
-        "import re, sys\n"
-        "text = sys.stdin.buffer.read().decode('utf-8', 'replace')\n"
-        f"found = re.search({pattern!r}, text, re.MULTILINE)\n"
-        "print(found.group()[:200] if found else '')\n"
-        "sys.exit(0 if found else 1)\n"
-    )
 
 
 def _exact(values: Mapping[str, Any], text: str) -> tuple[bool, str]:

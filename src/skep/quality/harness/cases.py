@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from .blocks import chosen, giving
 from .link import Link, Report
 from .sources import as_one_file
 from .values import alike, decoded, encoded, shown
@@ -15,7 +16,8 @@ def look(job: dict[str, Any], link: Link, report: Report) -> None:
     values = job["values"]
     cases, raises = list(values.get("cases", ())), list(values.get("raises", ()))
     calls = [case[0] for case in cases] + raises
-    link.send({"code": job["code"], "entry_point": values["entry_point"], "calls": calls})
+    link.send({"blocks": job["blocks"], "entry_point": values["entry_point"], "calls": calls})
+    report.note = link.receive().get("note", "")
     for number, arguments in enumerate(calls):
         name = f"{values['entry_point']}{shown_call(arguments)}"
         told = link.receive()
@@ -37,7 +39,9 @@ def shown_call(arguments: Any) -> str:
 
 def try_out(job: dict[str, Any], say: Say) -> None:
     """Arguments are copied for each call, so that one that is changed does not spoil the next."""
-    entry = function(load(as_one_file(job["code"])), job["entry_point"])
+    code, note = chosen(job["blocks"], giving({job["entry_point"]}))
+    say(note=note)
+    entry = function(load(as_one_file(code)), job["entry_point"])
     for arguments in copy.deepcopy(job["calls"]):
         try:
             value = entry(**arguments) if isinstance(arguments, dict) else entry(*arguments)

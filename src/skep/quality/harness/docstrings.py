@@ -7,6 +7,7 @@ import inspect
 import re
 from typing import Any
 
+from .blocks import giving, joined
 from .link import Link, Report
 from .sources import parsed
 from .worker import Broken, Say
@@ -20,14 +21,17 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def look(job: dict[str, Any], link: Link, report: Report) -> None:
     """What the other process tells is what it read: there no code of the answer runs either."""
-    link.send({key: job[key] for key in ("code", "text", "values")})
+    link.send({key: job[key] for key in ("blocks", "text", "values")})
     for one in link.receive()["checks"]:
         report.check(one["name"], one["passed"], one["detail"], decides=one["decides"])
 
 
 def try_out(job: dict[str, Any], say: Say) -> None:
     values = job["values"]
-    text, given = _docstring(job["code"], job["text"], values["entry_point"])
+    blocks = job["blocks"]
+    if any(map(giving({values["entry_point"]}), blocks)):
+        blocks = [code for code in blocks if parsed(code) is not None] or blocks  # others quote lines of it
+    text, given = _docstring(joined(blocks), job["text"], values["entry_point"])
     checks: list[dict[str, Any]] = []
 
     def check(name: str, passed: bool, detail: str = "", *, decides: bool = True) -> None:

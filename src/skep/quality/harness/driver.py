@@ -22,6 +22,7 @@ MODULES = {
     "mutants": "written_tests",
     "async-reader": "reader",
     "docstring": "docstrings",
+    "regex": "pattern",
 }
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 import types
 from typing import Any
 
+from .blocks import chosen, free_names, giving, joined
 from .link import Link, Report
-from .sources import as_one_file, completed
+from .sources import above, as_one_file, completed
 from .worker import Broken, Say, described, function, load
 
 
 def look(job: dict[str, Any], link: Link, report: Report) -> None:
-    link.send({key: job[key] for key in ("kind", "code", "values")})
+    link.send({key: job[key] for key in ("kind", "blocks", "values")})
     report.note = link.receive().get("note", "")
     told = link.receive()
     report.check("the tests pass", told.get("passed") is True, str(told.get("detail", "")))
@@ -21,25 +23,43 @@ def try_out(job: dict[str, Any], say: Say) -> None:
     values = job["values"]
     entry_point = values.get("entry_point")
     before: tuple[str, ...] = ()
-    code, note = job["code"], ""
     if job["kind"] == "completion":
-        before, code, note = completed(values["prompt"], entry_point, code)
-    module = load(as_one_file(code), *before)
+        before, code, note = _completion(values["prompt"], entry_point, job["blocks"])
+    else:
+        code, note = chosen(job["blocks"], giving(free_names(values["tests"]) | {entry_point}))
     say(note=note)
+    module = load(as_one_file(code), *before)
     if entry_point is not None:
         function(module, entry_point)
     say(**_tested(module, values["tests"], entry_point if job["kind"] == "completion" else None))
 
 
+def _completion(prompt: str, entry_point: str, blocks: list[str]) -> tuple[tuple[str, ...], str, str]:
+    """A whole function with what belongs to it; or else a body: all that was given, or the one block that is one."""
+    wanted = giving({entry_point})
+    if any(wanted(textwrap.dedent(code)) for code in blocks):
+        code, left_out = chosen(blocks, wanted, above(prompt, entry_point))
+        before, code, note = completed(prompt, entry_point, code)
+        return before, code, "; ".join(filter(None, (note, left_out)))
+    for code in [joined(blocks), *sorted(blocks, key=lambda code: "return" not in code)]:
+        before, text, note = completed(prompt, entry_point, code)
+        if note:
+            return before, text, note
+    return completed(prompt, entry_point, joined(blocks))
+
+
 def _tested(module: types.ModuleType, tests: str, candidate: str | None) -> dict[str, Any]:
-    """HumanEval's tests are a function `check`; others are run as they stand, and their `test_` functions too."""
-    known = set(module.__dict__)
+    """HumanEval's tests are a function `check`; others are run as they stand, and their `test_` functions too.
+
+    Those of the answer are not run; where both have one of the same name, the item's has taken its place.
+    """
+    known = dict(module.__dict__)
     try:
         exec(compile(tests, "tests.py", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the item's own
         if candidate is not None:
             module.__dict__["check"](module.__dict__[candidate])
         else:
-            for name in [n for n in module.__dict__ if n.startswith("test_") and n not in known]:
+            for name in [n for n, one in module.__dict__.items() if n.startswith("test_") and known.get(n) is not one]:
                 module.__dict__[name]()
     except MemoryError:
         raise Broken("out of memory", "exceeded") from None

@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+from .blocks import chosen, giving
 from .link import Link, Report
 from .sources import as_one_file
 from .values import alike, decoded, encoded, shown
@@ -34,7 +35,8 @@ def look(job: dict[str, Any], link: Link, report: Report) -> None:
     given = types.ModuleType("given")
     exec(compile(values["sync"], "given.py", "exec"), given.__dict__)  # noqa: S102 - our own
     reads = given.__dict__[values.get("sync_entry_point", values["entry_point"])]
-    link.send({"code": job["code"], "entry_point": values["entry_point"], "files": list(names.values())})
+    link.send({"blocks": job["blocks"], "entry_point": values["entry_point"], "files": list(names.values())})
+    report.note = link.receive().get("note", "")
     report.check(f"`{values['entry_point']}` is a coroutine function", link.receive()["coroutine"], "it is not")
     blocked = False
     for what, name in names.items():
@@ -61,7 +63,9 @@ def _compare(report: Report, what: str, want: dict[str, Any], told: dict[str, An
 
 
 def try_out(job: dict[str, Any], say: Say) -> None:
-    entry = function(load(as_one_file(job["code"])), job["entry_point"])
+    code, note = chosen(job["blocks"], giving({job["entry_point"]}))
+    say(note=note)
+    entry = function(load(as_one_file(code)), job["entry_point"])
     say(coroutine=inspect.iscoroutinefunction(entry))
     blocking = Blocking()
     sys.addaudithook(blocking.heard)

@@ -15,14 +15,14 @@ def completed(prompt: str, entry_point: str, code: str) -> tuple[tuple[str, ...]
     """What to run first, what then, and a remark. A whole function needs only what stands above it in the prompt."""
     whole = textwrap.dedent(code)
     if _defines(whole, entry_point):
-        return (_above(prompt, entry_point),), whole, ""
+        return (above(prompt, entry_point),), whole, ""
     for body in _bodies(code):
         if _compiles(text := f"{prompt.rstrip()}\n{body}\n") and _defines(text, entry_point):
             return (), text, "a body alone"
-    return (_above(prompt, entry_point),), whole, ""
+    return (above(prompt, entry_point),), whole, ""
 
 
-def _above(prompt: str, entry_point: str) -> str:
+def above(prompt: str, entry_point: str) -> str:
     start = re.search(rf"^(?:@.*\n)*(?:async )?def {re.escape(entry_point)}\b", prompt, re.MULTILINE)
     return prompt[: start.start()] if start else ""
 
@@ -56,10 +56,10 @@ def parsed(code: str) -> ast.Module | None:
 
 def _defines(code: str, name: str) -> bool:
     tree = parsed(code)
-    return tree is not None and name in _names(tree)
+    return tree is not None and name in names_of(tree)
 
 
-def _names(tree: ast.Module) -> set[str]:
+def names_of(tree: ast.Module) -> set[str]:
     """What the top level defines, also under `if` and `try`."""
     found: set[str] = set()
     for node in _top(tree.body):
@@ -87,15 +87,16 @@ def named(node: ast.stmt) -> tuple[str, ...]:
     return ()
 
 
-def as_one_file(code: str) -> str:
-    """An answer in several files is joined into one: imports of its own files are left out, if all they name is there.
+def as_one_file(code: str, others: frozenset[str] = frozenset()) -> str:
+    """An answer in several files is joined into one: imports of its own files are left out, if all they name is there,
+    or among `others`.
 
     Line numbers stay as they are, unless an import of `__future__` had to be moved to the top.
     """
     tree = parsed(code)
     if tree is None:
         return code
-    have = _names(tree)
+    have = names_of(tree) | others
     lost = [
         node
         for node in _top(tree.body)

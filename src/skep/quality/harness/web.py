@@ -10,8 +10,9 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
+from .blocks import Wanted, chosen, giving, serving, without_bare_apps
 from .link import Link, Report
-from .sources import as_one_file, has_app, merged
+from .sources import as_one_file, has_app, merged, names_of, parsed
 from .worker import Broken, Say, described, load
 
 _PATIENCE_S = 5.0  # for one answer
@@ -19,7 +20,7 @@ _PATIENCE_S = 5.0  # for one answer
 
 def look(job: dict[str, Any], link: Link, report: Report) -> None:
     turn = job["values"]["turn"]
-    link.send({key: job[key] for key in ("code", "earlier")})
+    link.send({key: job[key] for key in ("blocks", "earlier")})
     report.note = link.receive().get("note", "")
     link.receive()  # it listens
     asking = Asking(job["port"], link, report)
@@ -158,13 +159,14 @@ def _json_object(data: bytes) -> dict[str, Any] | None:
 
 
 def try_out(job: dict[str, Any], say: Say) -> None:
-    code, note = _whole(job["code"], job["earlier"])
+    import fastapi  # noqa: F401 - once for all that is tried
     import uvicorn
 
     config, server = uvicorn.Config, uvicorn.Server
     uvicorn.run = lambda *_args, **_options: None  # an app that starts itself is served here all the same
-    app = _app_of(load(as_one_file(code)))
+    code, note = _whole(job["blocks"], job["earlier"])
     say(note=note)
+    app = _app_of(load(as_one_file(code)))
 
     class Served(server):  # type: ignore[misc, valid-type]
         async def startup(self, sockets: Any = None) -> None:
@@ -177,21 +179,32 @@ def try_out(job: dict[str, Any], say: Say) -> None:
     raise Broken("the app does not start")
 
 
-def _whole(code: str, earlier: list[str]) -> tuple[str, str]:
+def _whole(blocks: list[str], earlier: list[list[str]]) -> tuple[str, str]:
     """An answer with an app of its own stands alone; changed parts are put onto the answers before."""
-    if not earlier or has_app(code):
-        return code, ""
+    if not any(earlier) or _stands_alone(blocks):
+        return chosen(without_bare_apps(blocks), serving)
     base, turns = "", []
-    for number, text in enumerate(earlier, start=1):
-        if not text:
+    for number, parts in enumerate(earlier, start=1):
+        if not parts:
             continue
-        if has_app(text) or not base:
-            base, turns = text, [number]
+        if not base or _stands_alone(parts):
+            base, turns = chosen(without_bare_apps(parts), serving)[0], [number]
         else:
-            base, turns = merged(base, text), [*turns, number]
-    if not base:
-        return code, ""
-    return merged(base, code), f"merged with turn {' and '.join(map(str, turns))}"
+            base, turns = merged(base, chosen(parts, _changing(base), base)[0]), [*turns, number]
+    code, left_out = chosen(blocks, _changing(base), base)
+    note = f"merged with turn {' and '.join(map(str, turns))}"
+    return merged(base, code), f"{note}; {left_out}" if left_out else note
+
+
+def _stands_alone(blocks: list[str]) -> bool:
+    return any(map(has_app, [code for code in blocks if parsed(code) is not None] or blocks))
+
+
+def _changing(base: str) -> Wanted:
+    """Blocks with routes, or that define what the app before had."""
+    tree = parsed(base)
+    named = giving(names_of(tree) if tree else set())
+    return lambda code: serving(code) or named(code)
 
 
 def _app_of(module: types.ModuleType) -> Any:

@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .blocks import chosen, testing
 from .link import Link, Report
-from .sources import is_installed
+from .sources import is_installed, named, parsed
 from .worker import Broken, Say, described
 
 _OPTIONS = ("-q", "-p", "no:cacheprovider", "--assert=plain", "--rootdir=.", "--continue-on-collection-errors")
@@ -24,8 +25,14 @@ def look(job: dict[str, Any], link: Link, report: Report) -> None:
     must, may = dict(values["must"]), dict(values.get("may", {}))
     variants = [values["right"], *must.values(), *may.values()]
     link.send(
-        {"code": job["code"], "module": values["module"], "entry_point": values["entry_point"], "variants": variants}
+        {
+            "blocks": job["blocks"],
+            "module": values["module"],
+            "entry_point": values["entry_point"],
+            "variants": variants,
+        }
     )
+    report.note = link.receive().get("note", "")
     right = link.receive()
     passed, failed = right["passed"], right["failed"]
     fewest = values["fewest_tests"]
@@ -40,18 +47,40 @@ def look(job: dict[str, Any], link: Link, report: Report) -> None:
 
 
 def try_out(job: dict[str, Any], say: Say) -> None:
-    code = prepared(job["code"], job["module"], job["entry_point"])
+    module, entry_point = job["module"], job["entry_point"]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     import pytest
 
     Path("nothing").mkdir()
     pytest.main([*_OPTIONS, "nothing"])  # loads all of pytest, once for all variants
-    for number, variant in enumerate(job["variants"]):
-        folder = Path(f"variant{number}").absolute()
+    folders = [Path(f"variant{number}").absolute() for number in range(len(job["variants"]))]
+    for folder, variant in zip(folders, job["variants"], strict=True):
         folder.mkdir()
-        (folder / f"{job['module']}.py").write_text(variant, encoding="utf-8")
+        (folder / f"{module}.py").write_text(variant, encoding="utf-8")
+    text, note = _chosen(job["blocks"], module, entry_point, folders[0])
+    say(note=note)
+    code = prepared(text, module, entry_point)
+    for number, folder in enumerate(folders):
         (folder / "test_answer.py").write_text(code, encoding="utf-8", errors="surrogateescape")
         say(**_tried(folder, "-x" if number else ""))
+
+
+def _chosen(blocks: list[str], module: str, entry_point: str, folder: Path) -> tuple[str, str]:
+    """Blocks that would only run something, such as pytest, are no tests and are not tried either."""
+    if any(map(testing, blocks)):
+        blocks = [code for code in blocks if testing(code) or not _only_runs(code)]
+    sys.path.insert(0, str(folder))
+    try:
+        return chosen(blocks, testing, prepared=lambda code: prepared(code, module, entry_point))
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _only_runs(code: str) -> bool:
+    tree = parsed(code)
+    return tree is not None and not any(
+        isinstance(node, (ast.Import, ast.ImportFrom)) or named(node) for node in tree.body
+    )
 
 
 def _tried(folder: Path, *options: str) -> dict[str, Any]:
