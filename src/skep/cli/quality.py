@@ -20,7 +20,7 @@ from skep.quality.bank_choice import Bank, choose_bank, makes_its_items
 from skep.quality.judging import Judge, missing_packages, needs_sandbox
 from skep.quality.trial import TrialProgress, run_trial
 from skep.quality.trial_figures import POWER
-from skep.quality.trial_plan import TrialPlan
+from skep.quality.trial_plan import LEAST_DELTA, MOST_DELTA, TrialPlan
 from skep.quality.trial_words import noise_words, outlook, remarks, signed
 from skep.report.quality_words import claim_words, conclusion
 from skep.sandbox.opening import open_sandbox
@@ -30,7 +30,6 @@ from skep.store.database import open_store
 from skep.units import format_seconds
 from skep.verdicts import ArmFigures, Claim, LevelQuality, Outcome, QualitySummary
 
-LEAST_DELTA, MOST_DELTA = 0.1, 50.0  # points
 MOST_DRILLS = 2000  # made without being asked for so many
 MOST_ITEMS = 100_000
 EXIT_OK, EXIT_UNSHOWN, EXIT_LOST = 0, 1, 4
@@ -155,7 +154,9 @@ class Telling:
         if not summary.levels:
             return
         level = summary.levels[-1]
-        if not self._said_needs:
+        note(f"C={level.concurrency}: {claim_words(level, summary.delta)}")
+        goes_on = level.claim is Claim.HOLDS and level.concurrency != self._plan.levels[-1]
+        if goes_on and not self._said_needs:
             self._said_needs = True
             expected = outlook(
                 len(self._bank.items),
@@ -166,7 +167,6 @@ class Telling:
             )
             for line in expected:
                 note(line)
-        note(f"C={level.concurrency}: {claim_words(level, summary.delta)}")
 
 
 def late_levels(run_id: str) -> list[str]:

@@ -152,6 +152,7 @@ class _Trial:
         self._pace = Pace()
         self._verdicts: list[Verdict] = []
         self._began = time.monotonic()
+        self._last_load = (0, 0, 0)  # level, failed and all requests of the last block under load
         self._spent: dict[int, tuple[int, float]] = {}  # by width: requests and seconds, of this level
         self._now = TrialProgress("warming up", 0, "", 0, 0, 0, 0, None, None)
 
@@ -236,11 +237,23 @@ class _Trial:
         self._spent[one.level] = (count + len(rows), seconds + time.monotonic() - began)
         if self._recording.broken is not None:
             raise self._recording.broken
-        if one.arm != LOAD and not any(row.ok for row in rows):
-            raise EndpointError(
-                f"{self._endpoint.url} answered none of {len(rows)} requests one after the other: {rows[0].error}",
-                hint="there is nothing to hold a level against; look at the server's log",
+        failed = sum(not row.ok for row in rows)
+        if one.arm == LOAD:
+            self._last_load = (one.level, failed, len(rows))
+        elif failed == len(rows):
+            raise self._dead(rows[0])
+
+    def _dead(self, row: Request) -> EndpointError:
+        """Nothing is answered at C=1. If that began under load, this is the news."""
+        url, hint = self._endpoint.url, "there is nothing to hold a level against; look at the server's log"
+        level, failed, asked = self._last_load
+        if failed:
+            return EndpointError(
+                f"{url} stopped answering at C={level}: {failed} of {asked} requests failed there, and then all at "
+                f"C=1: {row.error}",
+                hint=hint,
             )
+        return EndpointError(f"{url} answers nothing at C=1, one request after the other: {row.error}", hint=hint)
 
     def _task(self, one: Pass, index: int) -> Task:
         item = self._items[index]

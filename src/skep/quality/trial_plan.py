@@ -17,6 +17,7 @@ from skep.errors import UserError
 BLOCK = 64  # items, at least
 BLOCK_PER_AGENT = 8  # a block begins and ends with fewer than C in flight: that must be a small part of it
 BASE, AGAIN, LOAD = "base", "again", "load"
+LEAST_DELTA, MOST_DELTA = 0.1, 50.0  # points
 
 LLAMA = frozenset({"embedded", "xllamacpp", "llamacpp", "llama.cpp", "llama-server"})
 VLLM = frozenset({"vllm"})

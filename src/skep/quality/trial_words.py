@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from skep.quality.trial_figures import POWER, discordance_of
+from skep.quality.trial_plan import MOST_DELTA
 from skep.report.quality_words import points
 from skep.stats.noninferiority import ASSUMED_DISCORDANCE, delta_shown, items_needed
 from skep.verdicts import Claim, LevelQuality, QualitySummary
@@ -55,7 +56,8 @@ def _remedy(items: int, delta: float, share: float, available: int | None) -> st
     if times is not None:
         ways.append(f"--repeats {times}")
     largest = int(100 * delta_shown(items, discordance=share, power=POWER)) + 1
-    ways.append(f"--delta {largest}, if a loss of less does not matter")
+    if largest <= MOST_DELTA:
+        ways.append(f"--delta {largest}, if a loss of less does not matter")
     if available is not None and needed > available:
         ways.append("a larger bank (--bank drills has no end)")
     return ", or ".join(ways)
