@@ -6,7 +6,7 @@ import pytest
 from answers.sample_judge import judged, request, texts_judged
 from answers.sample_tasks import ITEMS, PAGES
 
-from skep.errors import UserError
+from skep.errors import SkepError, UserError
 from skep.quality.judging import Answered, Judge, finding_of, harness_files, missing_packages, needs_sandbox
 from skep.sandbox.base import Ending, Result
 from skep.verdicts import Outcome
@@ -114,3 +114,36 @@ def test_the_harness_travels_with_the_package():
 
 def test_what_answers_may_import_is_installed_here():
     assert missing_packages(ITEMS.values()) == ()
+
+
+def test_a_check_that_fails_itself_costs_one_answer_and_not_the_others():
+    """An item that asks for something impossible is told with its answer."""
+    impossible = Item("x", ({"role": "user", "content": "?"},), Checker("number", {"answer": "0/0"}))
+    rows = [Answered(request("12"), impossible), Answered(request("0/0"), NUMBER), Answered(request("12"), NUMBER)]
+    verdicts = asyncio.run(Judge(None).judge(rows))
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.BROKEN, Outcome.WRONG, Outcome.PASSED]
+    assert verdicts[0].detail == "the check itself failed: ValueError: `0/0` is not a number"
+
+
+class Failing:
+    """A sandbox whose first runs are lost to the machine."""
+
+    name = "failing"
+
+    def __init__(self, lost):
+        self.lost = lost
+
+    async def run(self, script, limits=None):
+        del script, limits
+        self.lost -= 1
+        if self.lost >= 0:
+            raise OSError(24, "Too many open files")
+        return Result(Ending.EXITED, 1, None, b"", b"", 0.1)
+
+
+def test_a_run_that_the_machine_lost_is_tried_again():
+    """The verdict is not the model's; what goes on failing is an error of one line."""
+    (verdict,) = asyncio.run(Judge(Failing(2)).judge([Answered(request(RIGHT), PAGES)]))
+    assert verdict.detail == "ended with 1 before there was a report"
+    with pytest.raises(SkepError, match="Too many open files"):
+        asyncio.run(Judge(Failing(9)).judge([Answered(request(RIGHT), PAGES)]))

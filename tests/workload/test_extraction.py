@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from skep.workload.extraction import Block, code_blocks, python_of, spoken
+from skep.workload.extraction import Block, code_blocks, has_gaps, python_blocks, python_of, spoken
 
 F = "```"
 
@@ -162,3 +162,38 @@ def test_200_kb_of_anything_take_no_time(unit):
     code_blocks(said.text or text)
     python_of(text)
     assert time.perf_counter() - began < 8
+
+
+@pytest.mark.parametrize(
+    ("code", "gaps"),
+    [
+        ("def f(x):\n    ...\n    return x", True),
+        ("def f(x):\n    y = 1\n    ...", True),
+        ("def f(x): ...", True),
+        ("def f(\n    x,\n) -> int:\n    ...", True),
+        ("def f(x):\n    # ... rest unchanged\n    return x", True),
+        ("def f(x):\n    # existing code\n    return x", True),
+        ("def f(x):\n    # ... and back again\n    return x", False),
+        ("class A(Protocol):\n    def f(self):\n        ...\n    def g(self): ...\n\ndef h():\n    return 1", False),
+        ("class E(Exception):\n    ...", False),
+        ('def f():\n    """\n    ...\n    """\n    return a[..., 1]', False),
+    ],
+)  # fmt: skip
+def test_gaps_are_told_from_stubs(code, gaps):
+    assert has_gaps(code) is gaps
+
+
+def test_a_block_with_gaps_replaces_nothing_that_is_whole():
+    whole, hint = "def f():\n    return 1", "def f():\n    ...\n    return 2"
+    assert python_blocks(fenced(whole, hint)) == [f"{whole}\n"]
+    assert python_blocks(fenced(hint, whole)) == [f"{whole}\n"]
+    assert python_blocks(fenced(hint)) == [f"{hint}\n"]
+    both = fenced(whole, f"{hint}\n\ndef g():\n    return 3")
+    assert python_of(both).endswith("return 3\n")
+
+
+def test_what_was_given_replaces_nothing_that_is_new():
+    given, new = "def f():\n    return 1", "def f():\n    return 2"
+    assert python_blocks(fenced(new, given), f"Mend this:\n{given}\n") == [f"{new}\n"]
+    assert python_blocks(fenced(new, given)) == [f"{given}\n"]
+    assert python_blocks(fenced(given), given) == [f"{given}\n"]

@@ -28,6 +28,8 @@ from skep.workload.reading_checks import LONGEST_READ, keyword_check, read_check
 
 VERSION = 2  # of the checks: a verdict names it, so that old verdicts are not held against new rules
 LONGEST_DETAIL = 300
+_TRIES = 3
+_PAUSE_S = 0.2  # before a run is tried again
 _MOST_CHECKS = 100
 _LIGHT = Limits(seconds=10, memory_bytes=512 << 20)
 _HEAVY = Limits(seconds=20, memory_bytes=768 << 20)  # FastAPI or pytest has to be loaded first
@@ -119,7 +121,7 @@ class Judge:
         row, item = which.row, which.item
         async with self._room:
             began = time.perf_counter()
-            found = await self._finding(which)
+            found = await self._walled(which)
             seconds = time.perf_counter() - began
         said, missing = keyword_check(item.keywords, row.answer or "") if item.keywords else (None, ())
         return Verdict(
@@ -136,6 +138,15 @@ class Judge:
             sandbox=found.sandbox,
             seconds=seconds,
         )
+
+    async def _walled(self, which: Answered) -> Finding:
+        """A check of ours that fails on one answer is told with that answer, and does not cost the others."""
+        try:
+            return await self._finding(which)
+        except SkepError:
+            raise
+        except Exception as error:
+            return Finding(Outcome.BROKEN, f"the check itself failed: {type(error).__name__}: {error}")
 
     async def _finding(self, which: Answered) -> Finding:
         row = which.row
@@ -164,7 +175,6 @@ class Judge:
         blocks = python_blocks(text, asked)
         if not blocks and checker.kind not in _OF_TEXT:
             return Finding(Outcome.NO_ANSWER, "no code in the answer")
-        assert self._sandbox is not None
         limits = self._limits or _LIMITS.get(checker.kind, _LIGHT)
         mark = secrets.token_hex(16)
         job = {
@@ -182,8 +192,23 @@ class Judge:
             stdin=json.dumps(job).encode(),
             packages=checker.kind in _PACKAGES,
         )
-        result = await self._sandbox.run(script, limits)
+        assert self._sandbox is not None
+        result = await _run(self._sandbox, script, limits)
         return replace(finding_of(result, mark), sandbox=self._sandbox.name)
+
+
+async def _run(sandbox: Sandbox, script: Script, limits: Limits) -> Result:
+    """Again where the sandbox itself failed: a busy machine may lose a run, and that is not the model's fault."""
+    for left in reversed(range(_TRIES)):
+        try:
+            return await sandbox.run(script, limits)
+        except (SkepError, OSError) as error:
+            if left == 0:
+                if isinstance(error, SkepError):
+                    raise
+                raise SkepError(f"the sandbox failed: {error}", hint="`skep doctor` checks the sandbox") from error
+        await asyncio.sleep(_PAUSE_S)
+    raise AssertionError
 
 
 @cache

@@ -22,6 +22,7 @@ from skep.verdicts import ArmFigures, Claim, LevelQuality, Outcome, PairedDiffer
 from skep.workload.items import Item
 
 POWER = 0.95  # of a number of items that is called enough: 19 of 20 trials show what holds
+UNANSWERED = frozenset({Outcome.FAILED, Outcome.TIMED_OUT})
 PAIRED_WITH, WHOLE_BLOCK, CUT_SHORT = "paired_with", "whole_block", "cut_short"
 Key = tuple[int, int]  # level and repeat: a pass
 Block = tuple[int, int]  # from one index to before another
@@ -199,11 +200,15 @@ def discordance_of(found: PairedDifference) -> float:
 
 
 def _difference(tables: Tables, pairings: Sequence[Pairing]) -> PairedDifference | None:
+    """A request that got no answer at C=1 counts as passed there: it says nothing of how good answers are, and taken
+    for a wrong one it would hide a loss.
+    """
     pairs: dict[str, list[tuple[bool, bool]]] = {}
     for base, other in pairings:
         before, after = tables.verdicts.get(base, {}), tables.verdicts.get(other, {})
         for index in tables.shared(base, other):
-            pairs.setdefault(after[index].item, []).append((before[index].passed, after[index].passed))
+            pair = (before[index].passed or before[index].outcome in UNANSWERED, after[index].passed)
+            pairs.setdefault(after[index].item, []).append(pair)
     return paired_difference(pairs) if pairs else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from skep.quality.trial_figures import POWER, discordance_of
+from skep.quality.trial_figures import UNANSWERED as NO_ANSWER_AT_ALL
 from skep.quality.trial_plan import MOST_DELTA
 from skep.report.quality_words import points
 from skep.stats.noninferiority import ASSUMED_DISCORDANCE, delta_shown, items_needed
@@ -10,6 +11,7 @@ from skep.verdicts import Claim, LevelQuality, QualitySummary
 
 MOST_REPEATS = 10  # that anybody is told to make
 MUCH_CACHED = 0.05
+UNANSWERED = frozenset(outcome.value for outcome in NO_ANSWER_AT_ALL)
 
 
 def signed(share: float) -> str:
@@ -92,6 +94,12 @@ def remarks(summary: QualitySummary) -> list[str]:
         why = f", as C={stopped} does not hold" if stopped is not None else ""
         found.append(f"not walked: {names}{why}")
     for level in summary.levels:
+        unanswered = sum(count for name, count in level.base.outcomes if name in UNANSWERED)
+        if unanswered:
+            found.append(
+                f"warning: {unanswered} of {level.base.requests} requests at C=1 beside C={level.concurrency} got no "
+                "answer; they are counted as passed there, so that they cannot hide a loss"
+            )
         cached = max(level.base.cached_share or 0.0, level.load.cached_share or 0.0)
         if cached > MUCH_CACHED:
             found.append(

@@ -50,7 +50,10 @@ class ResidentSandbox:
         limits = limits or Limits()
         check(script, limits)
         async with self._turn():
-            link = self._hand_over()
+            try:
+                link = self._hand_over()
+            except OSError as error:  # no descriptor left, or the launcher died at this moment
+                raise SkepError(f"the sandbox could not be asked: {error}", hint="see `skep doctor`") from error
             try:
                 outcome = await self._exchange(link, Order(script, limits))
             finally:
@@ -123,7 +126,11 @@ class ResidentSandbox:
         assert self._control is not None
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._control, [b"r"], [theirs.fileno()])
+            try:
+                socket.send_fds(self._control, [b"r"], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise
         self._live.add(ours)
         return ours
 

@@ -207,7 +207,8 @@ def _options(line: _Line, field: str, value: Any) -> list[str]:
 
 def _number(line: _Line, field: str, value: Any) -> int | float | str:
     finite = not isinstance(value, float) or math.isfinite(value)
-    if not isinstance(value, int | float | str) or not finite or value_of(value) is None:
+    meant = value_of(value) if isinstance(value, int | float | str) and finite else None
+    if not isinstance(value, int | float | str) or meant is None or meant.is_nan():  # 0/0
         raise line.field(field, value, "a number, or a text that is one, such as 1/3")
     return value
 

@@ -292,12 +292,16 @@ def _meant(codes: list[str]) -> list[str]:
         later |= names
         lines |= own
     kept.reverse()
-    return [code for place, code in enumerate(kept) if not _is_quoted(code, kept[:place])]
+    return _without_quotations(kept)
 
 
-def _is_quoted(code: str, before: list[str]) -> bool:
-    """A fragment of what was given before, shown once more."""
-    if top_level_names(code) or not before:
-        return False
-    earlier = {line.strip() for one in before for line in one.split("\n")}
-    return all(line.strip() in earlier for line in code.split("\n") if line.strip())
+def _without_quotations(codes: list[str]) -> list[str]:
+    """Without fragments of what was given before, shown once more."""
+    kept: list[str] = []
+    earlier: set[str] = set()
+    for code in codes:
+        own = {line.strip() for line in code.split("\n") if line.strip()}
+        if not kept or top_level_names(code) or not own <= earlier:
+            kept.append(code)
+        earlier |= own
+    return kept

@@ -84,11 +84,13 @@ def _contains(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
 def _number(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     wanted = value_of(values["answer"])
     tolerance = value_of(values.get("tolerance", 0))
-    if wanted is None or tolerance is None:
+    if wanted is None or tolerance is None or not wanted.is_finite():
         raise ValueError(f"`{values['answer']}` is not a number")
     said = last_number(text)
     if said is None:
         return False, f"no number, not {_shown(str(values['answer']))}"
+    if said.value.is_nan():  # `0/0`
+        return False, f"said {_shown(said.text)}, not {_shown(str(values['answer']))}"
     candidates = [said.value, CALM.divide(said.value, Decimal(100))] if said.percent else [said.value]
     right = any(CALM.compare(CALM.abs(CALM.subtract(one, wanted)), tolerance) <= 0 for one in candidates)
     shown = _shown(said.text)

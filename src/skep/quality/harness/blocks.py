@@ -57,7 +57,8 @@ def testing(code: str) -> bool:
 def free_names(code: str) -> set[str]:
     """What the code uses and does not define itself."""
     tree = parsed(code)
-    used, own = set(), set(vars(builtins))
+    used: set[str] = set()
+    own = set(vars(builtins))
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Name):
             (used if isinstance(node.ctx, ast.Load) else own).add(node.id)
@@ -168,7 +169,8 @@ def _tried(
 
 
 def _heard(pid: int, reading: int, expected: int) -> tuple[list[tuple[str, int, str]], str]:
-    held, lines = b"", []
+    held = b""
+    lines: list[tuple[str, int, str]] = []
     until = time.monotonic() + _PATIENCE_S
     ended = False
     while sum(line[0] == "done" for line in lines) < expected:

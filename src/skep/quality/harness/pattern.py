@@ -1,4 +1,4 @@
-"""regex: searched for in the process that can be ended. Python's matcher backtracks, and some patterns take for ever."""
+"""regex: searched for in a process that can be ended. Python's matcher backtracks: some patterns take for ever."""
 
 from __future__ import annotations
 

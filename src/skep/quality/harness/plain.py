@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import types
 from typing import Any
@@ -35,13 +36,14 @@ def try_out(job: dict[str, Any], say: Say) -> None:
 
 
 def _completion(prompt: str, entry_point: str, blocks: list[str]) -> tuple[tuple[str, ...], str, str]:
-    """A whole function with what belongs to it; or else a body: all that was given, or the one block that is one."""
+    """A whole function with what belongs to it; or else a body: all that look like parts of one, or the one that is."""
     wanted = giving({entry_point})
     if any(wanted(textwrap.dedent(code)) for code in blocks):
         code, left_out = chosen(blocks, wanted, above(prompt, entry_point))
         before, code, note = completed(prompt, entry_point, code)
         return before, code, "; ".join(filter(None, (note, left_out)))
-    for code in [joined(blocks), *sorted(blocks, key=lambda code: "return" not in code)]:
+    bodies = [code for code in blocks if re.search(r"\b(?:return|yield|import)\b", code)] or blocks
+    for code in [joined(bodies), *bodies, joined(blocks)]:
         before, text, note = completed(prompt, entry_point, code)
         if note:
             return before, text, note

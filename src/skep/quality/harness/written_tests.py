@@ -14,7 +14,7 @@ from typing import Any
 
 from .blocks import chosen, testing
 from .link import Link, Report
-from .sources import is_installed, named, parsed
+from .sources import Unit, is_installed, parsed
 from .worker import Broken, Say, described
 
 _OPTIONS = ("-q", "-p", "no:cacheprovider", "--assert=plain", "--rootdir=.", "--continue-on-collection-errors")
@@ -24,14 +24,8 @@ def look(job: dict[str, Any], link: Link, report: Report) -> None:
     values = job["values"]
     must, may = dict(values["must"]), dict(values.get("may", {}))
     variants = [values["right"], *must.values(), *may.values()]
-    link.send(
-        {
-            "blocks": job["blocks"],
-            "module": values["module"],
-            "entry_point": values["entry_point"],
-            "variants": variants,
-        }
-    )
+    names = {key: values[key] for key in ("module", "entry_point")}
+    link.send({"blocks": job["blocks"], "variants": variants, **names})
     report.note = link.receive().get("note", "")
     right = link.receive()
     passed, failed = right["passed"], right["failed"]
@@ -77,10 +71,13 @@ def _chosen(blocks: list[str], module: str, entry_point: str, folder: Path) -> t
 
 
 def _only_runs(code: str) -> bool:
+    """`pytest.main()` in the tests' own file would run them inside themselves."""
     tree = parsed(code)
-    return tree is not None and not any(
-        isinstance(node, (ast.Import, ast.ImportFrom)) or named(node) for node in tree.body
-    )
+    if tree is None or any(isinstance(node, Unit) for node in tree.body):
+        return False
+    calls = [node.value for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    names = [getattr(call.func, "attr", getattr(call.func, "id", "")) for call in calls]
+    return len(calls) == len(tree.body) or not {"main", "run", "system", "exit"}.isdisjoint(names)
 
 
 def _tried(folder: Path, *options: str) -> dict[str, Any]:

@@ -1,0 +1,148 @@
+"""Answers in several blocks, as chats have them: the program is judged, and what only stands beside it is left out."""
+
+import time
+
+import pytest
+from answers.sample_judge import judged, request, sample, texts_judged
+from answers.sample_tasks import ITEMS, PAGES
+
+from skep.quality.harness.blocks import free_names, serving, without_bare_apps
+from skep.quality.judging import Answered, needs_sandbox
+from skep.sandbox.base import Limits
+from skep.verdicts import Outcome
+from skep.workload.items import Checker, Item
+
+RIGHT = "def page_count(total, size):\n    return -(-total // size)"
+WRONG = "def page_count(total, size):\n    return total // size"
+CUT = "def page_count(total, size):\n    return -(-total // size"
+BESIDE = {
+    "a quoted line": ["pages = total // size", RIGHT],
+    "old and new line": [RIGHT, "pages = total // size", "pages = -(-total // size)"],
+    "an example with names of its own": [RIGHT, "print(page_count(len(articles), 10))"],
+    "an example that asks": [RIGHT, "n = int(input('n: '))\nprint(page_count(n, 10))"],
+    "an example that leaves": [RIGHT, "import sys\nsys.exit(page_count(1, 1))"],
+    "an example that ends its process": [RIGHT, "import os\nos._exit(0)"],
+    "an example that fails": [RIGHT, "assert page_count(10, 3) == 99"],
+    "a client that is not installed": [RIGHT, "import not_here\nnot_here.post('http://localhost:8000/pages')"],
+    "a shell's line": ["pip install pages", RIGHT, "python main.py --size 3"],
+    "await at the top": [RIGHT, "pages = await page_count(1, 2)"],
+    "tests of its own": [RIGHT, "import unittest\nclass T(unittest.TestCase):\n    pass\nunittest.main()"],
+    "an alternative with gaps": [RIGHT, "def page_count(total, size):\n    ...\n    return math.ceil(total / size)"],
+    "its signature": [RIGHT, "def page_count(total: int, size: int) -> int: ..."],
+    "an old constant": ["ONE = 1\ndef page_count(total, size):\n    return (total + size - ONE) // size", "ONE = 0"],
+}
+PARTS = {
+    "an import of its own": ["import math", "def page_count(total, size):\n    return math.ceil(total / size)"],
+    "an import that follows": ["def page_count(total, size):\n    return math.ceil(total / size)", "import math"],
+    "old, then new": [WRONG, RIGHT],
+    "files in any order": [
+        "from rounding import up\nONE = up(1, 2)\ndef page_count(total, size):\n    return up(total, size) * ONE",
+        "def up(a, b):\n    return -(-a // b)",
+    ],
+}
+FAULTY = {
+    "new is wrong": ([RIGHT, WRONG], Outcome.WRONG),
+    "it is not there": (["x = 1", "y = undefined"], Outcome.BROKEN),
+    "new does not parse": ([RIGHT, CUT], Outcome.BROKEN),
+    "it raises itself": ([f"{RIGHT}\nprint(page_count(a, b))", "x = 1"], Outcome.BROKEN),
+}
+
+
+def chat(codes):
+    return "\n\nAnd:\n\n".join(f"```python\n{code}\n```" for code in codes)
+
+
+def outcomes(item, answers):
+    verdicts = texts_judged(item, [chat(codes) for codes in answers.values()])
+    return {name: (verdict.outcome, verdict.detail) for name, verdict in zip(answers, verdicts, strict=True)}
+
+
+def item(kind, **values):
+    return Item("x", ({"role": "user", "content": "q"},), Checker(kind, values))
+
+
+def test_what_stands_beside_the_program_does_not_spoil_it():
+    found = outcomes(PAGES, BESIDE)
+    assert {name: told for name, told in found.items() if told[0] is not Outcome.PASSED} == {}
+    assert found["a quoted line"][1] == "left out: a block that raised NameError: name 'total' is not defined"
+    assert found["a shell's line"][1] == "left out: 2 blocks, the first of which is no Python"
+    assert found["an example that ends its process"][1] == "left out: a block that ended its process"
+    assert found["an old constant"][1] == "left out: a block that gives other values to the program's names"
+
+
+def test_what_belongs_to_the_program_is_kept():
+    assert outcomes(PAGES, PARTS) == dict.fromkeys(PARTS, (Outcome.PASSED, ""))
+
+
+def test_a_fault_of_the_program_itself_is_never_left_out():
+    found = outcomes(PAGES, {name: codes for name, (codes, _) in FAULTY.items()})
+    assert {name: told[0] for name, told in found.items()} == {name: outcome for name, (_, outcome) in FAULTY.items()}
+
+
+@pytest.mark.slow
+def test_an_example_that_never_ends_is_left_out():
+    (verdict,) = texts_judged(PAGES, [chat([RIGHT, "import time\nwhile True:\n    time.sleep(1)"])])
+    assert (verdict.outcome, verdict.detail) == (Outcome.PASSED, "left out: a block that did not come to an end")
+
+
+def test_a_function_or_a_body_may_have_an_example_beside_it():
+    prompt = 'def twice(x: int) -> int:\n    """Double it."""\n'
+    asked = item("completion", prompt=prompt, entry_point="twice", tests="def check(f):\n    assert f(2) == 4\n")
+    whole = [f"{prompt}    return 2 * x", "print(twice(y))"]
+    found = outcomes(asked, {"whole": whole, "body": ["    return 2 * x", "print(twice(y))"]})
+    assert {outcome for outcome, _ in found.values()} == {Outcome.PASSED}, found
+
+
+def test_without_an_entry_point_the_tests_say_what_is_asked_for():
+    asked = item("python", tests="s = Stack()\ns.push(1)\nassert s.pop() == 1\n")
+    right = "class Stack(list):\n    push = list.append"
+    found = outcomes(asked, {"usage": [right, "s = Stack(size)"], "broken": ["x = 1", right.replace("list", "List")]})
+    assert [outcome for outcome, _ in found.values()] == [Outcome.PASSED, Outcome.BROKEN]
+    assert free_names("import os\nfor a in f(b):\n    def g(c): return c + os.x + len(d)\n") == {"f", "b", "d"}
+
+
+def test_the_items_own_test_is_run_even_if_the_answer_has_one_of_that_name():
+    asked = item("python", tests="def test_add():\n    assert add(1, 2) == 3\n", entry_point="add")
+    own = "def add(a, b):\n    return a - b\n\ndef test_add():\n    assert add(3, 1) == 2"
+    (verdict,) = texts_judged(asked, [chat([own])])
+    assert (verdict.outcome, verdict.detail) == (Outcome.WRONG, "AssertionError at `assert add(1, 2) == 3`")
+
+
+def test_the_faulty_function_quoted_once_more_does_not_replace_the_mended_one():
+    given = ITEMS["bug"].messages[-1]["content"].split("```")[1].removeprefix("python\n")
+    (verdict,) = texts_judged(ITEMS["bug"], [f"{sample('bug/passed-ceil')}\nIt was:\n\n{chat([given])}"])
+    assert verdict.passed, verdict.detail
+
+
+def test_an_app_with_a_client_and_changed_parts_with_an_example_are_judged():
+    """The client of the first turn must not spoil the second either."""
+    client = chat(["import not_here\nnot_here.post('http://localhost:8000/users', json={})"])
+    setting = chat(["app = FastAPI()\napp.state.x = 1"])
+    first = f"{sample('fastapi1/passed-plain')}\n{client}\n{setting}"
+    second = f"{sample('fastapi2/passed-only-the-model')}\n{client}"
+    rows = [Answered(request(first), ITEMS["fastapi1"]), Answered(request(second), ITEMS["fastapi2"], (first,))]
+    alone, merged = judged(rows)
+    assert (alone.outcome, merged.outcome) == (Outcome.PASSED, Outcome.PASSED), (alone.detail, merged.detail)
+    assert merged.detail.startswith("merged with turn 1; left out: a block that raised ModuleNotFoundError")
+
+
+def test_an_app_that_only_shows_a_setting_does_not_replace_the_one_with_routes():
+    whole, setting = "app = FastAPI()\n@app.get('/x')\ndef x(): ...", "app = FastAPI(title='x')"
+    assert without_bare_apps([whole, setting]) == [whole]
+    assert without_bare_apps([setting, whole]) == [setting, whole]
+    assert [serving(code) for code in (whole, "@app.get('/x'\n", "client.get('/x')")] == [True, True, False]
+
+
+def test_a_regular_expression_is_searched_for_in_the_sandbox():
+    asked = item("regex", pattern=r"^b\d+$")
+    assert needs_sandbox([asked])
+    verdicts = texts_judged(asked, ["a\nb12\nc", "ab12", "```python\nb12\n```"])
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.PASSED, Outcome.WRONG, Outcome.PASSED]
+    assert verdicts[1].detail == "it is not there"
+
+
+def test_a_pattern_that_takes_for_ever_is_ended():
+    began = time.perf_counter()
+    (verdict,) = texts_judged(item("regex", pattern="(a|aa)+$"), ["a" * 60 + "b"], limits=Limits(seconds=1))
+    assert verdict.outcome is Outcome.EXCEEDED
+    assert time.perf_counter() - began < 8
