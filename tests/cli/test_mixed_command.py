@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from skep.bench.sweep import Progress
 from skep.cli.main import app
-from skep.cli.mixed import need_packages
-from skep.cli.mixed_tables import degradation, print_primary
+from skep.cli.mixed import judged_lines, load_lines, need_packages
+from skep.cli.mixed_tables import degradation, print_mixed
 from skep.errors import SkepError, UserError
 from skep.quality.mixed_figures import mixed_summary
 from skep.records import Request
@@ -52,6 +53,8 @@ def test_the_tables_of_the_write_up_and_a_computed_advice_come_out(engine, bench
     assert "no code in the answer" in out
     assert "none of 8 answers passed, at any level: no level does this work" in out
     assert "`skep report " in done.stderr
+    assert ", then 8 answers are executed" in done.stderr
+    assert "executing 8 answers" in done.stderr
 
 
 def test_json_has_all_figures_and_every_verdict(engine, bench):
@@ -106,22 +109,96 @@ def test_packages_that_answers_need_are_named_with_how_to_get_them():
     assert caught.value.hint == "pip install 'skep[quality]'"
 
 
-def turn_row(answers):
-    """One repeat of C=1, with turns that were answered (True), failed (False), or have no row."""
+WIDEST = 110
+
+
+def conversation(level, repeat, answers, tokens=1000):
+    """Turns that were answered (True), failed (False), or have no row."""
     rows = [
-        Request(1, 0, place, f"P1.{place + 1}", place, place + 1.0, traffic="primary", session=0, turn=place)
+        Request(
+            level, repeat, place, f"P1.{place + 1}", place * 100.0, place * 100.0 + 99.0,
+            first_token_s=place * 100.0 + 12.0, last_token_s=place * 100.0 + 99.0, output_tokens=tokens,
+            traffic="primary", session=0, turn=place, answer="x",
+        )
         for place in range(len(answers))
+    ]  # fmt: skip
+    return [row if ok else replace(row, error_kind="timeout") for row, ok in zip(rows, answers, strict=True)]
+
+
+def beside(level, repeat):
+    return [
+        Request(level, repeat, 1000 * n + again, f"S{n}", again, again + 200.0, output_tokens=400, traffic="side")
+        for n in range(1, level)
+        for again in range(8)
     ]
-    rows = [row if ok else replace(row, error_kind="timeout") for row, ok in zip(rows, answers, strict=True)]
-    verdicts = [Verdict(1, 0, row.index, row.kind, Outcome.PASSED if row.ok else Outcome.TIMED_OUT) for row in rows]
-    return mixed_summary("r", "m", "published", rows, verdicts, simulated=False).levels
+
+
+def summary_of(rows, outcome=Outcome.PASSED, model="m"):
+    verdicts = [
+        Verdict(
+            row.level, row.repeat, row.index, row.kind, outcome if row.ok else Outcome.TIMED_OUT,
+            detail="" if row.ok else "no answer within 900 s; " * 9, keywords=row.index % 2 == 0,
+            keywords_missing=("HTTPException", "min_length", "field_validator"),
+        )
+        for row in rows
+    ]  # fmt: skip
+    return mixed_summary("r", model, "published", rows, verdicts, simulated=False), verdicts
+
+
+def printed(capsys, *summaries):
+    print_mixed([summary for summary, _ in summaries], {"r": summaries[0][1]})
+    return capsys.readouterr().out
 
 
 def test_turns_after_a_failed_one_are_shown_as_not_asked_and_cut_ones_are_not(capsys):
-    print_primary(turn_row([True, False]))
-    assert "not asked" in capsys.readouterr().out
-    print_primary(turn_row([True, True]))
-    assert "not asked" not in capsys.readouterr().out
+    out = printed(capsys, summary_of(conversation(1, 0, [True, False])))
+    assert "C=1: turn 3 was not asked 1x, as one before it had failed" in out
+    assert "not asked" not in printed(capsys, summary_of(conversation(1, 0, [True, True])))
+
+
+def test_no_table_is_wider_than_a_terminal_of_110_columns(capsys):
+    """Long times, many answers, failures with long stories, turns that were not asked."""
+    talks = ([True, False], [True, False], [True, True, True])
+    rows = [
+        row
+        for level in (1, 2, 3, 5)
+        for repeat, answers in enumerate(talks)
+        for row in (*conversation(level, repeat, answers), *beside(level, repeat))
+    ]
+    out = printed(capsys, summary_of(rows))
+    tables, _, _ = out.partition("advice")
+    assert [line for line in tables.splitlines() if len(line) > WIDEST] == []
+    assert "turn 3 was not asked 2x" in tables
+
+
+def test_a_factor_of_times_has_a_star_and_the_tokens_where_the_answers_are_not_as_long(capsys):
+    whole = [True] * 3
+    alone, loaded, side = conversation(1, 0, whole), conversation(2, 0, whole), beside(2, 0)
+    short = summary_of([*alone, *conversation(2, 0, whole, tokens=400), *side], model="brief")
+    alike = summary_of([*alone, *loaded, *side])
+    out, _, both = printed(capsys, short, alike).partition("side by side")
+    assert out.count("1.0x*") == 2
+    assert "  C=2: 1.0x* of C=1 for 1,200 tokens instead of 3,000" in out
+    assert "(1.0x*)" in both
+    assert "(1.0x)" in both
+    assert "  brief, C=2: 1.0x* of C=1 for 1,200 tokens instead of 3,000" in both
+
+
+def test_the_time_left_says_what_follows(capsys):
+    progress = Progress(2, 0, 0, 4, 0, 0, None, 1, 1, 0.83, {1: [80.0]}, label="P1+S1")
+    load_lines("then 91 answers are executed")(progress)
+    told = capsys.readouterr().err
+    assert told == ("P1+S1 run 1: 4 requests · about 830 ms left, 1 more run at most, then 91 answers are executed\n")
+
+
+def test_executing_is_told_about_every_ten_seconds_where_there_is_no_bar(capsys):
+    now = [0.0]
+    show = judged_lines(91, lambda: now[0])
+    for done in range(91):
+        show(done)
+        now[0] += 0.5
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f"executed {done} of 91 answers" for done in (20, 40, 60, 80)]
 
 
 def test_degradation_is_a_share_of_what_it_was_alone():
@@ -142,6 +219,9 @@ def test_two_models_are_measured_one_after_the_other_and_shown_side_by_side(engi
         GatewayProcess.serve(door, replicas)
         chosen = ["--model", "slower", "--model", "wordy", "--repeats", "1", "--levels", "1"]
         done = bench("--url", door.url, *chosen)
+        unchosen = bench("--url", door.url)
+    assert "serves 2 models" in unchosen.exception.message
+    assert "--model; given several times" in unchosen.exception.hint
     assert done.exit_code == 0, done.output
     _, _, both = done.stdout.partition("side by side")
     rows = {line[:24].strip(): line.split()[-2:] for line in both.splitlines()}

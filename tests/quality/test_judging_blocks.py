@@ -81,8 +81,10 @@ def test_a_fault_of_the_program_itself_is_never_left_out():
 
 @pytest.mark.slow
 def test_an_example_that_never_ends_is_left_out():
-    (verdict,) = texts_judged(PAGES, [chat([RIGHT, "import time\nwhile True:\n    time.sleep(1)"])])
-    assert (verdict.outcome, verdict.detail) == (Outcome.PASSED, "left out: a block that did not come to an end")
+    for_ever = [f"import time\nwhile {number}:\n    time.sleep(1)" for number in (1, 2, 3)]
+    verdicts = texts_judged(PAGES, [chat([RIGHT, for_ever[0]]), chat([RIGHT, *for_ever])])
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.PASSED] * 2
+    assert verdicts[0].detail == "left out: a block that did not come to an end"
 
 
 def test_a_function_or_a_body_may_have_an_example_beside_it():

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from skep.quality.harness.sources import as_one_file, completed, has_app, merged
-from skep.quality.harness.values import alike, decoded, encoded
+from skep.quality.harness.values import alike, decoded, encoded, shown
 from skep.quality.harness.written_tests import prepared
 
 
@@ -168,3 +168,4 @@ def test_a_value_that_goes_too_deep_is_like_nothing():
     assert alike([[]], decoded(encoded(deep))) is False
     assert alike(1, decoded({"int": "x", "more": 1})) is False
     assert alike([1], decoded([1])) is False
+    assert shown([1 << 100_000]) == "a value too large to be shown"

@@ -8,8 +8,8 @@ from skep.verdicts import MixedLevel, SideFigures, TurnFigures
 NAMES = {1: "P1", 2: "P1+S1", 3: "P1+S1-S2", 5: "P1+S1-S4"}
 
 
-def level(concurrency, primary_s, wall_s=None, *, passed=3, side_passed=None, repeats=1):
-    """`passed` of the conversation's turns and `side_passed` of each side task, over all repeats."""
+def level(concurrency, primary_s, wall_s=None, *, passed=3, side_passed=None, repeats=1, tokens=100):
+    """`passed` of the conversation's turns and `side_passed` of each side task, over all repeats; `tokens` a turn."""
     each = repeats if side_passed is None else side_passed
     turns = [passed * repeats // 3 + (place < passed * repeats % 3) for place in range(3)]
     beside = range(1, concurrency)
@@ -20,7 +20,7 @@ def level(concurrency, primary_s, wall_s=None, *, passed=3, side_passed=None, re
         concurrency=concurrency,
         repeats=repeats,
         turns=tuple(
-            TurnFigures(f"P1.{n}", repeats, 100.0, 1.0, 100, 50.0, 0.0, 0.0, count, repeats, None)
+            TurnFigures(f"P1.{n}", repeats, 100.0, 1.0, tokens, 50.0, 0.0, 0.0, count, repeats, None)
             for n, count in enumerate(turns, start=1)
         ),
         side=tuple(SideFigures(f"S{n}", "", repeats, 1.0, 100.0, 50, each, repeats, None) for n in beside),
@@ -58,7 +58,7 @@ def test_the_reasons_carry_the_figures_and_what_more_would_cost():
 def test_with_one_repeat_it_says_that_no_loss_could_have_been_seen():
     reasons = advice_of(PUBLISHED["gpt-oss-20b"]).reasons
     assert "primary answers: 3 of 3 passed, 3 of 3 at C=1; a loss stands out from chance at 0 of 3" in reasons[2]
-    assert "side tasks: 1 of 1 passed, 1 of 1 at lower levels; too few to tell any loss from chance" in reasons[3]
+    assert "S1: 1 of 1 passed, 1 of 1 at C=2; too few to tell any loss from chance" in reasons[3]
 
 
 def test_a_level_whose_answers_fail_more_often_than_chance_explains_is_not_advised():
@@ -77,7 +77,28 @@ def test_side_tasks_are_held_against_the_lowest_level_that_had_them():
     levels = [level(1, 2.0, repeats=6), level(2, 2.1, repeats=6), level(3, 2.2, repeats=6, side_passed=0)]
     advice = advice_of(levels)
     assert advice.concurrency == 2
-    assert "side tasks: 0 of 6 passed, 6 of 6 at lower levels" in advice.reasons[-1]
+    assert "S1: 0 of 6 passed, 6 of 6 at C=2" in advice.reasons[-1]
+
+
+def test_side_tasks_are_counted_by_name_with_the_levels_they_are_held_against():
+    """S3 and S4 were at no lower level: the count is of fewer tasks than the level has, and says of which."""
+    levels = [level(1, 2.0, repeats=3), level(2, 2.1, repeats=3), level(3, 2.2, repeats=3), level(5, 2.3, repeats=3)]
+    assert "C=5: S1, S2: 6 of 6 passed, 6 of 6 at C=2 and C=3; a loss" in "\n".join(advice_of(levels).reasons)
+    reasons = advice_of([levels[0], levels[2], levels[3]]).reasons
+    assert any(reason.startswith("C=5: S1, S2: 6 of 6 passed, 6 of 6 at C=3; ") for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        (56, "C=2: the conversation takes 0.50x of C=1 (1.0 s, for 168 tokens instead of 300)"),
+        (125, "C=2: the conversation takes 0.50x of C=1 (1.0 s, for 375 tokens instead of 300)"),
+        (90, "C=2: the conversation takes 0.50x of C=1 (1.0 s)"),
+        (None, "C=2: the conversation takes 0.50x of C=1 (1.0 s)"),
+    ],
+)
+def test_a_time_of_answers_of_another_length_is_told_with_the_tokens(tokens, says):
+    assert says in advice_of([level(1, 2.0), level(2, 1.0, tokens=tokens)]).reasons
 
 
 def test_a_level_that_finishes_no_more_than_the_one_below_is_not_advised():

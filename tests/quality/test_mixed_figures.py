@@ -1,12 +1,12 @@
 """From rows and verdicts to the figures of a mixed run, on rows made by hand."""
 
 import pytest
-from skep.workload.coding_tasks import PRIMARY, SIDE
 
 from skep.quality.mixed_axes import with_solo_speeds
 from skep.quality.mixed_figures import mixed_summary
 from skep.records import Request
 from skep.verdicts import Outcome, Verdict
+from skep.workload.coding_tasks import PRIMARY, SIDE
 
 
 def turn(number, start, end, *, level=1, repeat=0, tokens=100, first=0.1, **fields):
@@ -82,6 +82,18 @@ def test_turns_after_a_failed_one_were_not_asked_and_count_as_failed():
     found = level_of(rows, [*map(verdict, rows[:-1]), verdict(rows[-1], Outcome.FAILED)])
     assert [(one.passed, one.judged, one.runs) for one in found.turns] == [(2, 2, 2), (1, 2, 2), (1, 2, 1)]
     assert dict(found.outcomes) == {"passed": 4, "failed": 1, "not asked": 1}
+
+
+def test_a_level_is_not_quick_because_its_turns_failed():
+    """A turn that fails at once makes the conversation short; such a conversation has no time."""
+    failed = [turn(0, 50.0, 50.1, level=2), turn(1, 50.1, 50.2, level=2), turn(2, 50.2, 50.21, level=2, **FAILED)]
+    short = [turn(0, 60.0, 60.01, level=2, repeat=1, **FAILED)]
+    rows = [*talk(), *failed, *short, side(1, 50.0, 50.3), side(1, 60.0, 60.3, repeat=1)]
+    summary = summed(rows, [verdict(row, Outcome.PASSED if row.ok else Outcome.FAILED) for row in rows])
+    assert summary.levels[1].primary_s is None
+    assert summary.axes[2].value is None
+    assert summary.advice.concurrency == 1
+    assert "the conversation was never finished" in summary.advice.reasons[-1]
 
 
 def test_turns_that_an_interruption_cut_off_are_no_failures():
@@ -191,6 +203,14 @@ def test_each_axis_is_between_0_and_1_and_says_how_it_is_made():
 
 def test_what_gets_faster_under_load_is_no_better_than_1():
     assert summed(loaded(slower=0.5)).axes[2].value == 1.0
+
+
+def test_the_axis_of_latency_says_when_the_answers_were_not_as_long():
+    rows = loaded(slower=0.5)
+    short = [turn(row.index, row.started_s, row.ended_s, level=5, tokens=40) for row in rows[3:6]]
+    assert summed(rows).axes[2].shown == "1.5 s at C=5, 0.5x of C=1"
+    shown = summed([*rows[:3], *short, *rows[6:]]).axes[2].shown
+    assert shown == "1.5 s at C=5, 0.5x of C=1, for 120 tokens instead of 300"
 
 
 def test_with_one_level_only_the_axes_of_load_are_unknown():

@@ -155,6 +155,12 @@ def test_repeats_go_up_and_down_in_turns():
     ]  # fmt: skip
 
 
+def test_how_many_answers_will_be_executed_is_known_where_side_tasks_are_sent_once():
+    assert MixedPlan(repeats=3).answers() == 3 * (3 + 4 + 5 + 7)
+    assert MixedPlan(repeats=3, form="sustained").answers() is None
+    assert MixedPlan(repeats=3, form="sustained", levels=(1,)).answers() == 9
+
+
 def test_published_side_tasks_are_sent_once_with_the_first_turn(engine, store):
     _, rows = mixed(engine, store, repeats=1, levels=(5,))
     turns = [row for row in rows if row.traffic == "primary"]

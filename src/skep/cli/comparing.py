@@ -55,7 +55,11 @@ def run_compare_command(
 
 def check_kinds(a: Run, b: Run) -> None:
     """Levels of an open load, a mix or a trace are no concurrencies: they stand for what the run says."""
-    if a.kind != b.kind and {a.kind, b.kind} & {*TIMED, *JUDGED}:
+    for run in (a, b):
+        if run.kind in JUDGED:
+            hint = f"`skep report {a.id} {b.id}` puts two mixed runs side by side; a quality run has its own test in it"
+            raise UserError(f"`{run.id}` ({run.kind}) is about answers, not about levels of speed", hint=hint)
+    if a.kind != b.kind and {a.kind, b.kind} & {*TIMED}:
         raise UserError(f"`{a.id}` is of the kind {a.kind}, `{b.id}` {b.kind}", hint="compare runs of one kind")
     if a.kind == "open" and a.config.get("rates") != b.config.get("rates"):
         rates = [", ".join(f"{rate:g}" for rate in run.config.get("rates", ())) for run in (a, b)]

@@ -11,10 +11,11 @@ from typing import Any
 
 from skep.bench.tokens import tpot_ms
 from skep.cli.output import note
-from skep.cli.results import TIMED, existing, load_run, write_whole
+from skep.cli.results import JUDGED, TIMED, existing, load_run, write_whole
 from skep.cli.sweep import sweep_json
 from skep.errors import UserError
 from skep.records import Request, Run, SweepSummary
+from skep.verdicts import Verdict
 
 FORMATS = ("markdown", "csv", "json")
 
@@ -28,7 +29,11 @@ def run_export_command(store_path: Path, name: str, form: str, output: Path | No
         raise UserError(f"--output `{output}` is not a place for a file", hint="name a file in a folder that exists")
     with existing(store_path) as store:
         run, summary, rows = load_run(store, name)
-    text = _requests(rows, form) if requests else _levels(run, summary, form)
+        verdicts = store.verdicts(run.id)
+    if run.kind in JUDGED and not requests:
+        hint = f"`skep report {run.id}` has the figures; --requests --format csv gives every request with its verdict"
+        raise UserError(f"run `{run.id}` ({run.kind}) is about answers, not about levels of speed", hint=hint)
+    text = _requests(rows, verdicts, form) if requests else _levels(run, summary, form)
     if output is None:
         sys.stdout.write(text)
     else:
@@ -89,12 +94,16 @@ def _readable(run: Run, summary: SweepSummary) -> Any:
     return Table("Levels", columns, rows, units)
 
 
-def _requests(rows: list[Request], form: str) -> str:
+def _requests(rows: list[Request], verdicts: list[Verdict], form: str) -> str:
+    known = {(one.level, one.repeat, one.index): one for one in verdicts}
     records = [_record(row) for row in rows]
+    if known:
+        found = (known.get((row.level, row.repeat, row.index)) for row in rows)
+        records = [{**record, **_verdict(one)} for record, one in zip(records, found, strict=True)]
     if form == "json":
         return _json(records)
     out = io.StringIO()
-    names = list(_record(Request(0, 0, 0, "", 0.0, 0.0)))
+    names = [*_record(Request(0, 0, 0, "", 0.0, 0.0)), *(_verdict(None) if known else ())]
     writer = csv.DictWriter(out, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
@@ -107,6 +116,18 @@ def _record(row: Request) -> dict[str, Any]:
     plain = {key: value for key, value in asdict(row).items() if key not in left_out}
     engine = {f"engine_{key}": value for key, value in asdict(row.engine).items()}
     return {**plain, **engine, "tpot_ms": tpot_ms(row), "events": len(row.arrivals_s)}
+
+
+def _verdict(verdict: Verdict | None) -> dict[str, Any]:
+    if verdict is None:
+        return dict.fromkeys(("item", "outcome", "detail", "keywords", "checker"))
+    return {
+        "item": verdict.item,
+        "outcome": verdict.outcome.value,
+        "detail": verdict.detail,
+        "keywords": verdict.keywords,
+        "checker": verdict.checker,
+    }
 
 
 def _json(document: Any) -> str:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from skep.bench.endpoint import Endpoint
+from skep.bench.sweep import OnProgress, Progress
 from skep.cli.benching import Target, meter_for, positive_seconds, run_measuring
-from skep.cli.liveview import live_view
+from skep.cli.liveview import left, picture, where
 from skep.cli.mixed_tables import print_mixed
-from skep.cli.output import note, print_json, progress_of
+from skep.cli.output import note, number, print_json, progress_of
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.quality.judging import missing_packages
@@ -29,6 +32,7 @@ from skep.verdicts import MixedSummary, Verdict
 from skep.workload.coding_tasks import PRIMARY, SIDE, TEMPERATURE
 
 MOST_REPEATS = 1000
+TOLD_EVERY_S = 10.0  # where nobody watches a bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ def run_mixed_command(wishes: MixedWishes, *, as_json: bool) -> int:
 
     async def run() -> list[MixedSummary | EndpointError]:
         try:
-            endpoints = [await target.find() for target in targets]
+            endpoints = [await _found(target) for target in targets]
             note(headline(plan, endpoints, sandbox))
             return [await _measured(plan, endpoint, sandbox) for endpoint in endpoints]
         finally:
@@ -94,6 +98,17 @@ def targets_of(wishes: MixedWishes) -> list[Target]:
     return [Target(wishes.url, model, wishes.key_env) for model in wishes.models or (None,)]
 
 
+async def _found(target: Target) -> Endpoint:
+    """Where several models are served and none was chosen, the hint is that several can be."""
+    try:
+        return await target.find()
+    except UserError as error:
+        if target.model is None and "--model" in (error.hint or ""):
+            hint = "choose with --model; given several times, the models are measured in turn and shown side by side"
+            raise UserError(error.message, hint=hint) from None
+        raise
+
+
 def need_packages(missing: Sequence[str]) -> None:
     """Said before anything is measured: without them a verdict would blame the model."""
     if missing:
@@ -120,7 +135,7 @@ async def _measured(plan: MixedPlan, endpoint: Endpoint, sandbox: Sandbox) -> Mi
     note(f"{endpoint.model}:")
     try:
         with open_store(user_paths(os.environ).store) as store, ExitStack() as view:
-            show = view.enter_context(live_view())
+            show = view.enter_context(_load_view(_afterwards(plan)))
             summary = await run_mixed(
                 plan, endpoint, store, read_host(), sandbox, show, _judging(view), meter=meter_for(endpoint)
             )
@@ -135,18 +150,69 @@ async def _measured(plan: MixedPlan, endpoint: Endpoint, sandbox: Sandbox) -> Mi
     return summary
 
 
+def _afterwards(plan: MixedPlan) -> str:
+    """The time left is told of the load alone."""
+    answers = plan.answers()
+    return "then the answers are executed" if answers is None else f"then {answers} answers are executed"
+
+
+@contextmanager
+def _load_view(then: str) -> Iterator[OnProgress]:
+    """A picture that redraws itself on a terminal; a line for each run of a level elsewhere."""
+    if not sys.stderr.isatty():
+        yield load_lines(then)
+        return
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
+        yield lambda progress: live.update(Group(picture(progress), Text(then)))
+
+
+def load_lines(then: str) -> OnProgress:
+    said: set[tuple[int, int]] = set()
+
+    def show(progress: Progress) -> None:
+        key = (progress.level, progress.repeat)
+        if key not in said:
+            said.add(key)
+            how_many = f"{progress.total} requests" if progress.total else "until the conversation ends"
+            to_come = left(progress)
+            note(f"{where(progress)}: {how_many}{to_come}{f', {then}' if to_come else ''}")
+        elif progress.ended and progress.figures.get(progress.level):
+            failed = f", {progress.failed} failed so far" if progress.failed else ""
+            note(f"{where(progress)}: {number(progress.figures[progress.level][-1])} tok/s{failed}")
+
+    return show
+
+
 def _judging(view: ExitStack) -> OnJudged:
     """The picture of the load gives way to a bar: a terminal shows one of them at a time."""
-    bars: list[Callable[[int], None]] = []
+    shown: list[Callable[[int], None]] = []
 
     def judged(done: int, total: int) -> None:
-        if not bars:
+        if not shown:
             view.close()
             note(f"executing {total} answers")
-            bars.append(view.enter_context(progress_of("answers", total)))
-        bars[0](done)
+            is_watched = sys.stderr.isatty()
+            shown.append(view.enter_context(progress_of("answers", total)) if is_watched else judged_lines(total))
+        shown[0](done)
 
     return judged
+
+
+def judged_lines(total: int, clock: Callable[[], float] = time.monotonic) -> Callable[[int], None]:
+    """A line every ten seconds or so; none for what takes less."""
+    told_at = clock()
+
+    def show(done: int) -> None:
+        nonlocal told_at
+        if clock() - told_at >= TOLD_EVERY_S:
+            told_at = clock()
+            note(f"executed {done} of {total} answers")
+
+    return show
 
 
 def _show(summaries: Sequence[MixedSummary], store: Store, *, as_json: bool) -> None:

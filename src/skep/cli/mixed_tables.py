@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from textwrap import wrap
 
 from skep.cli.output import note, number, print_table
-from skep.quality.mixed_advice import per_minute, tasks_of
+from skep.quality.mixed_advice import other_length, per_minute, tasks_of
 from skep.quality.mixed_axes import turn_1_ttft_ms
 from skep.units import format_seconds
-from skep.verdicts import MixedLevel, MixedSummary, SideFigures, TurnFigures, Verdict
+from skep.verdicts import Axis, MixedLevel, MixedSummary, SideFigures, TurnFigures, Verdict
 from skep.workload.coding_tasks import SIDE, SIDE_TITLES
 
 MOST_FAILURES = 12  # shown one by one
-DETAIL = 90  # characters of one
+DETAIL = 70  # characters of one
+WIDTH = 108  # of what is told in words
+OTHERWISE_LONG = "*"  # a factor of times whose answers are not as long as those at C=1
+
+Columns = Sequence[tuple[str, Callable[[MixedLevel], str]]]
 
 
 def print_mixed(summaries: Sequence[MixedSummary], verdicts: Mapping[str, Sequence[Verdict]]) -> None:
@@ -26,22 +31,20 @@ def print_mixed(summaries: Sequence[MixedSummary], verdicts: Mapping[str, Sequen
 def _print_one(summary: MixedSummary, verdicts: Sequence[Verdict]) -> None:
     levels = summary.levels
     print_primary(levels)
+    _heading("turns 1 / 2 / 3")
+    print_turns(levels)
     if any(level.side for level in levels):
         _heading("side tasks: passed when executed, time")
         print_sides(levels)
     _heading("throughput")
     print_throughput(levels)
-    _heading("verdicts: executed, beside what a search for keywords says")
+    _heading("verdicts: executed, beside what a search for keywords says (words)")
     print_verdicts(levels)
     if any(not verdict.passed for verdict in verdicts):
         _heading("answers that did not pass")
         print_failures(verdicts)
     _heading("axes")
-    print_table(
-        ("axis", "0 to 1", "figures", "definition"),
-        [(axis.name, number(axis.value, 2), axis.shown, axis.definition) for axis in summary.axes],
-        right=("0 to 1",),
-    )
+    print_axes(summary.axes)
     _heading("advice")
     print_advice(summary)
     if summary.simulated:
@@ -51,8 +54,9 @@ def _print_one(summary: MixedSummary, verdicts: Sequence[Verdict]) -> None:
 
 
 def print_primary(levels: Sequence[MixedLevel]) -> None:
+    """Times of the conversation, and below them what must be known to read them."""
     solo = _solo(levels)
-    columns: list[tuple[str, Callable[[MixedLevel], str]]] = [
+    columns: Columns = [
         ("C", lambda level: str(level.concurrency)),
         ("level", lambda level: level.name),
         ("turn 1 TTFT", lambda level: degradation(turn_1_ttft_ms(level), turn_1_ttft_ms(solo))),
@@ -61,14 +65,27 @@ def print_primary(levels: Sequence[MixedLevel]) -> None:
         ("turn 3", lambda level: _turn_cell(level, 2)),
         ("total", lambda level: _seconds(level.primary_s)),
         ("fastest to slowest", _spread),
-        ("of C=1", lambda level: _times(level.primary_s, solo.primary_s if solo else None)),
+        ("of C=1", lambda level: _times(level, solo)),
+    ]
+    _print_levels(columns, levels, left=("level",))
+    _print_lines(_lengths(levels))
+    _print_lines(
+        f"C={level.concurrency}: turn {place} was not asked {_not_asked(turn)}x, as one before it had failed"
+        for level in levels
+        for place, turn in enumerate(level.turns, start=1)
+        if _not_asked(turn)
+    )
+
+
+def print_turns(levels: Sequence[MixedLevel]) -> None:
+    columns: Columns = [
+        ("C", lambda level: str(level.concurrency)),
         ("tokens", lambda level: _joined(level.turns, lambda turn: number(turn.output_tokens, 0))),
         ("reasoning", lambda level: _joined(level.turns, lambda turn: _percent(turn.reasoning_share))),
         ("side requests beside", lambda level: _joined(level.turns, lambda turn: number(turn.overlap))),
+        ("repeats", lambda level: str(level.repeats)),
     ]
-    titles = [title for title, _ in columns]
-    right = [title for title in titles if title != "level"]
-    print_table(titles, [[cell(level) for _, cell in columns] for level in levels], right=right)
+    _print_levels(columns, levels)
 
 
 def print_sides(levels: Sequence[MixedLevel]) -> None:
@@ -82,22 +99,20 @@ def print_sides(levels: Sequence[MixedLevel]) -> None:
 
 
 def print_throughput(levels: Sequence[MixedLevel]) -> None:
-    columns: list[tuple[str, Callable[[MixedLevel], str]]] = [
+    columns: Columns = [
         ("C", lambda level: str(level.concurrency)),
         ("turn 1 tok/s", lambda level: number(level.turns[0].tok_s if level.turns else None)),
         ("aggregate tok/s", lambda level: number(level.aggregate_tok_s)),
         ("finished tasks/min", lambda level: number(per_minute(level))),
-        ("time per finished task", lambda level: _seconds(level.seconds_per_task)),
+        ("time per task", lambda level: _seconds(level.seconds_per_task)),
         ("all side tasks in flight", lambda level: _percent(level.held_share)),
-        ("repeats", lambda level: str(level.repeats)),
         ("wall", lambda level: format_seconds(level.wall_s)),
     ]
-    titles = [title for title, _ in columns]
-    print_table(titles, [[cell(level) for _, cell in columns] for level in levels], right=titles)
+    _print_levels(columns, levels)
 
 
 def print_verdicts(levels: Sequence[MixedLevel]) -> None:
-    """One row a task: how often it passed at each level, and how often its keywords were there."""
+    """One row a task: how often it passed at each level, and how often its keywords were there; then all outcomes."""
     tasks = {part.item: None for level in levels for part in tasks_of(level)}
     rows = []
     for item in tasks:
@@ -106,8 +121,8 @@ def print_verdicts(levels: Sequence[MixedLevel]) -> None:
             part = next((one for one in tasks_of(level) if one.item == item), None)
             cells.append("–" if part is None or not part.judged else _verdict_cell(part))
         rows.append([item, *cells])
-    rows.append(["all", *(_outcomes(level) for level in levels)])
     print_table(("task", *(f"C={level.concurrency}" for level in levels)), rows)
+    _print_lines(f"C={level.concurrency}: {_outcomes(level)}" for level in levels)
 
 
 def print_failures(verdicts: Sequence[Verdict]) -> None:
@@ -121,12 +136,19 @@ def print_failures(verdicts: Sequence[Verdict]) -> None:
         note(f"{len(failed) - MOST_FAILURES} more; `skep bench judge` and --json show them all")
 
 
+def print_axes(axes: Sequence[Axis]) -> None:
+    rows = [(axis.name, number(axis.value, 2), axis.shown) for axis in axes]
+    print_table(("axis", "0 to 1", "figures"), rows, right=("0 to 1",))
+    for axis in axes:
+        head, *more = wrap(f"{axis.name}: {axis.definition}", WIDTH)
+        _print_lines([head, *(f"  {line}" for line in more)])
+
+
 def print_advice(summary: MixedSummary) -> None:
     advice = summary.advice
     best = "no level will do" if advice.concurrency is None else f"{advice.concurrency} at once ({advice.level})"
     print(best)  # noqa: T201
-    for reason in advice.reasons:
-        print(f"  {reason}")  # noqa: T201
+    _print_lines(advice.reasons)
 
 
 def _print_side_by_side(summaries: Sequence[MixedSummary]) -> None:
@@ -153,6 +175,7 @@ def _print_side_by_side(summaries: Sequence[MixedSummary]) -> None:
     rows.append(["advice", "", *(_choice(summary) for summary in summaries)])
     models = [summary.model for summary in summaries]
     print_table(("", "C", *models), rows, right=("C", *models))
+    _print_lines(f"{summary.model}, {line}" for summary in summaries for line in _lengths(summary.levels))
 
 
 def _choice(summary: MixedSummary) -> str:
@@ -173,17 +196,24 @@ def _heading(text: str, *, first: bool = False) -> None:
     print(text if first else f"\n{text}")  # noqa: T201
 
 
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(f"  {line}")  # noqa: T201
+
+
+def _print_levels(columns: Columns, levels: Sequence[MixedLevel], *, left: Sequence[str] = ()) -> None:
+    titles = [title for title, _ in columns]
+    right = [title for title in titles if title not in left]
+    print_table(titles, [[cell(level) for _, cell in columns] for level in levels], right=right)
+
+
 def _solo(levels: Sequence[MixedLevel]) -> MixedLevel | None:
     return next((level for level in levels if level.concurrency == 1), None)
 
 
 def _turn_cell(level: MixedLevel, place: int) -> str:
-    """The time of a turn, and how many repeats never came to it, as the turn before it had failed."""
     turn = level.turns[place]
-    missing = _not_asked(turn)
-    if not turn.runs:
-        return "not asked" if missing else "–"
-    return _seconds(turn.seconds) + (f" ({missing} not asked)" if missing else "")
+    return "not asked" if not turn.runs and _not_asked(turn) else _seconds(turn.seconds)
 
 
 def _not_asked(part: TurnFigures | SideFigures) -> int:
@@ -198,9 +228,9 @@ def _side_cell(part: SideFigures | None) -> str:
 
 
 def _verdict_cell(part: TurnFigures | SideFigures) -> str:
-    words = "" if part.keywords_passed is None else f", keywords {part.keywords_passed}/{part.runs}"
-    missing = _not_asked(part)
-    return f"{_count(part)}{words}" + (f", {missing} not asked" if missing else "")
+    """Of the keywords, those that were asked: a turn that was not has no words."""
+    words = "" if part.keywords_passed is None else f", words {part.keywords_passed}/{part.runs}"
+    return f"{_count(part)}{words}"
 
 
 def _count(part: TurnFigures | SideFigures) -> str:
@@ -223,11 +253,11 @@ def _rate(parts: Sequence[TurnFigures] | Sequence[SideFigures]) -> str:
 def _words(verdict: Verdict) -> str:
     if verdict.keywords is None:
         return "–"
-    return "all there" if verdict.keywords else f"no {', '.join(verdict.keywords_missing)}"
+    return "all" if verdict.keywords else f"{len(verdict.keywords_missing)} missing"
 
 
 def _total(level: MixedLevel, solo: MixedLevel | None) -> str:
-    times = _times(level.primary_s, solo.primary_s if solo else None)
+    times = _times(level, solo)
     return _seconds(level.primary_s) + (f" ({times})" if times != "–" else "")
 
 
@@ -237,8 +267,20 @@ def _spread(level: MixedLevel) -> str:
     return f"{_seconds(level.primary_low_s)} to {_seconds(level.primary_high_s)}"
 
 
-def _times(value: float | None, alone: float | None) -> str:
-    return "–" if value is None or not alone else f"{value / alone:.1f}x"
+def _times(level: MixedLevel, solo: MixedLevel | None) -> str:
+    if level.primary_s is None or solo is None or not solo.primary_s:
+        return "–"
+    return f"{level.primary_s / solo.primary_s:.1f}x" + (OTHERWISE_LONG if other_length(level, solo) else "")
+
+
+def _lengths(levels: Sequence[MixedLevel]) -> list[str]:
+    """What the star means: "C=5: 0.5x* of C=1 for 103 tokens instead of 184"."""
+    solo = _solo(levels)
+    return [
+        f"C={level.concurrency}: {times} of C=1 {other_length(level, solo)}"
+        for level in levels
+        if (times := _times(level, solo)).endswith(OTHERWISE_LONG)
+    ]
 
 
 def _seconds(value: float | None) -> str:

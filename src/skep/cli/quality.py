@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from skep.cli.benching import Target, meter_for, positive_seconds, run_measuring
@@ -48,6 +48,7 @@ class QualityWishes:
     budget: str | None
     seed: int | None
     timeout: str
+    max_tokens: int | None = None  # instead of each item's own
 
 
 def run_quality_command(wishes: QualityWishes, *, as_json: bool) -> int:
@@ -56,7 +57,7 @@ def run_quality_command(wishes: QualityWishes, *, as_json: bool) -> int:
     bank = bank_of(wishes, plan)
     summary = run_measuring(lambda: measure(plan, bank, wishes.target))
     if as_json:
-        print_json(plain(asdict(summary)))
+        print_json(quality_json(summary))
     else:
         print_quality(summary)
         for line in late_levels(summary.run_id):
@@ -105,6 +106,9 @@ def bank_of(wishes: QualityWishes, plan: TrialPlan) -> Bank:
     if len(bank.items) < plan.levels[-1]:
         hint = "ask more items, or a smaller --concurrency"
         raise UserError(f"{len(bank.items)} items cannot keep {plan.levels[-1]} agents busy", hint=hint)
+    if wishes.max_tokens is not None:
+        longer = tuple(replace(item, max_tokens=wishes.max_tokens) for item in bank.items)
+        bank = replace(bank, items=longer)
     if wishes.items is not None and len(bank.items) < wishes.items:
         note(f"{bank.name} has {len(bank.items):,} items, not {wishes.items:,}: all are asked")
     return bank
@@ -188,6 +192,22 @@ def exit_code(summary: QualitySummary) -> int:
         return EXIT_LOST
     held = summary.levels and all(level.claim is Claim.HOLDS for level in summary.levels)
     return EXIT_OK if held and not summary.skipped else EXIT_UNSHOWN
+
+
+def quality_json(summary: QualitySummary) -> dict[str, Any]:
+    """All figures, with what was asked of whom; the answers and their verdicts are those of the run."""
+    with open_store(user_paths(os.environ).store, read_only=True) as store:
+        run = store.run(summary.run_id)
+    document: dict[str, Any] = {"model": run.model, "url": run.url, "config": dict(run.config)}
+    document |= plain(asdict(summary)) | {"conclusion": conclusion(summary)}
+    document["by_family"] = [
+        {"family": family, "items": items, "base_rate": rate} for family, items, rate in summary.by_family
+    ]
+    for level, shown in zip(summary.levels, document["levels"], strict=True):
+        shown["claim_in_words"] = claim_words(level, summary.delta)
+        for arm in ("base", "load"):
+            shown[arm]["outcomes"] = dict(getattr(level, arm).outcomes)
+    return document
 
 
 def plain(value: Any) -> Any:

@@ -60,6 +60,9 @@ def quality(
     delta: Annotated[str, typer.Option(help="The loss that would matter, in points: 3 is from 60 % to 57 %.")] = "3",
     items: Annotated[int | None, typer.Option(min=1, help="How many of the bank; default: as many as needed.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Of every item in every arm.")] = 1,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer, instead of each item's own: models that think aloud.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0: greedy.")] = 0.0,
     budget: Annotated[str | None, typer.Option(help="Time for all of it; what is not done then is left out.")] = None,
     seed: of.Seed = None,
@@ -82,6 +85,7 @@ def quality(
         budget=budget,
         seed=seed,
         timeout=timeout,
+        max_tokens=max_tokens,
     )
     raise typer.Exit(run_quality_command(wishes, as_json=as_json))
 

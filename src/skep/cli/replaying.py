@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -13,33 +13,42 @@ from skep.cli.results import existing
 from skep.errors import UserError
 from skep.quality.judging import Answered, Judge, needs_sandbox
 from skep.quality.replaying import Replay, Replayed, answers_of, replay
-from skep.records import Run
+from skep.records import Run, RunState
 from skep.sandbox.opening import open_sandbox
 from skep.verdicts import Verdict
 from skep.workload.extraction import python_of, spoken
 
 JUDGED = ("mixed", "quality")
+_UNJUDGED = {
+    RunState.RUNNING: "not judged yet, as the run is still under way",
+    RunState.DONE: "stored without a verdict",
+    RunState.FAILED: "never judged, as the run was broken off",
+    RunState.INCOMPLETE: "never judged, as the run was broken off",
+}
 
 
 def run_judge_command(store_path: Path, name: str, item: str | None, *, as_json: bool) -> int:
-    """0: every verdict is what it was; 1: some differ, or there was none to hold it against."""
+    """0: every verdict is what it was; 1: some differ, or an answer has no verdict, or a verdict no answer."""
     with existing(store_path) as store:
         run = store.run(name)
         check_kind(run)
-        answered = answers_of(store.requests(run.id), store.items(run.id))
+        items, rows = store.items(run.id), store.requests(run.id)
+        answered = answers_of(rows, items)
         verdicts = store.verdicts(run.id)
+    if not answered and not verdicts:
+        raise nothing_to_judge(run, sum(row.level > 0 for row in rows))
     if item is not None:
-        answered = of_item(answered, item, run)
-    if not answered:
-        raise UserError(f"run `{run.id}` has no answers", hint="it ended before its first request did")
+        answered, verdicts = of_item(answered, verdicts, item, run)
     found = run_measuring(lambda: judged_again(answered, verdicts))
     if as_json:
         print_json(replay_json(run, found))
-    elif item is not None:
+        return 0 if found.confirmed else 1
+    if item is not None and found.answers:
         print_item(found)
     else:
         print_replay(run, found)
-    return 0 if found.agreeing == len(found.answers) else 1
+    print_lost(found, {one.id for one in items})
+    return 0 if found.confirmed else 1
 
 
 def check_kind(run: Run) -> None:
@@ -48,16 +57,35 @@ def check_kind(run: Run) -> None:
         raise UserError(f"run `{run.id}` is of kind `{run.kind}`: its answers have no checkers", hint=hint)
 
 
-def of_item(answered: Sequence[Answered], item: str, run: Run) -> list[Answered]:
+def nothing_to_judge(run: Run, answers: int) -> UserError:
+    """Why: it has only begun, what was asked is not stored, or it ended before anything was answered."""
+    if answers:
+        hint = "an item holds what was asked and how it is checked: without it there is nothing to judge by"
+        return UserError(
+            f"run `{run.id}` has {_counted(answers, 'answer')}, but not the items they belong to", hint=hint
+        )
+    if run.state is RunState.RUNNING:
+        hint = "try again when it has ended"
+        return UserError(f"run `{run.id}` is still under way: no answer is stored yet", hint=hint)
+    why = f" ({harmless(run.error)})" if run.error else ""
+    return UserError(
+        f"run `{run.id}` has no answers", hint=f"it ended as {run.state.value}{why} before its first request did"
+    )
+
+
+def of_item(
+    answered: Sequence[Answered], verdicts: Sequence[Verdict], item: str, run: Run
+) -> tuple[list[Answered], list[Verdict]]:
     found = [one for one in answered if one.item.id == item]
-    if not found:
+    stored = [one for one in verdicts if one.item == item]
+    if not found and not stored:
         names = sorted({one.item.id for one in answered})
         near = get_close_matches(item, names, 1)
         hint = (
             f"did you mean `{near[0]}`?" if near else f"it has {len(names)}, such as {', '.join(names[:3]) or 'none'}"
         )
         raise UserError(f"run `{run.id}` has no answer to an item `{item}`", hint=hint)
-    return found
+    return found, stored
 
 
 async def judged_again(answered: Sequence[Answered], verdicts: Sequence[Verdict]) -> Replay:
@@ -85,12 +113,45 @@ def print_replay(run: Run, found: Replay) -> None:
             for one in found.differing
         ]
         print_table(columns, rows, right=("C", "REPEAT"))
-    known = len(found.answers) - found.unjudged
+    for line in said_of(run, found):
+        note(line)
+
+
+def said_of(run: Run, found: Replay) -> list[str]:
+    """How many verdicts are what they were; apart from them those of other rules, and the answers without one."""
+    known = [one for one in found.answers if one.stored is not None and not one.of_other_rules]
+    lines = []
     if known:
-        note(f"{run.id}: {found.agreeing:,} of {known:,} verdicts are what they were")
+        agree = sum(one.agrees is True for one in known)
+        lines.append(f"{run.id}: {agree:,} of {len(known):,} verdicts are what they were")
+    if found.of_other_rules:
+        lines.append(_said_of_other_rules(found.of_other_rules))
     if found.unjudged:
         passed = sum(one.again.passed for one in found.answers if one.stored is None)
-        note(f"{found.unjudged:,} answers were never judged, as the run was broken off; now {passed:,} of them pass")
+        answers = _counted(found.unjudged, "answer", "was", "were")
+        lines.append(f"{answers} {_UNJUDGED[run.state]}; now {passed:,} of them pass")
+    return lines
+
+
+def _said_of_other_rules(others: Sequence[Replayed]) -> str:
+    rules = sorted({one.stored.checker or "not named" for one in others if one.stored is not None})
+    age = "older" if all(one.of_older_rules for one in others) else "other"
+    agree = sum(one.agrees is True for one in others)
+    differ = len(others) - agree
+    said = f"{agree:,} {'agrees' if agree == 1 else 'agree'}, {differ:,} {'differs' if differ == 1 else 'differ'}"
+    return f"{_counted(len(others), 'verdict', 'is', 'are')} of {age} rules ({harmless(', '.join(rules))}): {said}"
+
+
+def _counted(count: int, word: str, one: str = "", many: str = "") -> str:
+    return f"{count:,} {word if count == 1 else f'{word}s'} {one if count == 1 else many}".rstrip()
+
+
+def print_lost(found: Replay, items: Collection[str]) -> None:
+    """Verdicts that nothing can be held against, by what is missing."""
+    answerless = sum(one.item in items for one in found.lost)
+    for count, what in ((len(found.lost) - answerless, "item"), (answerless, "answer")):
+        if count:
+            note(f"{_counted(count, 'stored verdict', 'has', 'have')} no {what} any more")
 
 
 def worded(verdict: Verdict | None) -> str:
@@ -125,7 +186,8 @@ def _print_answer(same: Sequence[Replayed]) -> None:
     if code is not None:
         _section("code taken out of it", code)
     for one in same:
-        changed = "" if one.agrees is not False else f" (stored: {worded(one.stored)})"
+        rules = f", by {one.stored.checker or 'rules not named'}" if one.stored and one.of_other_rules else ""
+        changed = "" if one.agrees is not False else f" (stored: {worded(one.stored)}{rules})"
         stored = " (never judged before)" if one.stored is None else changed
         detail = f": {one.again.detail}" if one.again.detail else ""
         _section(f"verdict at C={one.again.level} repeat {one.again.repeat}: {worded(one.again)}{detail}{stored}", "")
@@ -157,6 +219,8 @@ def replay_json(run: Run, found: Replay) -> dict[str, Any]:
         "agreeing": found.agreeing,
         "unjudged": found.unjudged,
         "differing": len(found.differing),
+        "of_other_rules": len(found.of_other_rules),
+        "lost": len(found.lost),
         "verdicts": [
             {
                 "concurrency": one.again.level,

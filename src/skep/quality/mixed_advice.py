@@ -1,7 +1,8 @@
 """How many at once: the highest level that does the work as well, not much slower, and gets more of it done.
 
-A level will do if (a) its answers pass no less often than at lower levels, as far as chance allows to tell, (b) the
-conversation takes at most 2.5 times as long as alone, and (c) more tasks are finished a minute than one level below.
+A level will do if (a) its answers pass no less often than before, as far as chance allows to tell: the conversation's
+against C=1, those of each side task against the lowest level that had it, (b) the conversation takes at most 2.5 times
+as long as alone, and (c) more tasks are finished a minute than one level below.
 
 Whether a level passes less often is Fisher's exact test, one-sided: given how many of both levels passed together, how
 likely is it that so few of them are this level's? It takes answers for independent, which turns of one conversation
@@ -26,12 +27,12 @@ CHANCE = 0.05
 class Tally:
     """Of the same tasks at this level and at lower ones."""
 
-    what: str
+    what: str  # "primary answers"; side tasks by name, as not all of a level were there before
     passed: int
     judged: int
     base_passed: int
     base_judged: int
-    base: str  # "at C=1"
+    base: str  # "at C=2 and C=3"
 
     @property
     def chance(self) -> float:
@@ -95,6 +96,16 @@ def smallest_fall(judged: int, base_passed: int, base_judged: int) -> int | None
     return max(seen, default=None)
 
 
+def other_length(level: MixedLevel, solo: MixedLevel | None) -> str:
+    """ "for 103 tokens instead of 184", wherever a time is held against C=1 and the answers are not as long: long ones
+    take longer at any load, and a model that gives up early looks quick. Empty: about as long, or not known.
+    """
+    tokens, alone = _tokens(level), _tokens(solo) if solo else None
+    if tokens is None or not alone or abs(tokens / alone - 1) <= OTHER_LENGTH:
+        return ""
+    return f"for {tokens:,.0f} tokens instead of {alone:,.0f}"
+
+
 def tallies(place: int, levels: Sequence[MixedLevel]) -> list[Tally]:
     """The conversation against C=1; each side task against the lowest level that had it."""
     level, lower = levels[place], levels[:place]
@@ -102,10 +113,11 @@ def tallies(place: int, levels: Sequence[MixedLevel]) -> list[Tally]:
     solo = next((one for one in lower if one.concurrency == 1), None)
     if solo is not None:
         found.append(_tally("primary answers", level.turns, solo.turns, "at C=1"))
-    pairs = [(part, _first(part.item, lower)) for part in level.side]
-    known = [(part, base) for part, base in pairs if base is not None]
+    known = [(part, *first) for part in level.side if (first := _first(part.item, lower)) is not None]
     if known:
-        found.append(_tally("side tasks", [one for one, _ in known], [base for _, base in known], "at lower levels"))
+        names = ", ".join(part.item for part, _, _ in known)
+        where = _listed([f"C={c}" for c in dict.fromkeys(c for _, c, _ in known)])
+        found.append(_tally(names, [part for part, _, _ in known], [base for _, _, base in known], f"at {where}"))
     return [tally for tally in found if tally.judged and tally.base_judged]
 
 
@@ -126,8 +138,15 @@ def _tally(
     )
 
 
-def _first(item: str, levels: Sequence[MixedLevel]) -> SideFigures | None:
-    return next((part for level in levels for part in level.side if part.item == item and part.judged), None)
+def _first(item: str, levels: Sequence[MixedLevel]) -> tuple[int, SideFigures] | None:
+    """The lowest of these levels that had it, and how it went there."""
+    had = ((level.concurrency, part) for level in levels for part in level.side if part.item == item and part.judged)
+    return next(had, None)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """ "C=2, C=3 and C=5"."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _faults(place: int, levels: Sequence[MixedLevel], solo: MixedLevel) -> list[str]:
@@ -175,11 +194,8 @@ def _cost(level: MixedLevel, solo: MixedLevel) -> str:
 
 
 def _taking(level: MixedLevel, solo: MixedLevel, slowdown: float) -> str:
-    """With the length of its answers where that differs: longer ones take longer at any load."""
-    tokens, alone = _tokens(level), _tokens(solo)
-    other = tokens is not None and alone and abs(tokens / alone - 1) > OTHER_LENGTH
-    length = f", for {tokens:,.0f} tokens instead of {alone:,.0f}" if other else ""
-    return f"{slowdown:.2f}x of C=1 ({format_seconds(level.primary_s or 0.0)}{length})"
+    length = other_length(level, solo)
+    return f"{slowdown:.2f}x of C=1 ({format_seconds(level.primary_s or 0.0)}{', ' if length else ''}{length})"
 
 
 def _tokens(level: MixedLevel) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from skep.quality.mixed_advice import other_length
 from skep.units import format_seconds
 from skep.verdicts import Axis, MixedLevel, MixedSummary, SideFigures, TurnFigures
 
@@ -78,8 +79,12 @@ def _latency(solo: MixedLevel | None, full: MixedLevel | None) -> Axis:
     alone, loaded = solo.primary_s if solo else None, full.primary_s if full else None
     if not alone or loaded is None or full is None:
         return Axis(LATENCY, definition, None, UNKNOWN)
-    shown = f"{format_seconds(loaded)} at C={full.concurrency}, {loaded / alone:.1f}x of C=1"
-    return Axis(LATENCY, definition, _share(alone, loaded), shown)
+    shown = [
+        f"{format_seconds(loaded)} at C={full.concurrency}",
+        f"{loaded / alone:.1f}x of C=1",
+        other_length(full, solo),
+    ]
+    return Axis(LATENCY, definition, _share(alone, loaded), ", ".join(filter(None, shown)))
 
 
 def _throughput(solo: MixedLevel | None, full: MixedLevel | None) -> Axis:

@@ -62,6 +62,15 @@ class MixedPlan:
         up = sorted(self.levels)
         return [(level, repeat) for repeat in range(self.repeats) for level in (up[::-1] if repeat % 2 else up)]
 
+    def requests(self, level: int) -> int | None:
+        """Of one run of a level, if no turn fails; None: as many as the time of the conversation has room for."""
+        return len(PRIMARY) + level - 1 if self.form == "published" or level == 1 else None
+
+    def answers(self) -> int | None:
+        """To be executed when all has been measured; None: not known before."""
+        each = [self.requests(level) for level in self.levels]
+        return None if None in each else self.repeats * sum(filter(None, each))
+
 
 async def run_mixed(
     plan: MixedPlan,
@@ -252,8 +261,7 @@ class _Mixed:
         await self._driver.close()
 
     async def _run_level(self, level: int, repeat: int) -> None:
-        known = len(PRIMARY) + level - 1 if self._plan.form == "published" or level == 1 else 0
-        self._begin(level, repeat, known)
+        self._begin(level, repeat, self._plan.requests(level) or 0)
         began = time.monotonic()
         load = mixed_load(self._plan, level, repeat)
         rows, _ = await self._driver.run_load(level, repeat, load, level, self._took, is_closed=False)

@@ -11,7 +11,7 @@ from skep.records import Request
 from skep.verdicts import Verdict
 from skep.workload.items import Item
 
-Place = tuple[int, int, int]  # level, repeat, index: of one request
+Place = tuple[int, int, int, str]  # level, repeat, index, item: of one request
 
 
 class Judges(Protocol):
@@ -33,10 +33,27 @@ class Replayed:
             return None
         return (self.stored.outcome, self.stored.keywords) == (self.again.outcome, self.again.keywords)
 
+    @property
+    def of_other_rules(self) -> bool:
+        """The stored verdict is of another version of the checks: where it differs, the rules may be why."""
+        return self.stored is not None and self.stored.checker != self.again.checker
+
+    @property
+    def of_older_rules(self) -> bool:
+        return self.stored is not None and _version(self.stored) < _version(self.again)
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:
+    """`lost`: stored verdicts whose answer or item is no longer stored, so that nothing could be judged."""
+
     answers: tuple[Replayed, ...]
+    lost: tuple[Verdict, ...] = ()
+
+    @property
+    def confirmed(self) -> bool:
+        """Every answer has a verdict, every verdict an answer, and each is what it was."""
+        return self.agreeing == len(self.answers) and not self.lost
 
     @property
     def agreeing(self) -> int:
@@ -45,6 +62,10 @@ class Replay:
     @property
     def differing(self) -> tuple[Replayed, ...]:
         return tuple(one for one in self.answers if one.agrees is False)
+
+    @property
+    def of_other_rules(self) -> tuple[Replayed, ...]:
+        return tuple(one for one in self.answers if one.of_other_rules)
 
     @property
     def unjudged(self) -> int:
@@ -76,11 +97,22 @@ async def replay(
     judge: Judges,
     on_done: Callable[[int], None] = lambda _: None,
 ) -> Replay:
-    known: dict[Place, Verdict] = {(one.level, one.repeat, one.index): one for one in verdicts}
+    known = {_place(one): one for one in verdicts}
     again = await judge.judge(answered, on_done)
     return Replay(
         tuple(
-            Replayed(one, known.get((one.row.level, one.row.repeat, one.row.index)), verdict)
+            Replayed(one, known.pop(_place(verdict), None), verdict)
             for one, verdict in zip(answered, again, strict=True)
-        )
+        ),
+        lost=tuple(known.values()),
     )
+
+
+def _version(verdict: Verdict) -> int:
+    """Of its checks. 0: it names none, as the first ones did not."""
+    number = verdict.checker.rpartition("/")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _place(verdict: Verdict) -> Place:
+    return verdict.level, verdict.repeat, verdict.index, verdict.item

@@ -152,6 +152,7 @@ class _Trial:
         self._pace = Pace()
         self._verdicts: list[Verdict] = []
         self._began = time.monotonic()
+        self._block = (0.0, 0)  # when the one under way began, and how many of it have ended
         self._last_load = (0, 0, 0)  # level, failed and all requests of the last block under load
         self._spent: dict[int, tuple[int, float]] = {}  # by width: requests and seconds, of this level
         self._now = TrialProgress("warming up", 0, "", 0, 0, 0, 0, None, None)
@@ -232,7 +233,9 @@ class _Trial:
         self._tell()
         tasks = [self._task(one, index) for index in range(begin, end)]
         began = time.monotonic()
+        self._block = (began, 0)
         rows, _ = await self._driver.run_tasks(one.level, one.repeat, tasks, one.level, self._took)
+        self._block = (began, 0)
         count, seconds = self._spent.get(one.level, (0, 0.0))
         self._spent[one.level] = (count + len(rows), seconds + time.monotonic() - began)
         if self._recording.broken is not None:
@@ -294,6 +297,7 @@ class _Trial:
         self._recording.found(LevelFact(level, 0, CUT_SHORT, {"why": why}))
 
     def _took(self, row: Request) -> None:
+        self._block = (self._block[0], self._block[1] + 1)
         failed = self._now.failed + (not row.ok and row.level > 0)
         self._now = replace(self._now, done=self._now.done + 1, failed=failed)
         self._pace.ended(len(row.arrivals_s))
@@ -315,11 +319,15 @@ class _Trial:
         )
 
     def _left_s(self) -> float | None:
-        """By what a request took at this level so far; None before every width was tried."""
-        now, asked = self._now, sum(count for count, _ in self._spent.values())
-        if now.stage != "asking" or len(self._spent) < 2 or not asked:
+        """By what a request took at this level so far, those of the block under way included: rough until every width
+        was tried.
+        """
+        now, (begun, ended) = self._now, self._block
+        asked = ended + sum(count for count, _ in self._spent.values())
+        if now.stage != "asking" or not asked:
             return None
-        return sum(seconds for _, seconds in self._spent.values()) / asked * (now.total - now.done)
+        spent = sum(seconds for _, seconds in self._spent.values()) + (time.monotonic() - begun if ended else 0.0)
+        return spent / asked * (now.total - now.done)
 
 
 __all__ = ["TrialPlan", "TrialProgress", "run_trial"]

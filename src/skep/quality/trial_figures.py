@@ -176,7 +176,8 @@ def _level(tables: Tables, level: int, delta: float) -> LevelQuality | None:
     claim = claim_of(difference, delta)
     if claim is Claim.HOLDS and difference.base_rate <= delta:
         claim = Claim.UNSHOWN  # so little could not be lost: that it was not says nothing
-    needed = needed_by(difference, delta, len(pairings)) if claim is Claim.UNSHOWN else None
+    seen = difference.base_rate > delta  # else more items would not help
+    needed = needed_by(difference, delta, len(pairings)) if claim is Claim.UNSHOWN and seen else None
     return LevelQuality(
         concurrency=level,
         difference=difference,

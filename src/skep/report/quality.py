@@ -106,7 +106,11 @@ def _cards(summary: QualitySummary) -> Markup:
     held = summary.holds_up_to
     return tag(
         "dl",
-        card(UNKNOWN if held is None else f"C = {held}", "Holds up to", f"a loss of {points(summary.delta)} excluded"),
+        card(
+            UNKNOWN if held is None else f"C = {held}",
+            "Holds up to",
+            "nothing is excluded" if held is None else f"a loss of {points(summary.delta)} excluded",
+        ),
         card(percent(None if first is None else 100 * first.base_rate, digits=1), "Passed at C = 1", summary.bank),
         card(percent(changed, digits=1), "Verdicts that change by themselves", f"C = 1 against itself{said}"),
         card(number(summary.items, digits=0), "Items", _asked(summary)),

@@ -30,8 +30,10 @@ def level_table(summary: QualitySummary) -> Markup:
     for level in summary.levels:
         said = claim_words(level, summary.delta)
         rows.append(_row(str(level.concurrency), level.difference, level.texts_changed, said, _STYLES[level.claim]))
+    stopped = any(level.claim is not Claim.HOLDS for level in summary.levels)
+    why = "not walked, as a level below does not hold" if stopped else "not walked: the run ended before"
     for skipped in summary.skipped:
-        note = tag("td", text("not walked, as a level below does not hold"), class_="note", colspan=str(len(names)))
+        note = tag("td", text(why), class_="note", colspan=str(len(names)))
         rows.append(tag("tr", tag("th", text(skipped), scope="row"), note))
     return table("Difference against C = 1", [head], rows)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skep.verdicts import Claim, LevelQuality, QualitySummary
+from skep.verdicts import Claim, LevelQuality, Outcome, QualitySummary
 
 
 def points(share: float, digits: int = 1) -> str:
@@ -19,6 +19,12 @@ def claim_words(level: LevelQuality, delta: float) -> str:
         return f"no worse than {points(delta)}{small}"
     if level.claim is Claim.LOST:
         return f"worse: at least {points(-found.high)} lost"
+    cut = dict(level.base.outcomes).get(Outcome.TRUNCATED.value, 0)
+    if 2 * cut > level.base.requests:
+        return (
+            f"not shown: {cut:,} of {level.base.requests:,} answers at C=1 were cut at the token limit; "
+            "--max-tokens gives them more room"
+        )
     if found.base_rate <= delta:
         return (
             f"not shown: C=1 passes {100 * found.base_rate:.1f} % of the items, so that a loss of {points(delta)} "

@@ -44,9 +44,9 @@ def _parity(rng: Random, grade: int) -> Task:
 
 
 def _sequence(rng: Random, grade: int) -> Task:
-    start = between(rng, 1, 40)
+    start = between(rng, 1, 94)  # with its step of 1, all below 100
     if grade == 5:  # each the sum of the two before it
-        terms = [between(rng, 1, 9), between(rng, 1, 9)]
+        terms = [between(rng, 1, 19), between(rng, 1, 19)]
         while len(terms) < 7:
             terms.append(terms[-1] + terms[-2])
     elif grade == 4:  # steps that grow by one

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 from typing import Any, TypeVar
 
-from skep.workload.chance import shuffled
 from skep.workload.drill_words import WORDS
 from skep.workload.items import Checker
 
@@ -58,11 +58,16 @@ def between(rng: Random, low: int, high: int) -> int:
 
 def some(rng: Random, items: Sequence[_T], count: int) -> list[_T]:
     """Different ones, in any order."""
-    return shuffled(rng, items)[:count]
+    return [items[place] for place in some_numbers(rng, count, 0, len(items) - 1)]
 
 
 def some_words(rng: Random, count: int, *, longest: int = 99, shortest: int = 1) -> list[str]:
-    return some(rng, [word for word in WORDS if shortest <= len(word) <= longest], count)
+    return some(rng, _words(shortest, longest), count)
+
+
+@cache
+def _words(shortest: int, longest: int) -> tuple[str, ...]:
+    return tuple(word for word in WORDS if shortest <= len(word) <= longest)
 
 
 def some_numbers(rng: Random, count: int, low: int, high: int) -> list[int]:

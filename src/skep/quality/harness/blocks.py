@@ -25,8 +25,8 @@ from .sources import Unit, as_one_file, has_app, names_of, parsed
 from .worker import described
 
 Wanted = Callable[[str], bool]
-_PATIENCE_S = 3.0  # with one block; an example that waits for somebody is left out, a program that hangs is not
-_MOST_TRIES = 4
+# With one block, by the number of those that hung; an example that waits for somebody is left out, a program is not.
+_PATIENCE_S = (3.0, 1.0, 1.0, 1.0)
 _DEFINED = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
 _SERVED = re.compile(r"\bFastAPI\(|^@\w+\.(?:get|post|put|patch|delete)\(", re.MULTILINE)
 _VERBS = frozenset({"get", "post", "put", "patch", "delete", "api_route"})
@@ -121,9 +121,9 @@ def chosen(
     ready = prepared or (lambda code: as_one_file(code, everything))
     out = {n: "is no Python" for n, code in enumerate(blocks) if n not in asked and parsed(code) is None}
     order: list[int] = []
-    for _ in range(_MOST_TRIES):
+    for patience_s in _PATIENCE_S:
         todo = [n for n, code in enumerate(blocks) if n not in out and parsed(code) is not None]
-        told, stuck = _tried([(n, ready(blocks[n]), n in asked) for n in todo], before)
+        told, stuck = _tried([(n, ready(blocks[n]), n in asked) for n in todo], before, patience_s)
         order = [n for n, _error in told]
         out |= {n: error for n, error in told if error and n not in asked}
         if stuck is None or stuck[0] in asked:
@@ -142,7 +142,7 @@ def _remark(reasons: list[str]) -> str:
 
 
 def _tried(
-    todo: list[tuple[int, str, bool]], before: tuple[str, ...]
+    todo: list[tuple[int, str, bool]], before: tuple[str, ...], patience_s: float
 ) -> tuple[list[tuple[int, str]], tuple[int, str] | None]:
     """What each block did, in the order in which they ran; and the one where it came to an end, and how."""
     reading, writing = os.pipe()
@@ -155,7 +155,7 @@ def _tried(
             os._exit(0)
     os.close(writing)
     try:
-        messages, how = _heard(pid, reading, len(todo))
+        messages, how = _heard(pid, reading, len(todo), patience_s)
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -168,10 +168,10 @@ def _tried(
     return told, None if stuck is None or len(done) == len(todo) else (stuck, how)
 
 
-def _heard(pid: int, reading: int, expected: int) -> tuple[list[tuple[str, int, str]], str]:
+def _heard(pid: int, reading: int, expected: int, patience_s: float) -> tuple[list[tuple[str, int, str]], str]:
     held = b""
     lines: list[tuple[str, int, str]] = []
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + patience_s
     ended = False
     while sum(line[0] == "done" for line in lines) < expected:
         if select.select([reading], [], [], 0 if ended else 0.02)[0] and (read := os.read(reading, 1 << 16)):
@@ -179,7 +179,7 @@ def _heard(pid: int, reading: int, expected: int) -> tuple[list[tuple[str, int, 
             *whole, held = held.split(b"\n")
             with suppress(ValueError, TypeError):
                 lines += [(str(kind), int(n), str(error)) for kind, n, error in map(json.loads, whole)]
-            until = time.monotonic() + _PATIENCE_S
+            until = time.monotonic() + patience_s
         elif ended:
             return lines, "ended its process"
         elif time.monotonic() > until:

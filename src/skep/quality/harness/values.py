@@ -83,7 +83,10 @@ def alike(want: Any, have: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python writes no number of more than 4300 digits
+        text = "a value too large to be shown"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
