@@ -67,7 +67,6 @@ def test_every_kind_of_checker_in_a_bank_of_ones_own_takes_a_right_answer(measur
     assert level["difference"]["base_rate"] == level["difference"]["rate"] == 1.0
 
 
-@pytest.mark.xfail(strict=True, reason="the document does not say what was measured")
 def test_the_document_of_a_trial_names_model_and_seed(measured):
     assert measured["model"] == "knowing"
     assert measured["seed"] == 1
@@ -85,14 +84,12 @@ def test_answers_that_were_all_cut_are_not_blamed_on_the_bank(bench, engine):
     assert "20 of 20 answers at C=1 were cut at the token limit" in done.output
 
 
-@pytest.mark.xfail(strict=True, reason="what is not known is told as a refusal")
 def test_no_advice_is_not_the_advice_that_no_level_will_do(bench, engine):
     done = bench("mixed", "--url", engine.url, "--levels", "2", "--repeats", "1")
     assert "C=1 was not measured" in done.stdout
     assert "no level will do" not in done.stdout
 
 
-@pytest.mark.xfail(strict=True, reason="counted from 1 in the table, from 0 by `judge`")
 def test_a_repeat_has_the_same_number_wherever_it_is_shown(bench, engine):
     done = bench("mixed", "--url", engine.url, "--levels", "1", "--repeats", "1")
     table = done.stdout.partition("answers that did not pass")[2]

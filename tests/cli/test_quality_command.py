@@ -64,7 +64,7 @@ def test_quality_that_holds_is_said_and_stored_and_judged_again(bench, folder, g
     assert "210 of 210 verdicts are what they were" in again.stderr
     one = bench("judge", "--item", "n7")
     assert one.exit_code == 0
-    for part in ("say number 7.", "It is 7", "verdict at C=4 repeat 0: passed"):
+    for part in ("say number 7.", "It is 7", "verdict at C=4 repeat 1: passed"):
         assert part in one.stdout
     none = bench("judge", "last", "--item", "number-seven")
     assert isinstance(none.exception, UserError)

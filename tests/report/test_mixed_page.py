@@ -254,7 +254,7 @@ def test_a_run_in_which_all_failed_is_drawn_without_a_single_zero(run):
     assert words.count("FAIL") == 4
     assert "0 ms" not in words
     text = _text(mixed_page(entries))
-    assert "No level would do. none passed" in text
+    assert "No level is recommended. none passed" in text
     assert "Incomplete" in text
     assert "boom" in text
     assert "not asked" in text

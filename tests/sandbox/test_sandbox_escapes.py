@@ -120,7 +120,7 @@ kept += [refused(open, "/etc/passwd", "w"), refused(os.remove, "/etc/passwd"), r
 kept += [refused(os.chmod, "/etc/passwd", 0o777), refused(os.rename, "/box", "/bix"), refused(os.mkdir, "/new")]
 kept += [refused(open, "/proc/sys/kernel/core_pattern", "w"), refused(open, "/proc/sysrq-trigger", "w")]
 kept += [refused(open, sys.executable, "r+b"), refused(os.mknod, "node", 0o60600, os.makedev(254, 0))]
-open("mine", "w").write("x"); open("/tmp/mine", "w").write("x")
+open("mine", "w").write("x"); open(os.environ["TMPDIR"] + "/mine", "w").write("x")
 print("kept in" if all(kept) else kept)
 """
     )

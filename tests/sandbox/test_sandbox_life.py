@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import skep
 from conftest import descendants, wait_until
 from skep.errors import SkepError
 from skep.sandbox.base import Limits, Script
@@ -160,3 +162,12 @@ def alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_skep_may_be_installed_where_temporary_files_are(sandbox, tmp_path):
+    """A clone below /tmp could run nothing: root's launcher covered the folder that its own modules came from."""
+    shutil.copytree(Path(skep.__file__).parent, tmp_path / "src" / "skep", ignore=shutil.ignore_patterns("__pycache__"))
+    code = f"from skep.sandbox.opening import open_sandbox; print(open_sandbox({sandbox.name!r}).name)"
+    env = {"PYTHONPATH": str(tmp_path / "src"), "PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == sandbox.name, done.stderr

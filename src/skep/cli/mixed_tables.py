@@ -146,7 +146,7 @@ def print_axes(axes: Sequence[Axis]) -> None:
 
 def print_advice(summary: MixedSummary) -> None:
     advice = summary.advice
-    best = "no level will do" if advice.concurrency is None else f"{advice.concurrency} at once ({advice.level})"
+    best = "no level is recommended" if advice.concurrency is None else f"{advice.concurrency} at once ({advice.level})"
     print(best)  # noqa: T201
     _print_lines(advice.reasons)
 

@@ -198,7 +198,8 @@ def quality_json(summary: QualitySummary) -> dict[str, Any]:
     """All figures, with what was asked of whom; the answers and their verdicts are those of the run."""
     with open_store(user_paths(os.environ).store, read_only=True) as store:
         run = store.run(summary.run_id)
-    document: dict[str, Any] = {"model": run.model, "url": run.url, "config": dict(run.config)}
+    asked = {name: run.config.get(name) for name in ("seed", "temperature", "repeats")}
+    document: dict[str, Any] = {"model": run.model, "url": run.url, **asked}
     document |= plain(asdict(summary)) | {"conclusion": conclusion(summary)}
     document["by_family"] = [
         {"family": family, "items": items, "base_rate": rate} for family, items, rate in summary.by_family

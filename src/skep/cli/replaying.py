@@ -104,7 +104,7 @@ def print_replay(run: Run, found: Replay) -> None:
         rows = [
             [
                 str(one.again.level),
-                str(one.again.repeat),
+                str(one.again.repeat + 1),
                 harmless(one.again.item),
                 worded(one.stored),
                 worded(one.again),
@@ -175,7 +175,7 @@ def print_item(found: Replay) -> None:
 
 
 def _print_answer(same: Sequence[Replayed]) -> None:
-    places = ", ".join(f"C={one.again.level} repeat {one.again.repeat}" for one in same)
+    places = ", ".join(f"C={one.again.level} repeat {one.again.repeat + 1}" for one in same)
     row, verdict = same[0].answered.row, same[0].again
     if row.reasoning:
         _section(f"reasoning at {places}", row.reasoning)
@@ -190,7 +190,9 @@ def _print_answer(same: Sequence[Replayed]) -> None:
         changed = "" if one.agrees is not False else f" (stored: {worded(one.stored)}{rules})"
         stored = " (never judged before)" if one.stored is None else changed
         detail = f": {one.again.detail}" if one.again.detail else ""
-        _section(f"verdict at C={one.again.level} repeat {one.again.repeat}: {worded(one.again)}{detail}{stored}", "")
+        _section(
+            f"verdict at C={one.again.level} repeat {one.again.repeat + 1}: {worded(one.again)}{detail}{stored}", ""
+        )
     if verdict.checks:
         rows = [
             ["passed" if check.passed else "FAILED", harmless(check.name), harmless(check.detail)]

@@ -162,7 +162,7 @@ def _own_banners(one: Subject) -> list[Markup]:
 
 def _spot(one: Subject, *, letter: bool) -> str:
     advice = one.summary.advice
-    said = "no level would do" if advice.concurrency is None else f"sweet spot C = {advice.concurrency}"
+    said = "no level is recommended" if advice.concurrency is None else f"sweet spot C = {advice.concurrency}"
     name = f" ({advice.level})" if advice.level else ""
     return f"{one.look.letter}: {said}{name}" if letter else f"{said[0].upper()}{said[1:]}{name}"
 

@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import stat
+import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,7 +37,8 @@ from skep.sandbox.kernel import (
 )
 from skep.sandbox.warden import Link, children, serve
 
-STAGE = "/tmp"  # noqa: S108 - covered in a mount namespace of its own; nothing is written to the real one
+# One of these is covered, in a mount namespace of the launcher's own; nothing is written to the real one.
+STAGES = ("/mnt", "/media", "/srv", "/opt", "/tmp")  # noqa: S108
 FAREWELL_S = 3.0
 BEGIN = """import json, sys
 setup = json.load(sys.stdin)
@@ -53,9 +55,9 @@ def main(setup: dict[str, Any]) -> None:
     os.chdir("/")
     views = {packages: _view(setup["views"][str(packages)]) for packages in (True, False)}
     try:
-        if os.geteuid() == 0:
-            views = stage(views)
         way = _way(setup["way"], setup["program"])
+        if os.geteuid() == 0:
+            views = stage(views, setup["program"])
     except OSError as error:
         control.sendall(f"error: {error}".encode())
         return
@@ -122,16 +124,17 @@ class Launcher:
             os.kill(orphan, signal.SIGKILL)
 
 
-def stage(views: dict[bool, View]) -> dict[bool, View]:
+def stage(views: dict[bool, View], program: str | None) -> dict[bool, View]:
     """Every source of the views at a path that any user can reach, in a mount namespace that ends with this process."""
     unshare(CLONE_NEWNS)
     mount("none", "/", None, MS_SLAVE | MS_REC)
     sources = sorted({source for view in views.values() for source in view.binds.values()})
     opened = {source: os.open(source, os.O_PATH | os.O_CLOEXEC) for source in sources}
-    mount("tmpfs", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=64k")
+    covered = _not_needed(__file__, sys.prefix, sys.base_prefix, program or "/")
+    mount("tmpfs", covered, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=64k")
     places: dict[str, str] = {}
     for number, (source, fd) in enumerate(opened.items()):
-        place = Path(STAGE) / str(number)
+        place = Path(covered) / str(number)
         place.mkdir() if stat.S_ISDIR(os.fstat(fd).st_mode) else place.touch()
         mount(f"/proc/self/fd/{fd}", str(place), None, MS_BIND | MS_REC)
         os.close(fd)
@@ -140,6 +143,15 @@ def stage(views: dict[bool, View]) -> dict[bool, View]:
         packages: replace(view, binds={dest: places[source] for dest, source in view.binds.items()})
         for packages, view in views.items()
     }
+
+
+def _not_needed(*paths: str) -> str:
+    """A folder that none of these lies in: what the launcher and bubblewrap still read must not be covered."""
+    needed = {parent for path in paths for one in (Path(path), Path(path).resolve()) for parent in (one, *one.parents)}
+    for place in map(Path, STAGES):
+        if place.is_dir() and place.resolve() == place and place not in needed:
+            return str(place)
+    raise OSError(f"each of {', '.join(STAGES)} is missing or in use")
 
 
 def setup_text(fd: int, way: str, program: str | None, views: dict[bool, View]) -> str:
