@@ -147,13 +147,19 @@ print(sandbox._launcher.pid, flush=True)
 asyncio.run(sandbox.run(Script(("-c", "import time; time.sleep(600)"), packages=False), Limits(seconds=60)))
 """
     skep = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
-    launcher = int(skep.stdout.readline())
-    assert wait_until(lambda: len(descendants(launcher)) >= 4)
-    inside = [launcher, *descendants(launcher)]
-    skep.kill()
-    skep.wait()
-    skep.stdout.close()
+    try:
+        launcher = int(skep.stdout.readline())
+        assert wait_until(lambda: len(descendants(launcher)) >= 4, 20.0), [*map(cmdline, descendants(launcher))]
+        inside = [launcher, *descendants(launcher)]
+    finally:
+        skep.kill()
+        skep.wait()
+        skep.stdout.close()
     assert wait_until(lambda: not any(map(alive, inside)))
+
+
+def cmdline(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")[:80]
 
 
 def alive(pid):
