@@ -147,3 +147,9 @@ def test_a_run_that_the_machine_lost_is_tried_again():
     assert verdict.detail == "ended with 1 before there was a report"
     with pytest.raises(SkepError, match="Too many open files"):
         asyncio.run(Judge(Failing(9)).judge([Answered(request(RIGHT), PAGES)]))
+
+
+def test_an_answer_cut_before_its_limit_met_the_end_of_its_context():
+    """Its limit of tokens is not to blame, and more of them would not help."""
+    detail = read(request("12", finish_reason="length", output_tokens=77)).detail
+    assert detail.startswith("cut after 77 of 512 tokens: the context of its slot was full")

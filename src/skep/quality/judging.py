@@ -154,7 +154,7 @@ class Judge:
             outcome = Outcome.TIMED_OUT if row.error_kind == "timeout" else Outcome.FAILED
             return Finding(outcome, row.error or row.error_kind or "")
         if row.finish_reason == "length":
-            return _truncated(row, await self._of_text(which))
+            return _truncated(row, which.item, await self._of_text(which))
         return await self._of_text(which)
 
     async def _of_text(self, which: Answered) -> Finding:
@@ -240,11 +240,14 @@ def _check(one: Mapping[str, Any]) -> Check:
     return Check(_one_line(str(one["name"])), passed, "" if passed else _one_line(str(one["detail"])))
 
 
-def _truncated(row: Request, found: Finding) -> Finding:
+def _truncated(row: Request, item: Item, found: Finding) -> Finding:
     """A cut answer is a failure by itself; that the checks passed all the same is worth knowing."""
-    tokens = "" if row.output_tokens is None else f" of {row.output_tokens} tokens"
+    tokens, allowed = row.output_tokens, item.max_tokens
+    why = "cut at the limit" if tokens is None else f"cut at the limit of {tokens} tokens"
+    if tokens is not None and tokens < allowed:
+        why = f"cut after {tokens} of {allowed} tokens: the context of its slot was full"
     told = "the checks pass all the same" if found.outcome.passed else found.detail or found.outcome.value
-    return replace(found, outcome=Outcome.TRUNCATED, detail=f"cut at the limit{tokens}; {told}")
+    return replace(found, outcome=Outcome.TRUNCATED, detail=f"{why}; {told}")
 
 
 def _silence(row: Request, *, thought: bool) -> str:
