@@ -209,6 +209,7 @@ def test_degradation_is_a_share_of_what_it_was_alone():
     assert degradation(None, 64.0) == "–"
 
 
+@pytest.mark.slow
 def test_two_models_are_measured_one_after_the_other_and_shown_side_by_side(engine, answers, bench, gateway):
     with FakeEngine(slots=8, token_ms=5, model="slower", answers=answers) as other:
         door = gateway()

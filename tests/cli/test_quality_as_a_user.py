@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from skep.cli.main import app_of, parts_of
 from skep.testing.process import FakeEngine
 
+pytestmark = pytest.mark.slow
+
 APP = app_of(parts_of(["bench"]))
 FIB = (
     "Sure:\n```python\ndef fib(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n```"

@@ -14,6 +14,8 @@ from skep.store.rows import LevelFact
 from skep.verdicts import Outcome, Verdict
 from skep.workload.items import Checker, Item
 
+pytestmark = pytest.mark.slow
+
 ITEMS = [Item(f"d/{i}", ({"role": "user", "content": "?"},), Checker("exact", {"answer": "1"})) for i in range(40)]
 PASSES = ((1, 0, "base"), (1, 1, "again"), (4, 0, "load"))
 
@@ -149,7 +151,7 @@ def test_levels_of_judged_runs_are_neither_exported_nor_compared(stored):
         ("compare", "mixed", "other"),
         ("compare", "quality", "mixed"),
     )
-    for command, *names in map(str.split, orders):
+    for command, *names in orders:
         error = _run("bench", command, *(stored[name] for name in names))
         assert isinstance(error, UserError)
         assert "is about answers, not about levels of speed" in str(error)

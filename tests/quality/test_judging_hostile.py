@@ -8,6 +8,8 @@ from skep.sandbox.base import Limits
 from skep.verdicts import Outcome
 from skep.workload.items import Checker, Item
 
+pytestmark = pytest.mark.slow
+
 SHORT = Limits(seconds=1.2, memory_bytes=256 << 20)
 
 

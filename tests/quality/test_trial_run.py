@@ -82,6 +82,7 @@ def test_answers_as_good_under_load_hold_at_every_level(engine, store):
     )
 
 
+@pytest.mark.slow
 def test_everything_can_be_had_again_from_the_store(engine, store):
     summary = trial(engine, store, TrialPlan((4,), seed=2, repeats=2), numbers(20))
     run = store.run(summary.run_id)
@@ -194,6 +195,7 @@ def test_fewer_items_than_agents_are_refused_before_anything_is_stored(engine, s
     assert store.runs() == []
 
 
+@pytest.mark.slow
 def test_progress_tells_the_stage_and_how_much_is_left(engine, store):
     seen = []
     trial(engine, store, TrialPlan((2,), seed=1), numbers(30), on_progress=seen.append)

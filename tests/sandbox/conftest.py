@@ -1,10 +1,10 @@
 """A sandbox of either kind, and the check that nothing of it is left."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
+from sandbox_processes import descendants, wait_until
 
 from skep.errors import UserError
 from skep.sandbox.base import Limits, Script
@@ -25,28 +25,6 @@ def opened(request):
 
 def mounts():
     return [line.split(" ", 3)[3].split(" - ")[0] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-
-
-def descendants(pid):
-    """Of a process, zombies included."""
-    found = []
-    try:
-        words = [
-            word for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
-        ]
-    except OSError:  # it has ended meanwhile
-        return []
-    for child in map(int, words):
-        found += [child, *descendants(child)]
-    return found
-
-
-def wait_until(happens, seconds=5.0):
-    """The end of another process has no event here."""
-    deadline = time.monotonic() + seconds
-    while not happens() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    return happens()
 
 
 @pytest.fixture

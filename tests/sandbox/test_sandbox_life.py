@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from sandbox_processes import descendants, wait_until
 
 import skep
-from conftest import descendants, wait_until
 from skep.errors import SkepError
 from skep.sandbox.base import Limits, Script
 from skep.sandbox.opening import open_sandbox

@@ -8,9 +8,9 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from sandbox_processes import wait_until
 
 import skep
-from conftest import wait_until
 from skep.sandbox.opening import WAYS
 
 USER = 12345

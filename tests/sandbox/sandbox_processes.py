@@ -1,0 +1,26 @@
+"""Looking at processes from outside."""
+
+import time
+from pathlib import Path
+
+
+def descendants(pid):
+    """Of a process, zombies included."""
+    found = []
+    try:
+        words = [
+            word for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+        ]
+    except OSError:  # it has ended meanwhile
+        return []
+    for child in map(int, words):
+        found += [child, *descendants(child)]
+    return found
+
+
+def wait_until(happens, seconds=5.0):
+    """The end of another process has no event here."""
+    deadline = time.monotonic() + seconds
+    while not happens() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return happens()
