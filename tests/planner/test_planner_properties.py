@@ -19,7 +19,7 @@ from skep.planner.fitting_in import largest
 from skep.planner.forecast import lengths, play
 from skep.planner.links import all_reduce, default_link
 from skep.planner.memory import kv_bytes_per_token, memory, weights_bytes
-from skep.planner.memory_facts import usable_bytes
+from skep.planner.memory_facts import defaults, usable_bytes
 from skep.planner.parts import parts_of
 from skep.planner.points import read_case
 from skep.planner.prospect import prospect
@@ -210,12 +210,19 @@ def test_a_larger_card_and_more_utilization_hold_more_and_more_slots_hold_less_e
     for _ in range(TRIES // 3):
         model, card, engine, quant, _, _ = drawn(chance, ("vllm", "llamacpp"))
         slots = chance.choice([1, 2, 8])
-        setup = Setup(model, QUANTS[quant], KV_TYPES["bf16"], engine, slots=slots)
+        chunk = defaults(engine, card).batched_tokens  # vLLM takes a larger one from 70 GiB on, out of the cache
+        setup = Setup(model, QUANTS[quant], KV_TYPES["bf16"], engine, slots=slots, batched_tokens=chunk)
         context, _ = largest(setup, card, slots=slots)
         what = said(model, card, engine, quant, slots)
         assert largest(setup, replace(card, memory_gib=card.memory_gib * 1.5), slots=slots)[0] >= context, what
         assert largest(replace(setup, slots=2 * slots), card, slots=2 * slots)[0] <= context, what
         assert 0 <= context <= (model.max_context or 1 << 20), what
+
+
+def test_from_70_gib_on_vllm_prefills_in_larger_chunks_out_of_the_memory_of_its_cache():
+    card = replace(device("radeon-pro-w7900"), memory_gib=72.0)
+    setup = Setup(geometry("gemma-4-31b"), QUANTS["awq"], KV_TYPES["bf16"], "vllm", slots=8)
+    assert largest(setup, card, slots=8)[0] < largest(replace(setup, batched_tokens=2048), card, slots=8)[0]
 
 
 def test_a_spark_has_what_cuda_reports():
