@@ -18,11 +18,11 @@ LAYERS = [
     [{"engines", "store", "sandbox", "weights"}, {"wire", "host"}],
     [{"report"}],
     [{"planner", "stats", "workload"}],
-    [{"verdicts"}, {"catalog", "records"}, {"units"}, {"errors"}],
+    [{"verdicts", "series"}, {"catalog", "records"}, {"units"}, {"errors"}],
     [{"__init__"}],
 ]
 BESIDE = {"testing"}  # imports only the values at the bottom, is imported by tests and by its own command line
-PURE = {"catalog", "planner", "stats", "workload", "report", "records", "verdicts", "units", "errors"}
+PURE = {"catalog", "planner", "stats", "workload", "report", "records", "verdicts", "series", "units", "errors"}
 IMPURE_MODULES = {"socket", "asyncio", "threading", "subprocess", "time", "sqlite3", "http", "os", "tempfile"}
 
 RANK = {name: (row, place) for row, groups in enumerate(LAYERS) for place, group in enumerate(groups) for name in group}

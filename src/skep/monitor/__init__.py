@@ -1,0 +1,1 @@
+"""Watching targets over months: when to probe, what came of it, what changed and when, and who is told."""

@@ -1,0 +1,271 @@
+"""The frozen values of watching over time: targets, probes, samples, series, events, alerts.
+
+Knows nothing of where they are stored or shown. `None` means unknown, never zero. Times are unix seconds.
+A *probe* is one occasion at one target; it brings *samples*, one for each run of it. A *series* is one figure of one
+kind of run of one target over time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+HOUR_S = 3600.0
+DAY_S = 86400.0
+
+
+class Heat(StrEnum):
+    """COLD: the first request after a pause, which is kept too. SEEN: requests of others, as the gateway saw them."""
+
+    COLD = "cold"
+    HOT = "hot"
+    SEEN = "seen"
+
+
+class Shape(StrEnum):
+    SHORT = "short"
+    LONG = "long"
+    QUALITY = "quality"  # small tasks with known answers
+    ANY = "any"  # of passive series: whatever was asked
+
+
+class Metric(StrEnum):
+    TOK_S = "tok_s"  # of one stream, after its first token, on the client's clock
+    ENGINE_TOK_S = "engine_tok_s"  # the same as the engine reports it
+    EFFECTIVE_TOK_S = "effective_tok_s"  # all output tokens of the run over its wall time
+    TTFT_MS = "ttft_ms"
+    QUALITY = "quality"  # share of the small tasks that were answered rightly
+    REQUESTS = "requests"  # of passive series: how many ended in the hour
+    FAILED = "failed"  # of passive series: how many of them failed
+
+    @property
+    def more_is_better(self) -> bool:
+        return self not in (Metric.TTFT_MS, Metric.FAILED)
+
+    @property
+    def unit(self) -> str:
+        return {"ttft_ms": "ms", "quality": "", "requests": "requests/h", "failed": "requests/h"}.get(self, "tok/s")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SeriesKey:
+    """`str(key)` is its name everywhere: `box/hot/short/c1/tok_s`. A target's name has no slash."""
+
+    target: str
+    heat: Heat
+    shape: Shape
+    concurrency: int  # 0 for passive series: as many as there were
+    metric: Metric
+
+    def __str__(self) -> str:
+        return f"{self.target}/{self.heat}/{self.shape}/c{self.concurrency}/{self.metric}"
+
+    @classmethod
+    def parse(cls, name: str) -> SeriesKey:
+        """Raises ValueError for what is no name of a series."""
+        target, heat, shape, many, metric = name.rsplit("/", 4)
+        if not many.startswith("c") or not many[1:].isdecimal():
+            raise ValueError(name)
+        return cls(target, Heat(heat), Shape(shape), int(many[1:]), Metric(metric))
+
+
+class TargetKind(StrEnum):
+    REPLICA = "replica"  # an engine of this machine
+    GATEWAY = "gateway"  # skep's own
+    ENDPOINT = "endpoint"  # somebody else's server, near or far
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is probed, how and how often. Keys are never kept: `key_env` names the variable that holds one."""
+
+    name: str
+    url: str
+    model: str | None = None  # None: the only one it serves
+    kind: TargetKind = TargetKind.ENDPOINT
+    key_env: str | None = None
+    api: str = "openai"  # or "ollama"
+    every_s: float = HOUR_S
+    jitter_s: float | None = None  # a probe comes up to so much late, at random; None: a tenth of `every_s`
+    prompt_tokens: int = 256
+    short_tokens: int = 64  # of output
+    long_tokens: int = 512  # 0: no long run
+    concurrency: int = 0  # a run with so many streams at once beside the single one; 0: none
+    quality_items: int = 0  # small tasks with known answers after the timed runs; 0: none
+    timeout_s: float = 300.0  # of one request
+    slower_pct: float | None = None  # alert when the median of late is so much worse; None: as configured
+    ttft_ms: float | None = None  # alert when TTFT is over it; None: as configured
+    added_at: float = 0.0
+    removed_at: float | None = None
+
+    @property
+    def jitter(self) -> float:
+        return 0.1 * self.every_s if self.jitter_s is None else self.jitter_s
+
+
+class ProbeOutcome(StrEnum):
+    DONE = "done"
+    FAILED = "failed"  # it was tried: nothing answered, or something that is no answer
+    MISSED = "missed"  # nobody was there to try: sleep, crash, switched off. Never made up later
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One occasion. `slot` counts a target's intervals since 1970; `era` counts how often the clock was set back.
+
+    A gap of missed occasions is one row: from `slot` to `slot + slots - 1`.
+    """
+
+    target: str
+    era: int
+    slot: int
+    due_at: float
+    ended_at: float  # of a missed one: when it was found to be missed
+    outcome: ProbeOutcome
+    started_at: float | None = None
+    slots: int = 1
+    error_kind: str | None = None  # "connect", "timeout", "auth", "not_json", "http", "no_model", "no_usage", ...
+    error: str | None = None
+    running: int | None = None  # requests of others at the target when the probe began
+    waiting: int | None = None
+    idle_s: float | None = None  # since the last request that is known of, before the warm-up
+    model: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)  # "driver", "cuda", "engine", "build", "model", "skep"
+    host: Mapping[str, Any] = field(default_factory=dict)  # of a local target: watts, clocks, heat, throttling
+    simulated: bool = False
+    id: int | None = None  # None: not stored yet
+
+    @property
+    def busy(self) -> bool:
+        """Somebody else was there: no figure of this probe tells of a regression."""
+        return bool(self.running or self.waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run of a probe. With several streams at once, figures of a stream are medians over them."""
+
+    at: float  # when it began
+    heat: Heat
+    shape: Shape
+    concurrency: int
+    tok_s: float | None = None
+    engine_tok_s: float | None = None
+    effective_tok_s: float | None = None
+    ttft_ms: float | None = None
+    quality: float | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    error_kind: str | None = None  # None: every stream of it succeeded
+    error: str | None = None
+    id: int | None = None
+    probe_id: int | None = None
+
+    def value(self, metric: Metric) -> float | None:
+        found = getattr(self, str(metric), None)
+        return None if found is None else float(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One value of a series."""
+
+    at: float
+    value: float
+    busy: bool = False
+    probe_id: int | None = None
+
+
+class SpanKind(StrEnum):
+    HOUR = "hour"
+    DAY = "day"  # of UTC
+
+    @property
+    def seconds(self) -> float:
+        return HOUR_S if self is SpanKind.HOUR else DAY_S
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a series did in an hour or a day, kept up to date as samples come. Busy samples are only counted."""
+
+    start: float
+    count: int
+    low: float
+    p10: float
+    median: float
+    p90: float
+    high: float
+    mean: float
+    mad: float
+    busy: int = 0  # samples left out
+
+
+class EventKind(StrEnum):
+    NOTE = "note"  # somebody wrote it down
+    VERSION = "version"  # of driver, engine or model: seen to have changed between two probes
+    RESTART = "restart"  # the target began anew
+    DOWN = "down"
+    UP = "up"
+    CLOCK = "clock"  # the machine's clock was set back
+    MONITOR = "monitor"  # the loop began, or was away
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    at: float
+    kind: EventKind
+    text: str
+    target: str | None = None  # None: of all
+    detail: Mapping[str, Any] = field(default_factory=dict)  # of a version: {"what": "driver", "from": ..., "to": ...}
+    id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A series that went from one level to another. `ratio` is after over before."""
+
+    key: SeriesKey
+    at: float  # of the first sample after it
+    between: tuple[float, float]  # the change lies in here, with 95 %
+    before: float  # medians
+    after: float
+    ratio_low: float
+    ratio_high: float
+    count_before: int
+    count_after: int
+    because: str | None = None  # the event that lies nearest inside `between`, in words
+
+    @property
+    def ratio(self) -> float:
+        return self.after / self.before
+
+    @property
+    def worse(self) -> bool:
+        return (self.ratio < 1) is self.key.metric.more_is_better
+
+
+class Rule(StrEnum):
+    DOWN = "down"
+    SLOWER = "slower"
+    TTFT = "ttft"
+    QUALITY = "quality"
+    DISK = "disk"
+    SHIFT = "shift"  # a change point for the worse
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Something that is wrong, from when it was found to when it was right again."""
+
+    rule: Rule
+    target: str | None  # None: of the machine itself
+    opened_at: float
+    message: str
+    value: float | None = None
+    limit: float | None = None
+    closed_at: float | None = None  # None: it still is
+    closed_because: str | None = None
+    id: int | None = None
