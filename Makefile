@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell scripts/find-python)
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-slow test-vllm test-llama-server install lint fmt docs clean
+.PHONY: help demo test test-slow test-web screenshots test-vllm test-llama-server install lint fmt docs clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -22,12 +22,18 @@ test: $(VENV)/.installed-dev  ## everything CI checks: ruff, mypy, pytest
 	$(BIN)/mypy
 	$(BIN)/skep pull smollm2-135m
 	$(BIN)/skep pull humaneval
-	$(BIN)/pytest -n 5 -m "not slow"
+	$(BIN)/pytest -n 5 -m "not slow and not browser"
 
 test-slow: $(VENV)/.installed-dev  ## the tests that take many seconds each
 	$(BIN)/skep pull smollm2-135m
 	$(BIN)/skep pull humaneval
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m "slow and not browser"
+
+test-web: $(VENV)/.installed-browser  ## the dashboard in a real Chromium, which must be on PATH
+	$(BIN)/pytest -m browser tests/browser
+
+screenshots: $(VENV)/.installed-browser  ## the dashboard's pictures in docs/images, by day, by night and on a phone
+	$(BIN)/python scripts/screenshots.py
 
 test-vllm: $(VENV)/.installed-dev  ## real vLLM on the CPU: fetches 2 to 3.5 GB, takes a quarter of an hour
 	$(BIN)/skep pull smollm2-135m
@@ -75,3 +81,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.created
 	$(PIP_INSTALL) -q -e '.[embedded,quality,dev]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-browser: $(VENV)/.installed-dev
+	$(PIP_INSTALL) -q -e '.[embedded,quality,browser,dev]'
+	@touch $@

@@ -2,11 +2,10 @@
 
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
+from forked_cli import Forked
 from skep.settings import user_paths
 from skep.testing.gateway_process import GatewayProcess
 
@@ -19,19 +18,19 @@ def env(tmp_path):
     return {**kept, **folders, "COLUMNS": "120", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
 
 
+@pytest.fixture(scope="session")
+def forked():
+    process = Forked()
+    yield process
+    process.close()
+
+
 @pytest.fixture
-def skep(env, tmp_path):
+def skep(env, tmp_path, forked):
     """Runs `skep ARGS...` to its end, in an empty folder. Whatever still runs afterwards is stopped."""
 
     def run(*args, timeout=60, check=None, **extra_env):
-        done = subprocess.run(
-            [sys.executable, "-m", "skep", *map(str, args)],
-            env={**env, **extra_env},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        done = forked.run([*map(str, args)], env={**env, **extra_env}, cwd=tmp_path, timeout=timeout)
         assert "Traceback" not in done.stderr, done.stderr
         if check is not None:
             assert done.returncode == check, (done.returncode, done.stdout, done.stderr)

@@ -11,7 +11,7 @@ SRC = ROOT / "src" / "skep"
 
 # From the top down. A package may import from the rows below its own; inside a row, `>` points to what may be imported.
 LAYERS = [
-    [{"__main__"}, {"cli", "mcp_server", "web"}],
+    [{"__main__"}, {"cli"}, {"mcp_server", "web"}],
     [{"wiring"}, {"launching", "presetfile"}, {"configfile", "keyfile"}, {"settings"}],
     [{"gateway", "monitor", "swarm", "tuner", "cluster"}],
     [{"quality"}, {"bench"}],

@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skep.catalog.options import Draft, Options
 from skep.errors import UserError
+from skep.monitor.config import Monitor, check_webhook
+from skep.monitor.quiet import parse_quiet_hours
 from skep.settings import (
     DEFAULT_PORT,
     EMBEDDED_MODEL,
@@ -176,8 +178,43 @@ class GatewayTable(_Table):
         )
 
 
+class MonitorTable(_Table):
+    with_up: bool = True
+    slower: str = "10%"
+    ttft: str | None = None
+    down_after: int = Field(default=2, ge=1, le=100)
+    quality_min: float | None = Field(default=None, gt=0, le=1)
+    disk_free: str = "2GiB"
+    quiet_hours: str | None = None
+    quiet_except: list[Literal["down", "slower", "ttft", "quality", "disk", "shift"]] = Field(default_factory=list)
+    command: list[str] = Field(default_factory=list)
+    webhook: str | None = None
+    webhook_env: str | None = None
+    webhook_shape: Literal["json", "ntfy", "slack"] = "json"
+    webhook_token_env: str | None = None
+
+    def to_monitor(self) -> Monitor:
+        if self.quiet_hours is not None:
+            parse_quiet_hours(self.quiet_hours)
+        check_words({name: "" for name in (self.webhook_env, self.webhook_token_env) if name}, *self.command)
+        if self.command and not self.command[0]:
+            raise UserError("`monitor.command` has no program", hint='write it as ["notify-send", "{message}"]')
+        if self.webhook is not None and self.webhook_env is not None:
+            raise UserError("`monitor.webhook` and `monitor.webhook_env` exclude each other", hint="leave one out")
+        if self.webhook is not None:
+            check_webhook(self.webhook, self.webhook_shape, name="`monitor.webhook`")
+        told = self.model_dump(exclude={"slower", "ttft", "disk_free"})
+        return Monitor(
+            **{**told, "command": tuple(self.command), "quiet_except": tuple(self.quiet_except)},
+            slower_pct=_percent(self.slower, "monitor.slower"),
+            ttft_ms=None if self.ttft is None else 1000 * _seconds(self.ttft, "monitor.ttft", above=0),
+            disk_free_bytes=_size(self.disk_free, "monitor.disk_free"),
+        )
+
+
 class SettingsFile(_Table):
     gateway: GatewayTable = GatewayTable()
+    monitor: MonitorTable = MonitorTable()
     serve: list[ServeTable] | None = Field(default=None, min_length=1)
     upstream: list[UpstreamTable] = Field(default_factory=list)
     aliases: dict[str, str] = Field(default_factory=dict)
@@ -197,6 +234,7 @@ class SettingsFile(_Table):
             max_loaded=self.max_loaded,
             upstream=tuple(table.to_upstream() for table in self.upstream),
             aliases=self.aliases,
+            monitor=self.monitor.to_monitor(),
         )
 
 
@@ -265,6 +303,16 @@ def _size(text: str, key: str) -> int:
         raise UserError(f"`{key}`: {error.message}", hint=error.hint) from None
 
 
+def _percent(text: str, key: str) -> float | None:
+    """`10%` is 10.0, `off` is None."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%?\s*", text)
+    if text.strip().lower() == "off":
+        return None
+    if found is None or not 0 < float(found[1]) < 100:
+        raise UserError(f"`{key}` = `{text}` is not a share in percent", hint='write it as "10%", or "off"')
+    return float(found[1])
+
+
 def _body_limit(text: str) -> int:
     limit = _size(text, "gateway.body_limit")
     if limit < MIN_BODY_BYTES:
@@ -331,7 +379,12 @@ MISSING = {"slots": SLOTS_MATTER, "url": "where the server listens, such as http
 
 
 def _known_keys(place: tuple[int | str, ...]) -> list[str]:
-    tables: dict[str, type[_Table]] = {"gateway": GatewayTable, "serve": ServeTable, "upstream": UpstreamTable}
+    tables: dict[str, type[_Table]] = {
+        "gateway": GatewayTable,
+        "serve": ServeTable,
+        "upstream": UpstreamTable,
+        "monitor": MonitorTable,
+    }
     table = tables.get(str(place[0]), SettingsFile) if len(place) > 1 else SettingsFile
     if "options" in place[1:-1]:
         table = OptionsTable

@@ -12,6 +12,7 @@ from typing import Any
 
 from skep.catalog.options import Options, options_of
 from skep.errors import UserError
+from skep.monitor.config import Monitor as Monitor  # noqa: PLC0414 - part of the settings, whoever defines it
 from skep.units import MIB
 
 DEFAULT_PORT = 8400
@@ -184,16 +185,19 @@ class Settings:
     max_loaded: int | None = None  # models at once, where some are loaded on demand
     upstream: tuple[Upstream, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)  # name or pattern to model; the first that fits
+    monitor: Monitor = field(default_factory=Monitor)
     wishes: Wishes = field(default_factory=Wishes)
 
 
 def settings_of(document: Mapping[str, Any]) -> Settings:
     """The inverse of `asdict(settings)`, through JSON."""
-    gateway = document["gateway"]
+    gateway, monitor = document["gateway"], document["monitor"]
+    told = {name: tuple(monitor[name]) for name in ("command", "quiet_except")}
     tables = {
         "gateway": Gateway(**{**gateway, "cors_origins": tuple(gateway["cors_origins"])}),
         "serve": tuple(_serve_of(table) for table in document["serve"]),
         "upstream": tuple(Upstream(**table) for table in document["upstream"]),
+        "monitor": Monitor(**{**monitor, **told}),
         "wishes": wishes_of(document["wishes"]),
     }
     return Settings(**{**document, **tables})

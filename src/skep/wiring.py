@@ -9,20 +9,23 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skep.engines.base import Launch
 from skep.engines.control import only_one
 from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import RestartPolicy
 from skep.engines.supervisor import Hive, Rebuild, Supervisor
-from skep.errors import GatewayError, UserError
+from skep.errors import GatewayError, StoreError, UserError
 from skep.keyfile import keys_path, loose_mode, read_keys
 from skep.launching import PullProgress, plan_launches, read_machine
-from skep.settings import OWN_ENGINES, Gateway, Paths, Settings, make_runtime, settings_of
+from skep.settings import OWN_ENGINES, Gateway, Monitor, Paths, Settings, make_runtime, settings_of
+
+if TYPE_CHECKING:
+    from skep.store.database import Store
 
 SLOW_START_S = 1800.0
 SLOW_WARM_UP_S = 600.0
@@ -48,7 +51,31 @@ def build_hive(settings: Settings, paths: Paths, listener: socket.socket, progre
         wishes=asdict(settings.wishes),
         room=machine.room,
         max_loaded=settings.max_loaded,
+        monitor_argv=monitor_argv(settings),
+        monitor_due=something_to_watch(paths.store),
     )
+
+
+def monitor_argv(settings: Settings) -> tuple[str, ...]:
+    """The loop of `skep monitor` beside this hive, with the same file; none where the settings say so."""
+    if not settings.monitor.with_up:
+        return ()
+    told = ("--config", settings.wishes.config) if settings.wishes.config else ()
+    return (sys.executable, "-m", "skep", "monitor", "run", *told)
+
+
+def something_to_watch(path: Path) -> bool:
+    """Whether the store has targets. A store that cannot be read is no reason not to serve."""
+    if not path.exists():
+        return False
+    from skep.store.database import open_store
+    from skep.store.series import SeriesStore
+
+    try:
+        with open_store(path, read_only=True) as store:
+            return bool(SeriesStore(store).targets())
+    except StoreError:
+        return False
 
 
 def _policy(settings: Settings) -> RestartPolicy:
@@ -219,3 +246,36 @@ async def _supervise(
 def _parent_gone(loop: asyncio.AbstractEventLoop, parent_fd: int, supervisor: Supervisor) -> None:
     loop.remove_reader(parent_fd)
     supervisor.stop(0.0)
+
+
+def monitor_lock(paths: Paths) -> Path:
+    return paths.state / "monitor.lock"
+
+
+def run_monitor(
+    wanted: Monitor, paths: Paths, say: Callable[[str], None], *, env: Mapping[str, str], once: bool = False
+) -> None:
+    """Probe what is due until SIGTERM or Ctrl-C. Raises EngineError where another one does already."""
+    from skep.monitor.loop import only_writer
+    from skep.store.database import open_store
+
+    with only_writer(monitor_lock(paths)), open_store(paths.store) as store:
+        asyncio.run(_watch_over(store, wanted, say, env, once=once))
+
+
+async def _watch_over(
+    store: Store, wanted: Monitor, say: Callable[[str], None], env: Mapping[str, str], *, once: bool
+) -> None:
+    """What waits to be told when it ends gets a moment."""
+    from skep.monitor.loop import Loop, prober_with
+    from skep.monitor.watchdog import Watch, free_bytes_of
+    from skep.store.series import SeriesStore
+
+    series = SeriesStore(store)
+    async with Watch(series, wanted, env=env, log=say, free_bytes=lambda: free_bytes_of(store.path)) as watch:
+        watching = asyncio.ensure_future(Loop(series, prober_with(env), say=say, watch=watch).run(once=once))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, watching.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from skep.cli.results import load_run
+from skep.bench.loaded import load_run
 from skep.store.database import open_store
 from skep.store.rows import ClientSample
 from skep.testing.process import FakeEngine

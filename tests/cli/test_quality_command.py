@@ -74,6 +74,7 @@ def test_quality_that_holds_is_said_and_stored_and_judged_again(bench, folder, g
     assert (document["agreeing"], document["differing"], len(document["verdicts"])) == (210, 0, 210)
 
 
+@pytest.mark.slow
 def test_too_few_items_are_told_before_and_nothing_is_claimed_after(bench, folder, good):
     done = bench(
         "quality", "--bank", folder / "numbers.jsonl", "-c", "2,4", "--items", "20", "--seed", "1", url=good.url

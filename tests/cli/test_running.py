@@ -108,6 +108,7 @@ def test_replicas_that_change_are_started_anew_after_their_answers(skep, configu
     assert ask(url)[0] == 200
 
 
+@pytest.mark.slow
 def test_a_request_that_comes_while_its_only_replica_changes_waits(skep, configure, up):
     configure({"extra": SLOW})
     url = up()

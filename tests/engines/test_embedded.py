@@ -160,6 +160,7 @@ def test_a_truncated_file_is_found_before_an_engine_is_started(weights, skep, tm
     assert "hint:" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_gguf_file_can_be_served_by_its_path(weights, skep, tmp_path):
     named = tmp_path / "Tiny-Model.gguf"
     named.symlink_to(weights)

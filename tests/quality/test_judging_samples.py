@@ -26,6 +26,7 @@ def test_answers_with_functions_and_docstrings_are_judged_as_they_should_be():
     assert surprises(samples_judged(LIGHT)) == {}
 
 
+@pytest.mark.slow
 def test_answers_with_apps_tests_and_readers_are_judged_as_they_should_be():
     verdicts = samples_judged(QUICK)
     assert surprises(verdicts) == {}

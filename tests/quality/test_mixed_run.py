@@ -135,6 +135,7 @@ def first_line(row):
 # What is sent
 
 
+@pytest.mark.slow
 def test_every_level_has_the_conversation_and_its_side_tasks_in_every_repeat(engine, store):
     _, rows = mixed(engine, store, repeats=2)
     assert all(row.ok for row in rows)

@@ -45,6 +45,7 @@ def test_what_waits_in_sockets_counts_as_memory(sandbox):
     assert result.ending is Ending.OUT_OF_MEMORY or int(result.stdout) <= MEMORY
 
 
+@pytest.mark.slow
 def test_a_launcher_that_hangs_up_is_an_error_of_the_sandbox_or_is_started_anew(sandbox):
     """The same way an OSError came out where no descriptor was left: callers expect a SkepError."""
     launcher = sandbox._launcher.pid

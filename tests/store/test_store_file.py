@@ -20,7 +20,7 @@ def mode(path) -> int:
 
 
 def pragma(store, name: str):
-    return store._read(f"PRAGMA {name}")[0][0]
+    return store.read(f"PRAGMA {name}")[0][0]
 
 
 def schema(path) -> list[tuple[str, str]]:

@@ -151,7 +151,7 @@ def test_the_view_speaks_in_words_people_know(store, a_gateway_request):
         ]
     )
     query = "SELECT request_id, arrived_utc, queued_ms, ttft_ms, total_s, tok_s FROM v_gateway_requests"
-    assert [tuple(row) for row in store._read(query)] == [
+    assert [tuple(row) for row in store.read(query)] == [
         ("streamed", "2026-11-15 14:22:33.250", 250.0, 500.0, 2.5, 50.0),
         ("whole", "2026-11-15 14:22:33.250", 250.0, 2499.0, 2.5, None),
         ("at-once", "2026-11-15 14:22:33.250", 250.0, 2500.0, 2.5, None),

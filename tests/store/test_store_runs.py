@@ -249,9 +249,9 @@ def test_views_speak_in_words_people_know(store, begin, a_request):
     store.append_requests(run_id, [row, a_request(4, level=4, error_kind="timeout")])
     store.end_run(run_id, 1_794_752_563.25, "done")
     query = "SELECT outcome, started_utc, duration_s, requests, failed_requests, output_tokens FROM v_runs"
-    assert tuple(store._read(query)[0]) == ("done", "2026-11-15 14:22:33", 10.0, 2, 1, 50)
+    assert tuple(store.read(query)[0]) == ("done", "2026-11-15 14:22:33", 10.0, 2, 1, 50)
     query = "SELECT concurrency, task, ok, total_s, ttft_ms, task_tok_s, chunks FROM v_requests ORDER BY task"
-    assert [tuple(found) for found in store._read(query)] == [
+    assert [tuple(found) for found in store.read(query)] == [
         (4, 3, 1, 2.0, 500.0, 50.0, 2),
         (4, 4, 0, 2.0, None, None, 0),
     ]

@@ -9,11 +9,12 @@ from typing import Any
 
 from skep.bench.against_preset import Held, Rerun, Seen, Verdict, check_model, differences, judge, rerun_of
 from skep.bench.compare import Side
+from skep.bench.loaded import load_run
 from skep.catalog.needs import Here, missing_needs
 from skep.catalog.presets import Preset
 from skep.cli.benching import Target, run_measuring
 from skep.cli.output import note, number, print_json, print_table
-from skep.cli.results import existing, load_run
+from skep.cli.results import existing
 from skep.cli.summaries import print_summary
 from skep.cli.sweep import SweepWishes, fail_for, measure, plan_of, shortfalls, sweep_json
 from skep.errors import UserError

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
+from skep.bench.planning import Flags, ModelFound, pins_of, read_model
 from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable
-from skep.cli.planning import Flags, ModelFound, pins_of, read_model
 from skep.errors import UserError
 from skep.host.bandwidth import memory_bandwidth_gbs
 from skep.planner.cpu_rig import cpu_rig

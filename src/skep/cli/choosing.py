@@ -157,7 +157,7 @@ def _for_the_embedded(wanted: Wanted) -> bool:
 
 def _of_plan(wanted: Wanted) -> Serve:
     """The planner's best on this machine's cards."""
-    from skep.cli.planning import Flags
+    from skep.bench.planning import Flags
     from skep.cli.simulating import INPUT_TOKENS, OUTPUT_TOKENS, best_plan
     from skep.engines.commands import launches_of
 

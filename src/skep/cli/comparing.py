@@ -10,12 +10,13 @@ from typing import Any
 
 from skep.bench.ab import Duel, run_ab
 from skep.bench.compare import Side, compare, is_higher_better, regressions
+from skep.bench.loaded import JUDGED, TIMED, load_run
 from skep.bench.sweep import Progress, SweepPlan
 from skep.bench.tasks import Workload
 from skep.cli.benching import Target, maker_for, positive_seconds, run_measuring
 from skep.cli.liveview import live_view
 from skep.cli.output import note, number, print_json, print_table
-from skep.cli.results import JUDGED, TIMED, check_output, existing, load_run, write_whole
+from skep.cli.results import check_output, existing, write_whole
 from skep.cli.sweep import levels_of, share_of
 from skep.errors import Regression, UserError
 from skep.host.facts import read_host

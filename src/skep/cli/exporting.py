@@ -9,9 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from skep.bench.loaded import JUDGED, TIMED, load_run
 from skep.bench.tokens import tpot_ms
 from skep.cli.output import note
-from skep.cli.results import JUDGED, TIMED, existing, load_run, write_whole
+from skep.cli.results import existing, write_whole
 from skep.cli.sweep import sweep_json
 from skep.errors import UserError
 from skep.records import Request, Run, SweepSummary

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from skep import __version__
 from skep.bench.imports import Imported, imported_levels_json, read_import
+from skep.bench.loaded import IMPORTED
 from skep.cli.benching import text_of
 from skep.cli.output import note, print_json
-from skep.cli.results import IMPORTED
 from skep.store.database import Store, open_store
 from skep.store.rows import LevelFact
 

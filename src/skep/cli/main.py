@@ -35,6 +35,8 @@ PARTS = {
     "calibrate": ("calibrate", "calibrations"),
     "top": ("top",),
     "validate": ("validate",),
+    "monitor": ("monitor",),
+    "web": ("web",),
 }
 
 

@@ -9,13 +9,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from skep.bench.loaded import load_run
 from skep.bench.matrix import Cell, Config, parse_matrix, run_matrix
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.cli.benching import MAX_CONCURRENCY as MAX
 from skep.cli.benching import Target, maker_for, meter_for, positive_seconds, run_measuring, toml_of, workload_of
 from skep.cli.liveview import live_view
 from skep.cli.output import note, print_json, print_table
-from skep.cli.results import existing, load_run, write_whole
+from skep.cli.results import existing, write_whole
 from skep.cli.sweep import share_of, sweep_json
 from skep.errors import EngineError, UserError
 from skep.host.facts import read_host

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -61,9 +62,11 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Which layout, does it fit, how fast with N agents, and why."""
+    from skep.bench.plan_document import document
+    from skep.bench.planning import Flags, answer, nothing_fits
     from skep.cli.output import print_json
-    from skep.cli.plan_document import check_page, document, write_page
-    from skep.cli.planning import Flags, answer, nothing_fits
+    from skep.cli.plan_page import check_page, write_page
+    from skep.settings import user_paths
 
     _speak_ascii()
     if html is not None:
@@ -74,7 +77,7 @@ def plan(
         kv=kv, tp=tp, pp=pp, ep=ep, replicas=replicas, slots=slots, context=context, utilization=utilization, spec=spec,
         no_graphs=no_graphs, batched_tokens=batched_tokens, version=engine_version,
     )  # fmt: skip
-    found = answer(flags)
+    found = answer(flags, user_paths(os.environ).store)
     if as_json:
         print_json(document(found, explain=explain))
     error = nothing_fits(found)

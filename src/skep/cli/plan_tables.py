@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from skep.bench.plan_document import commands_of, watts_of
+from skep.bench.planning import Answer
 from skep.cli.output import number, print_table
-from skep.cli.plan_document import commands_of, watts_of
-from skep.cli.planning import Answer
 from skep.engines.commands import gateway_line
 from skep.planner.candidates import Goal
 from skep.planner.choice import Choice, Plan, RunnerUp

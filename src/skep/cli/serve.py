@@ -183,7 +183,7 @@ def ps(as_json: JsonOption = False) -> None:
 
 
 def logs(
-    name: Annotated[str, typer.Argument(help="A replica's name as in `skep ps`, `gateway` or `skep`.")],
+    name: Annotated[str, typer.Argument(help="A replica's name as in `skep ps`, `gateway`, `monitor` or `skep`.")],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Lines from the end.")] = 100,
 ) -> None:

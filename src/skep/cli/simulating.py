@@ -5,16 +5,18 @@ What is read and how it is chosen is `skep plan`'s: the same words give the same
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
 
+from skep.bench.planning import Flags, engines_of, goal_of, pins_of, read_model, read_rigs
 from skep.cli.output import note
-from skep.cli.planning import Flags, engines_of, goal_of, pins_of, read_model, read_rigs
 from skep.engines.simulated_plan import plan_of
 from skep.errors import UserError
 from skep.planner.choice import Plan, choose, fits_nowhere
 from skep.planner.memory import weights_bytes
+from skep.settings import user_paths
 
 AGENTS = 4  # to plan for, where nobody says how many: as `skep plan` has it
 INPUT_TOKENS, OUTPUT_TOKENS = 1024, 512
@@ -66,10 +68,7 @@ class Simulation:
 
 
 def _refuse_preset(name: str) -> None:
-    import os
-
     from skep.presetfile import find_preset
-    from skep.settings import user_paths
 
     preset = find_preset(name, user_paths(os.environ).config / "presets")
     if preset is not None:
@@ -102,7 +101,7 @@ def simulated_serve(wanted: Simulation) -> tuple[str, dict[str, Any]]:
 
 def best_plan(flags: Flags) -> Plan:
     goal, model = goal_of(flags), read_model(flags.model)
-    (rig,) = read_rigs(flags)
+    (rig,) = read_rigs(flags, user_paths(os.environ).store)
     for line in (*model.notes, *rig.notes):
         note(line)
     pins, engines = pins_of(flags, model), engines_of(flags, model, rig)

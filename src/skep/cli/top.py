@@ -15,8 +15,6 @@ import time
 import tty
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,23 +22,22 @@ import typer
 
 from skep.cli.output import note, number, print_json
 from skep.cli.serve import JsonOption
+from skep.engines.shown import OUTCOMES, Shown, Status, replicas_of, up_s
 from skep.errors import SkepError
+from skep.stats.rates import WINDOW_S, Rate
 from skep.units import format_seconds, parse_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-WINDOW_S = 10.0  # rates are means over so long
 HISTORY = 60  # readings
 ONCE_S = 1.0  # between the two readings of `--once` and `--json`
 SHORTEST_S, ANSWER_S = 0.1, 3.0
 LONGEST_BAR, SHORTEST_BAR, SHORTEST_NAME = 40, 8, 8
-OUTCOMES = ("answered", "refused", "broken", "hung_up")
 STYLES = {"up": "green", "ready": "green", "open": "bold red", "failed": "bold red", "backoff": "red"}
 BETWEEN = "yellow"  # half-open, draining, starting, warming, stopping
 
-Status = dict[str, Any]
 Line = list[tuple[str, str]]  # (text, style)
 
 UNICODE = ("█▒·", "–", "…", "▁▂▃▄▅▆▇█")  # slots: active, releasing, free; unknown; cut off; heights
@@ -73,32 +70,6 @@ class Page:
         return printable.encode(self._encoding, "replace").decode(self._encoding)
 
 
-class Rate:
-    """What a counter gains per second over the last WINDOW_S. A value of None: nobody has counted yet.
-
-    A counter that goes down has lost a gateway process: that step counts as no gain.
-    """
-
-    def __init__(self) -> None:
-        self._last = 0.0
-        self._told = False
-        self._points: deque[tuple[float, float]] = deque()  # (time, gained since the first)
-
-    def take(self, value: float | None, now: float) -> None:
-        self._told = self._told or value is not None
-        gain = max(0.0, (value or 0.0) - self._last)
-        self._last = value or 0.0
-        self._points.append((now, self._points[-1][1] + gain if self._points else 0.0))
-        while len(self._points) > 2 and self._points[1][0] <= now - WINDOW_S:
-            self._points.popleft()
-
-    def per_s(self) -> float | None:
-        if not self._told:
-            return None
-        (began, before), (ended, after) = self._points[0], self._points[-1]
-        return (after - before) / (ended - began) if ended > began else None
-
-
 class History:
     """The last HISTORY values, drawn in as many cells as there are: a cell shows the largest of its values."""
 
@@ -121,44 +92,6 @@ class History:
             cells[place // share] = max(cells.get(place // share, 0.0), value)
         levels = (0 if value <= 0 else max(1, round((len(sparks) - 1) * value / highest)) for value in cells.values())
         return "".join(sparks[level] for level in levels)[-most:] + label
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """One replica as the supervisor and the gateway tell of it together."""
-
-    name: str
-    model: str
-    state: str
-    slots: int
-    active: int | None  # None: the gateway does not know it
-    releasing: int
-    restarts: int | None
-    mark: str
-    why: str
-
-
-def replicas_of(status: Status) -> list[Shown]:
-    gateway = status.get("gateway") or {}
-    rows = {row["name"]: row for row in status["rows"] if row["kind"] != "gateway"}
-    seen: dict[str, list[dict[str, Any]]] = {name: [] for name in rows}
-    for entry in gateway.get("replicas", ()):  # a name comes twice while an older replica of that name drains
-        seen.setdefault(entry["name"], []).append(entry)
-    return [_shown(rows.get(name, {}), entries, told=bool(gateway)) for name, entries in seen.items()]
-
-
-def _shown(row: dict[str, Any], entries: list[dict[str, Any]], *, told: bool) -> Shown:
-    state, why, told_by = row.get("state", "ready"), row.get("why") or "", row or entries[0]
-    if state == "ready" and entries:
-        serving = [entry["state"] for entry in entries if entry["state"] != "draining"]
-        state = next((found for found in serving if found != "up"), "up") if serving else "draining"
-    elif state == "ready" and told:
-        why = why or "gets no requests"
-    active, releasing = (sum(entry[kind] for entry in entries) for kind in ("active", "releasing"))
-    mark = "simulated" if any(source.get("simulated") for source in (row, *entries)) else ""
-    model = next((source["model"] for source in (row, *entries) if source.get("model")), "")
-    name, slots = told_by["name"], told_by["slots"]
-    return Shown(name, model, state, slots, active if entries else None, releasing, row.get("restarts"), mark, why)
 
 
 def slot_cells(active: int, releasing: int, slots: int, most: int) -> list[int]:
@@ -315,7 +248,7 @@ def top(
 
     def read() -> Status:
         status = ask(socket, {"op": "status"}, timeout_s=ANSWER_S)
-        return {**status, "up_s": _up_s(status["pid"])}
+        return {**status, "up_s": up_s(status["pid"])}
 
     if once or as_json or not sys.stdout.isatty() or console.is_dumb_terminal:
         _show_once(read, console, as_json=as_json)
@@ -390,11 +323,3 @@ def _keys() -> Iterator[Callable[[float], bool]]:
     finally:
         for descriptor, mode in zip(watched, before, strict=True):
             termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)
-
-
-def _up_s(pid: int) -> float | None:
-    try:
-        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):
-        return None  # there is no /proc

@@ -20,6 +20,7 @@ from skep.engines.front import Front
 from skep.engines.housing import Housing
 from skep.engines.lifecycle import RestartPolicy, State
 from skep.engines.rooms import House
+from skep.engines.sidecar import Sidecar
 from skep.errors import EngineError, GatewayError, SkepError
 from skep.units import MIB
 from skep.wire.link import Link, Message
@@ -43,6 +44,8 @@ class Hive:
     room: tuple[tuple[str, int], ...] = ()  # what the machine has of "ram", "gpu0", ...
     max_loaded: int | None = None  # models at once, where some are loaded on demand
     turn_s: float = 30.0  # a busy model that others wait for stays loaded at least so long
+    monitor_argv: tuple[str, ...] = ()  # the monitor's loop; empty: none beside this hive
+    monitor_due: bool = False  # there is something to watch from the start
 
     @property
     def house(self) -> House:
@@ -90,6 +93,7 @@ class Supervisor:
         self.housing = Housing(
             self.crew, self._tasks, status=self._front.status, say=self._front.say, changed=self._published
         )
+        self._monitor = Sidecar(hive.monitor_argv, hive.log_dir / "monitor.log", begin=hive.monitor_due)
 
     def __repr__(self) -> str:
         return f"<Supervisor {self.phase} {self.crew!r}>"
@@ -127,12 +131,15 @@ class Supervisor:
                 self.crew.enlist(self.hive.replicas, tasks)
                 self.housing.settle_in(self.hive.replicas, self.hive.house, begin=True)
                 housing = tasks.create_task(self.housing.run())
+                monitor = tasks.create_task(self._monitor.run())
                 await self._stop_asked.wait()
                 failure = self._failure()
                 self.phase = "stopping"
                 self._tell()
                 if self._reloading is not None:
                     self._reloading.cancel()
+                await self._monitor.stop()  # a probe of ours is no answer to wait for
+                monitor.cancel()
                 await self._drain()
                 self.housing.stop()
                 housing.cancel()
@@ -308,6 +315,8 @@ class Supervisor:
                 return await self.housing.swap(out, come, wait=wait, drain_s=message.get("drain_s"))
             case "reload":
                 return await self._reload(message)
+            case "monitor":
+                return {"ok": True, "running": self._monitor.wake(), "pid": self._monitor.pid}
             case other:
                 return {"error": f"unknown request {other!r}"}
 

@@ -145,7 +145,7 @@ class Store:
             kind, created_at, model, url, fingerprint, json_text(config), json_text(host), json_text(engine),
             simulated, skep_version, writer.pid, writer.start_ticks, writer.boot_id,
         )  # fmt: skip
-        with self._transaction():
+        with self.transaction():
             run_id = self._free_id(created_at, suffix)
             self._connection.execute(
                 "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (run_id, *values)
@@ -156,7 +156,7 @@ class Store:
         """All of them or none."""
         values = [request_row(run_id, row) for row in rows]
         if values:
-            with self._transaction(run_id):
+            with self.transaction(run_id):
                 self._connection.executemany(_INSERT_REQUEST, values)
 
     def append_client_sample(self, run_id: str, sample: ClientSample) -> None:
@@ -165,23 +165,23 @@ class Store:
             sample.loop_lag_p99_ms, sample.loop_lag_max_ms, sample.cpu_share, sample.client_limited,
             sample.delivered, sample.processes,
         )  # fmt: skip
-        with self._transaction(run_id):
+        with self.transaction(run_id):
             self._connection.execute("INSERT INTO client_samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
 
     def append_level_facts(self, run_id: str, facts: Iterable[LevelFact]) -> None:
         values = [(run_id, fact.level, fact.repeat, fact.name, json_text(fact.fact)) for fact in facts]
         if values:
-            with self._transaction(run_id):
+            with self.transaction(run_id):
                 self._connection.executemany("INSERT INTO level_facts VALUES (?, ?, ?, ?, ?)", values)
 
     def append_items(self, run_id: str, items: Iterable[Item]) -> None:
         """What was asked, with its checkers: verdicts can be had again from the store alone."""
-        with self._transaction(run_id):
+        with self.transaction(run_id):
             self._connection.executemany(INSERT_ITEM, [item_row(run_id, item) for item in items])
 
     def append_verdicts(self, run_id: str, verdicts: Iterable[Verdict]) -> None:
         """All of them or none."""
-        with self._transaction(run_id):
+        with self.transaction(run_id):
             self._connection.executemany(INSERT_VERDICT, [verdict_row(run_id, one) for one in verdicts])
 
     def append_gateway_requests(self, rows: Iterable[GatewayRequest]) -> None:
@@ -192,31 +192,31 @@ class Store:
         """The same for tuples in the order of `GatewayRequest`: making the records takes longer than storing them."""
         values = list(rows)
         if values:
-            with self._transaction():
+            with self.transaction():
                 for start in range(0, len(values), GATEWAY_ROWS_AT_ONCE):
                     self._insert_gateway_rows(values[start : start + GATEWAY_ROWS_AT_ONCE])
 
     def append_calibration(self, found: Calibration) -> None:
-        with self._transaction():
+        with self.transaction():
             self._connection.execute(INSERT_CALIBRATION, calibration_row(found))
 
     def end_run(
         self, run_id: str, ended_at: float, outcome: Literal["done", "failed"], error: str | None = None
     ) -> None:
-        with self._transaction(run_id):
+        with self.transaction(run_id):
             self._connection.execute(
                 "INSERT INTO run_ends VALUES (?, ?, ?, ?)", (run_id, ended_at, outcome, storable(error))
             )
 
     def runs(self, limit: int | None = None) -> list[Run]:
         """Newest first."""
-        return [run_of(row) for row in self._read(_RUNS + _NEWEST_FIRST, -1 if limit is None else limit)]
+        return [run_of(row) for row in self.read(_RUNS + _NEWEST_FIRST, -1 if limit is None else limit)]
 
     def run(self, name: str) -> Run:
         """By its id, by the beginning of it, or "last"."""
         if name == "last":
             return self._last()
-        matches = self._read(_RUNS + "WHERE substr(runs.id, 1, length(?1)) = ?1 ORDER BY runs.id LIMIT 6", name)
+        matches = self.read(_RUNS + "WHERE substr(runs.id, 1, length(?1)) = ?1 ORDER BY runs.id LIMIT 6", name)
         found = [row for row in matches if row["id"] == name] or matches
         if len(found) == 1 and name:
             return run_of(found[0])
@@ -225,38 +225,38 @@ class Store:
 
     def requests(self, run_id: str) -> list[Request]:
         """By level, repeat and index."""
-        rows = self._read("SELECT * FROM requests WHERE run_id = ? ORDER BY level, repeat, idx", run_id)
+        rows = self.read("SELECT * FROM requests WHERE run_id = ? ORDER BY level, repeat, idx", run_id)
         return [request_of(row) for row in rows]
 
     def client_samples(self, run_id: str) -> list[ClientSample]:
-        rows = self._read("SELECT * FROM client_samples WHERE run_id = ? ORDER BY level, repeat, rowid", run_id)
+        rows = self.read("SELECT * FROM client_samples WHERE run_id = ? ORDER BY level, repeat, rowid", run_id)
         return [client_sample_of(row) for row in rows]
 
     def level_facts(self, run_id: str) -> list[LevelFact]:
-        rows = self._read("SELECT * FROM level_facts WHERE run_id = ? ORDER BY level, repeat, rowid", run_id)
+        rows = self.read("SELECT * FROM level_facts WHERE run_id = ? ORDER BY level, repeat, rowid", run_id)
         return [level_fact_of(row) for row in rows]
 
     def items(self, run_id: str) -> list[Item]:
-        rows = self._read("SELECT document FROM run_items WHERE run_id = ? ORDER BY rowid", run_id)
+        rows = self.read("SELECT document FROM run_items WHERE run_id = ? ORDER BY rowid", run_id)
         return [item_from_json(json.loads(row["document"])) for row in rows]
 
     def verdicts(self, run_id: str) -> list[Verdict]:
-        rows = self._read("SELECT * FROM verdicts WHERE run_id = ? ORDER BY level, repeat, idx", run_id)
+        rows = self.read("SELECT * FROM verdicts WHERE run_id = ? ORDER BY level, repeat, idx", run_id)
         return [verdict_of(row) for row in rows]
 
     def gateway_requests(self, since: float | None = None, limit: int | None = None) -> list[GatewayRequest]:
         """Newest first. `since` is the unix time of the earliest arrival wanted."""
         values = (float("-inf") if since is None else since, -1 if limit is None else limit)
-        return [gateway_request_of(row) for row in self._read(_GATEWAY_REQUESTS, *values)]
+        return [gateway_request_of(row) for row in self.read(_GATEWAY_REQUESTS, *values)]
 
     def calibrations(self, host: str | None = None) -> list[Calibration]:
         """Newest first; of one host, or all."""
         where, values = (" WHERE host = ?", (host,)) if host is not None else ("", ())
-        return [calibration_of(row) for row in self._read(CALIBRATIONS + where + NEWEST_FIRST, *values)]
+        return [calibration_of(row) for row in self.read(CALIBRATIONS + where + NEWEST_FIRST, *values)]
 
     def count_gateway_requests(self, before: float | None = None) -> int:
         limit = float("inf") if before is None else before
-        return int(self._read("SELECT count(*) FROM gateway_requests WHERE arrived_at < ?", limit)[0][0])
+        return int(self.read("SELECT count(*) FROM gateway_requests WHERE arrived_at < ?", limit)[0][0])
 
     def delete_gateway_requests(self, before: float) -> int:
         """How many went. In short transactions, with a pause between them: a gateway may be appending meanwhile."""
@@ -269,7 +269,7 @@ class Store:
     def delete_runs(self, ids: Iterable[str]) -> int:
         """How many there were to delete. A run that is being written stays, and the others with it."""
         wanted = sorted(set(ids))
-        with self._transaction():
+        with self.transaction():
             self._connection.executemany("INSERT INTO deleting VALUES (?)", [(run_id,) for run_id in wanted])
             doomed = self._connection.execute(_RUNS + "JOIN deleting ON deleting.run_id = runs.id").fetchall()
             for run in map(run_of, doomed):
@@ -282,12 +282,32 @@ class Store:
 
     def delete_calibrations(self, ids: Iterable[str]) -> int:
         """How many there were to delete."""
-        with self._transaction():
+        with self.transaction():
             self._connection.executemany("INSERT INTO deleting VALUES (?)", [(name,) for name in sorted(set(ids))])
             doomed = "DELETE FROM calibrations WHERE id IN (SELECT run_id FROM deleting)"
             deleted = self._connection.execute(doomed).rowcount
             self._connection.execute("DELETE FROM deleting")
         return deleted
+
+    def read(self, sql: str, *values: object) -> list[sqlite3.Row]:
+        """For the other modules of this package, and for queries by hand."""
+        with self._lock, translated(self.path):
+            return self._connection.execute(sql, values).fetchall()
+
+    @contextmanager
+    def transaction(self, run_id: str | None = None) -> Iterator[sqlite3.Connection]:
+        """All of what is done inside it, or none; it begins when no other process writes."""
+        with self._lock, translated(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except sqlite3.IntegrityError as error:
+                taker = f"run `{run_id}`" if run_id else f"`{self.path}`"
+                raise StoreError(f"{taker} does not take this row: {error}") from error
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
 
     def size_bytes(self) -> int:
         """On disk, side files included."""
@@ -314,7 +334,7 @@ class Store:
             self._connection.execute(sql, [storable(v) if isinstance(v, str) else v for v in values])
 
     def _delete_some_gateway_requests(self, before: float) -> int:
-        with self._transaction():
+        with self.transaction():
             self._connection.execute("INSERT INTO deleting_before VALUES (?)", (before,))
             deleted = self._connection.execute(_DELETE_SOME_GATEWAY_REQUESTS, (before, _DELETED_AT_ONCE)).rowcount
             self._connection.execute("DELETE FROM deleting_before")
@@ -333,24 +353,6 @@ class Store:
             if self._connection.execute("SELECT 1 FROM runs WHERE id = ?", (run_id,)).fetchone() is None:
                 return run_id
         raise StoreError(f"no free run id for `{stamp}` in {_ID_ATTEMPTS} attempts")
-
-    def _read(self, sql: str, *values: object) -> list[sqlite3.Row]:
-        with self._lock, translated(self.path):
-            return self._connection.execute(sql, values).fetchall()
-
-    @contextmanager
-    def _transaction(self, run_id: str | None = None) -> Iterator[None]:
-        with self._lock, translated(self.path):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._connection.execute("COMMIT")
-            except sqlite3.IntegrityError as error:
-                taker = f"run `{run_id}`" if run_id else f"`{self.path}`"
-                raise StoreError(f"{taker} does not take this row: {error}") from error
-            finally:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from sqlite3 import Connection
 
 from skep.store.quality_rows import VERDICTS_AND_ITEMS
+from skep.store.series_tables import SERIES_TABLES
 
 APPLICATION_ID = 0x534B4550  # "SKEP": tells our files from other programs' databases
 
@@ -352,12 +353,19 @@ def _m005_verdicts_and_items(connection: Connection) -> None:
         connection.execute(statement)
 
 
+def _m006_series(connection: Connection) -> None:
+    v_runs = _V_RUNS.replace("count(*)", "count(idx)")  # DuckDB cannot read `count(*)` in a view of SQLite
+    for statement in (*SERIES_TABLES, "DROP VIEW v_runs", v_runs):
+        connection.execute(statement)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _m001_runs_and_requests,
     _m002_gateway_requests,
     _m003_shapes_of_load,
     _m004_calibrations,
     _m005_verdicts_and_items,
+    _m006_series,
 )
 
 

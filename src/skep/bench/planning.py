@@ -1,4 +1,7 @@
-"""What `skep plan` does between its flags and its output: read the model, read the rigs, choose."""
+"""What `skep plan` does between its flags and its output: read the model, read the rigs, choose.
+
+`store` is where calibrations of this machine are looked for.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skep.bench.limits import Limits
 from skep.errors import SkepError, UserError, WeightsError
 from skep.planner.candidates import ENGINES, Goal, Pins
 from skep.planner.choice import Choice, Plan, choose, fits_nowhere
@@ -84,12 +88,12 @@ class Answer:
         return sorted(pairs, key=lambda pair: pair[1].rated.key, reverse=True)
 
 
-def answer(flags: Flags) -> Answer:
+def answer(flags: Flags, store: Path) -> Answer:
     goal = goal_of(flags)
     model = read_model(flags.model)
-    rigs = read_rigs(flags)
+    rigs = read_rigs(flags, store)
     pins = pins_of(flags, model)
-    basis_of = _basis_of(flags, model, pins)
+    basis_of = _basis_of(flags, model, pins, store)
     each = [engines_of(flags, model, found) for found in rigs]
     engines = tuple(dict.fromkeys(name for names in each for name in names))
     others = tuple(name for name in ENGINES if name not in engines) if not flags.engine and len(rigs) == 1 else ()
@@ -110,13 +114,13 @@ def answer(flags: Flags) -> Answer:
     return Answer(flags, model, goal, pins, engines, choices, tuple(dict.fromkeys(n for n in notes if n)))
 
 
-def _basis_of(flags: Flags, model: ModelFound, pins: Pins) -> BasisOf:
+def _basis_of(flags: Flags, model: ModelFound, pins: Pins, store: Path) -> BasisOf:
     """Calibrations are of this machine: other rigs are planned with the published constants."""
     if flags.gpu or flags.gpu_spec:
         return published_basis
-    from skep.cli.own_machine import own_basis
+    from skep.bench.own_machine import own_basis
 
-    return own_basis(model.geometry.id, pins.quant.id if pins.quant else None)
+    return own_basis(store, model.geometry.id, pins.quant.id if pins.quant else None)
 
 
 def nothing_fits(found: Answer) -> SkepError | None:
@@ -140,8 +144,6 @@ def goal_of(flags: Flags) -> Goal:
     _one_of("--shape", flags.shape, SHAPES)
     limits: tuple[tuple[str, float], ...] = ()
     if flags.slo is not None:
-        from skep.bench.limits import Limits
-
         limits = tuple((limit.name, limit.ms) for limit in Limits.parse(flags.slo).limits)
     return Goal(flags.goal, flags.agents, flags.input_tokens, flags.output_tokens, flags.shape, limits)
 
@@ -187,7 +189,7 @@ def engines_of(flags: Flags, model: ModelFound, rig: Found) -> tuple[str, ...]:
     return ("vllm",)
 
 
-def read_rigs(flags: Flags) -> tuple[Found, ...]:
+def read_rigs(flags: Flags, store: Path) -> tuple[Found, ...]:
     known = {spec.id: spec for spec in map(parse_spec, flags.gpu_spec)}
     names = flags.gpu or tuple(known)
     if len(flags.price) > 1 and len(flags.price) != len(names):
@@ -199,9 +201,9 @@ def read_rigs(flags: Flags) -> tuple[Found, ...]:
         flags.price if len(flags.price) > 1 else (flags.price or (None,)) * max(1, len(names))
     )
     if not names:
-        from skep.cli.own_machine import own_rig
+        from skep.bench.own_machine import own_rig
 
-        return (own_rig(flags.link, prices[0]),)
+        return (own_rig(store, flags.link, prices[0]),)
     if len(flags.price) == 1 and any("@" not in name for name in names):  # for the rigs that say none themselves
         prices = tuple(None if "@" in name and len(names) > 1 else flags.price[0] for name in names)
     found = [find_rig(name, flags.link, price=price, known=known) for name, price in zip(names, prices, strict=True)]

@@ -1,14 +1,12 @@
-"""The document of `skep plan --json`, and the page that is made of it."""
+"""The document of `skep plan --json`, which its page is made of too."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from skep.cli.planning import Answer
+from skep.bench.planning import Answer
 from skep.engines.commands import command_lines, gateway_line
-from skep.errors import UserError
 from skep.planner.choice import Choice, Plan
 from skep.planner.explain import account
 from skep.planner.setup import Layout
@@ -108,23 +106,3 @@ def watts_of(plan: Plan) -> float | None:
     cards = plan.rated.rig.cards[: plan.setup.layout.cards]
     known = [card.tdp_w for card in cards if card.tdp_w is not None]
     return sum(known) if len(known) == len(cards) else None
-
-
-def check_page(path: Path) -> None:
-    """Before anything is worked out or printed: whether the page can be written there."""
-    import os
-
-    if path.is_dir():
-        raise UserError(f"--html `{path}` is a folder", hint=f"name a file in it: --html {path / 'plan.html'}")
-    if not path.parent.is_dir():
-        raise UserError(f"--html `{path}`: there is no folder `{path.parent}`", hint="make it, or name another file")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UserError(f"--html `{path}` cannot be written", hint="check its permissions, or name another file")
-
-
-def write_page(found: Answer, path: Path) -> None:
-    from skep.cli.output import note
-    from skep.report.plan import plan_page
-
-    path.write_text(plan_page(document(found, explain=True)), encoding="utf-8")
-    note(f"wrote {path}")

@@ -1,0 +1,62 @@
+"""A stored run with its figures, derived anew from its rows. What every reader of runs begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skep.bench.imports import levels_from_json
+from skep.bench.limits import Limits
+from skep.bench.metrics import complete_rows
+from skep.bench.summary import summarise
+from skep.errors import UserError
+from skep.records import Request, Run, RunState, SweepSummary
+from skep.stats.turning import LevelPoint, find_turning
+from skep.store.database import Store
+from skep.store.rows import LevelFact
+
+IMPORTED = "imported"
+TIMED = ("open", "classes", "replay")  # their levels are no concurrencies
+MIXED, QUALITY = "mixed", "quality"
+JUDGED = (MIXED, QUALITY)  # their answers have verdicts
+
+
+def load_run(store: Store, name: str) -> tuple[Run, SweepSummary, list[Request]]:
+    """By its id, by the beginning of it, or "last"."""
+    run = store.run(name)
+    rows, facts = store.requests(run.id), store.level_facts(run.id)
+    if run.kind == IMPORTED:
+        return run, _imported(run, facts), rows
+    samples = store.client_samples(run.id)
+    if run.state is not RunState.DONE:
+        whole = complete_rows(rows, {(sample.level, sample.repeat) for sample in samples})
+        rows = whole if any(row.level for row in whole) else rows
+    promised = run.config.get("slo")
+    slo = Limits.parse(promised) if isinstance(promised, str) else None
+    closed, simulated = run.kind not in TIMED, run.simulated
+    return run, summarise(run.id, rows, samples, facts, closed=closed, slo=slo, simulated=simulated), rows
+
+
+def nothing_measured(run: Run) -> UserError:
+    return UserError(f"run `{run.id}` has no measured requests", hint="`skep runs` lists the others")
+
+
+def check_drawn_together(runs: Sequence[Run]) -> None:
+    """Judged runs have their own pictures: mixed ones stand beside each other, quality runs alone."""
+    odd = next(
+        (run for run in runs if run.kind != runs[0].kind and (run.kind in JUDGED or runs[0].kind in JUDGED)), None
+    )
+    if odd is not None:
+        what = f"`{runs[0].id}` is of the kind {runs[0].kind}, `{odd.id}` {odd.kind}"
+        raise UserError(f"{what}: they have no picture in common", hint="report runs of one kind, or one at a time")
+    if runs[0].kind == QUALITY:
+        what = f"`{runs[0].id}` and `{runs[1].id}` are quality runs, which have no common picture"
+        raise UserError(what, hint=f"`skep report {runs[0].id}` draws one")
+
+
+def _imported(run: Run, facts: Sequence[LevelFact]) -> SweepSummary:
+    levels = levels_from_json([fact.fact for fact in facts if fact.name == "summary"])
+    points = [
+        LevelPoint(level.concurrency, (level.effective_tok_s,)) for level in levels if level.effective_tok_s is not None
+    ]
+    turning = find_turning(points) if len(points) > 1 else None
+    return SweepSummary(run.id, tuple(levels), None, None, None, client_limited=False, turning=turning)

@@ -1,0 +1,122 @@
+"""Times as people write and read them, and the store of the series as a command opens it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skep.errors import UserError
+from skep.units import format_seconds, parse_seconds
+
+if TYPE_CHECKING:
+    from skep.store.series import SeriesStore
+
+NOTHING_YET = "`skep monitor add NAME --url URL` adds a target"
+
+
+@contextmanager
+def series_to_read() -> Iterator[SeriesStore]:
+    """Raises UserError where nothing was ever watched."""
+    from skep.settings import user_paths
+    from skep.store.database import open_store
+    from skep.store.series import SeriesStore
+
+    path = user_paths(os.environ).store
+    if not path.exists():
+        raise UserError("nothing is watched yet", hint=NOTHING_YET)
+    with open_store(path, read_only=True) as store:
+        yield SeriesStore(store)
+
+
+@contextmanager
+def series_if_any() -> Iterator[SeriesStore | None]:
+    """None where nothing was ever watched: a look makes no file."""
+    from skep.settings import user_paths
+
+    if not user_paths(os.environ).store.exists():
+        yield None
+        return
+    with series_to_read() as series:
+        yield series
+
+
+@contextmanager
+def series_to_write() -> Iterator[SeriesStore]:
+    from skep.settings import user_paths
+    from skep.store.database import open_store
+    from skep.store.series import SeriesStore
+
+    with open_store(user_paths(os.environ).store) as store:
+        yield SeriesStore(store)
+
+
+def loop_pid() -> int | None:
+    """Of the loop that runs here; None: none does. Who holds its lock has the file open and stands in it.
+
+    The lock itself is not tried: a loop that begins at that moment would find it taken.
+    """
+    from skep.settings import user_paths
+    from skep.wiring import monitor_lock
+
+    path = monitor_lock(user_paths(os.environ))
+    try:
+        pid = int(path.read_text().split()[0])
+        return pid if any(_is_same(path, opened) for opened in Path(f"/proc/{pid}/fd").iterdir()) else None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _is_same(path: Path, opened: Path) -> bool:
+    try:
+        return path.samefile(opened)
+    except OSError:  # closed meanwhile
+        return False
+
+
+def moment_of(text: str, now: float, *, option: str) -> float:
+    """`7d` is so long ago; `2026-11-15` and `2026-11-15 14:30` are of the local clock."""
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        pass
+    try:
+        return now - parse_seconds(text)
+    except UserError:
+        hint = f"write it as `{option} 7d` (so long ago) or `{option} 2026-11-15T14:30`"
+        raise UserError(f"{option} `{text}` is not a time", hint=hint) from None
+
+
+def day_and_time(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def ago(seconds: float) -> str:
+    return "just now" if seconds < 1 else f"{_rough(seconds)} ago"
+
+
+def ahead(seconds: float) -> str:
+    return "now" if seconds < 1 else f"in {_rough(seconds)}"
+
+
+def percent(ratio: float | None) -> str:
+    """A ratio as a change: 0.959 is "-4.1 %"."""
+    return "–" if ratio is None else f"{100 * (ratio - 1):+.1f} %"
+
+
+def parse_percent(text: str, *, option: str) -> float:
+    """`10%` and `10` are 10.0."""
+    try:
+        value = float(text.strip().removesuffix("%").strip())
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 100:
+        raise UserError(f"{option} `{text}` is not a share between 0 and 100 %", hint=f"write it as `{option} 10%`")
+    return value
+
+
+def _rough(seconds: float) -> str:
+    return format_seconds(seconds if seconds >= 99.95 else round(seconds)).replace(".0 s", " s")

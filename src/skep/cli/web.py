@@ -1,0 +1,46 @@
+"""`skep web`: the dashboard, until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: skep web --port 8401 --open")(web)
+
+
+def web(
+    host: Annotated[str, typer.Option(help="Address; others than loopback want a key, or --public.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8401,
+    public: Annotated[
+        bool, typer.Option("--public", help="For anybody, without a key: read-only, no prompts, keys or addresses.")
+    ] = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Serve the dashboard: what runs now, the history of what is watched, runs, plans."""
+    from skep.cli.output import note
+    from skep.settings import user_paths
+    from skep.web.serving import serve
+    from skep.web.site import make_site
+
+    def ready(url: str) -> None:
+        print(url, flush=True)  # noqa: T201
+        note("the dashboard is up" + (", for anybody who can reach it" if public else "") + "; Ctrl-C stops it")
+        if open_browser:
+            show(url)
+
+    key = os.environ.get("SKEP_API_KEY") or None
+    site = make_site(user_paths(os.environ), host=host, public=public, api_key=key)
+    serve(site, host=host, port=port, on_ready=ready)
+
+
+def show(url: str) -> None:
+    """In a thread: some browsers are waited for until they are closed."""
+    import threading
+    import webbrowser
+
+    reachable = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    threading.Thread(target=webbrowser.open, args=(reachable,), daemon=True).start()

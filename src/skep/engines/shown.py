@@ -1,0 +1,60 @@
+"""A running hive as its status tells of it: one line a replica, and since when it runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Status = dict[str, Any]
+NO_REPLICAS = ("gateway", "monitor")
+OUTCOMES = ("answered", "refused", "broken", "hung_up")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One replica as the supervisor and the gateway tell of it together."""
+
+    name: str
+    model: str
+    state: str
+    slots: int
+    active: int | None  # None: the gateway does not know it
+    releasing: int
+    restarts: int | None
+    mark: str
+    why: str
+
+
+def replicas_of(status: Status) -> list[Shown]:
+    gateway = status.get("gateway") or {}
+    rows = {row["name"]: row for row in status["rows"] if row["kind"] not in NO_REPLICAS}
+    seen: dict[str, list[dict[str, Any]]] = {name: [] for name in rows}
+    for entry in gateway.get("replicas", ()):  # a name comes twice while an older replica of that name drains
+        seen.setdefault(entry["name"], []).append(entry)
+    return [_shown(rows.get(name, {}), entries, told=bool(gateway)) for name, entries in seen.items()]
+
+
+def _shown(row: dict[str, Any], entries: list[dict[str, Any]], *, told: bool) -> Shown:
+    state, why, told_by = row.get("state", "ready"), row.get("why") or "", row or entries[0]
+    if state == "ready" and entries:
+        serving = [entry["state"] for entry in entries if entry["state"] != "draining"]
+        state = next((found for found in serving if found != "up"), "up") if serving else "draining"
+    elif state == "ready" and told:
+        why = why or "gets no requests"
+    active, releasing = (sum(entry[kind] for entry in entries) for kind in ("active", "releasing"))
+    mark = "simulated" if any(source.get("simulated") for source in (row, *entries)) else ""
+    model = next((source["model"] for source in (row, *entries) if source.get("model")), "")
+    name, slots = told_by["name"], told_by["slots"]
+    return Shown(name, model, state, slots, active if entries else None, releasing, row.get("restarts"), mark, why)
+
+
+def up_s(pid: int) -> float | None:
+    """How long that process has run."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return None  # there is no /proc

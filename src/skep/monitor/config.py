@@ -1,0 +1,66 @@
+"""What is wanted of the monitor, as plain values. The file that fills them is read elsewhere."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+from skep.errors import UserError
+from skep.units import GIB
+from skep.wire.heads import Origin, parse_url
+
+Shape = Literal["json", "ntfy", "slack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Monitor:
+    """When something is wrong, who is told, and when nobody is. Addresses and tokens in it are never shown."""
+
+    with_up: bool = True  # the loop runs beside the gateway
+    slower_pct: float | None = 10.0  # below its own 7-day median; None: no such alert
+    ttft_ms: float | None = None
+    down_after: int = 2  # failed probes in a row
+    quality_min: float | None = None  # share of right answers; beside the target's own median
+    disk_free_bytes: int = 2 * GIB  # 0: the disk is not watched
+    quiet_hours: str | None = None  # "22:00-07:00", of the machine's own time
+    quiet_except: tuple[str, ...] = ()  # rules that are told all the same
+    command: tuple[str, ...] = ()
+    webhook: str | None = None
+    webhook_env: str | None = None  # the variable with the address, where that is a secret
+    webhook_shape: Shape = "json"
+    webhook_token_env: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """Where a webhook is called. The path and the query may be the secret: only `str(hook)` is ever shown."""
+
+    origin: Origin
+    path: str  # with the query
+    topic: str | None = None  # of ntfy
+
+    def __str__(self) -> str:
+        return str(self.origin)
+
+
+def check_webhook(url: str, shape: Shape, *, name: str) -> Hook:
+    """The address in its parts. An ntfy address is that of its topic, as everywhere: `https://ntfy.sh/my-topic`.
+
+    A message with a title and a priority goes to the server itself, with the topic inside (ntfy, "Publish as JSON").
+    """
+    try:
+        origin, path = parse_url(url, name=name)
+    except UserError:
+        raise UserError(f"{name} is not an http(s) URL", hint="write it as https://ntfy.sh/my-topic") from None
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if "@" in parts.netloc or re.search(r"[\x00-\x20\x7f-\uffff]", url):
+        hint = "percent-encode it, and leave what stands before an @ out; `webhook_token_env` names a token"
+        raise UserError(f"{name} is not written as a plain http(s) URL", hint=hint)
+    if shape != "ntfy":
+        return Hook(origin, (path or "/") + (f"?{parts.query}" if parts.query else ""))
+    root, _, topic = path.rpartition("/")
+    if not re.fullmatch(r"[-_A-Za-z0-9]{1,64}", topic):
+        raise UserError(f"{name} does not end in a topic of ntfy", hint="write it as https://ntfy.sh/my-topic")
+    return Hook(origin, f"{root}/", topic)

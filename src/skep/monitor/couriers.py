@@ -1,0 +1,261 @@
+"""Carry notices to a command and to a webhook, in order, each bounded in time, without holding anybody up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Protocol
+
+from skep.errors import UserError
+from skep.monitor.config import Hook, Monitor, Shape, check_webhook
+from skep.monitor.notices import Notice, Secrets, argv_of, body_of, variables_of
+from skep.wire.client import WireFailure
+from skep.wire.fetch import Answer, fetch_once
+
+COMMAND_S = 30.0
+WEBHOOK_S = 10.0
+RETRIES_S = (2.0, 10.0, 60.0, 300.0)
+MAX_RETRY_AFTER_S = 300.0
+AGAIN = (408, 425, 429)  # and everything from 500 on
+MAX_OUTPUT = 2000
+MAX_WAITING = 100
+GRACE_S = 5.0
+
+Sleep = Callable[[float], Awaitable[None]]
+Log = Callable[[str], None]
+
+
+class Courier(Protocol):
+    """One way out. `send` is bounded in time, raises nothing but its own cancellation, and returns what went wrong."""
+
+    via: str
+
+    async def send(self, notice: Notice) -> str | None: ...
+
+
+class Command:
+    """A program of the user's, started without a shell, its output in the log."""
+
+    via = "command"
+
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        env: Mapping[str, str],
+        secrets: Secrets,
+        log: Log,
+        *,
+        limit_s: float = COMMAND_S,
+    ) -> None:
+        self._command = command
+        self._env = env
+        self._secrets = secrets
+        self._log = log
+        self._limit_s = limit_s
+
+    async def send(self, notice: Notice) -> str | None:
+        variables = variables_of(notice)
+        argv = argv_of(self._command, variables)
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env={**self._env, **variables},
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            return f"`{argv[0]}` cannot be started: {getattr(error, 'strerror', None) or error}"
+        output, ended = b"", False
+        try:
+            async with asyncio.timeout(self._limit_s):
+                assert child.stdout is not None
+                while chunk := await child.stdout.read(65536):
+                    output = (output + chunk)[:MAX_OUTPUT]
+                code = await child.wait()
+                ended = True
+        except TimeoutError:
+            return f"`{argv[0]}` did not end within {self._limit_s:g} s"
+        finally:
+            if not ended:
+                await asyncio.shield(_kill(child))
+            if said := self._secrets.scrub(output.decode(errors="replace")):
+                self._log(f'alert.command said="{said}"')
+        return None if code == 0 else f"`{argv[0]}` ended with {code}"
+
+
+async def _kill(child: asyncio.subprocess.Process) -> None:
+    """With all that it started; one that ended may have left some behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    await child.wait()
+
+
+class Webhook:
+    """Tried again with growing pauses where that may help. Of its address only the server is ever told."""
+
+    via = "webhook"
+
+    def __init__(
+        self,
+        hook: Hook,
+        shape: Shape,
+        token: str | None = None,
+        *,
+        sleep: Sleep = asyncio.sleep,
+        retries_s: tuple[float, ...] = RETRIES_S,
+        limit_s: float = WEBHOOK_S,
+    ) -> None:
+        self._hook = hook
+        self._shape = shape
+        self._token = token
+        self._sleep = sleep
+        self._retries_s = retries_s
+        self._limit_s = limit_s
+
+    async def send(self, notice: Notice) -> str | None:
+        error: str | None = None
+        for pause_s in (*self._retries_s, None):
+            error, wait_s = await self._try(notice)
+            if error is None or wait_s is None or pause_s is None:
+                break
+            await self._sleep(max(pause_s, wait_s))
+        return error
+
+    async def _try(self, notice: Notice) -> tuple[str | None, float | None]:
+        """What went wrong, and how long to wait at least before another try; None: there is no use in one."""
+        headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
+        body = body_of(notice, self._shape, self._hook)
+        try:
+            answer = await fetch_once(
+                self._hook.origin, "POST", self._hook.path, body=body, headers=headers, timeout_s=self._limit_s
+            )
+        except WireFailure as failure:
+            why = "its certificate is not trusted" if "certificate" in str(failure).lower() else failure.kind
+            return f"{self._hook}: {_FAILURES.get(why, why)}", 0.0
+        except (OSError, ValueError) as failure:
+            return f"{self._hook}: {type(failure).__name__}", 0.0
+        if 200 <= answer.status < 300:
+            return None, None
+        again = answer.status in AGAIN or answer.status >= 500
+        return f"{self._hook} answered {answer.status}", _retry_after(answer) if again else None
+
+
+_FAILURES = {
+    "connect": "it cannot be reached",
+    "timeout": "no answer in time",
+    "closed": "the connection was closed",
+    "protocol": "it does not speak HTTP",
+}
+
+
+def _retry_after(answer: Answer) -> float:
+    told = (answer.head.get(b"retry-after") or b"").strip()
+    return min(float(told), MAX_RETRY_AFTER_S) if told.isdigit() else 0.0
+
+
+def webhook_of(wanted: Monitor, env: Mapping[str, str]) -> Hook | None:
+    """Raises UserError where a variable is not set or holds no address."""
+    url, name = wanted.webhook, "`monitor.webhook`"
+    if wanted.webhook_env is not None:
+        url, name = env.get(wanted.webhook_env), f"the address in `{wanted.webhook_env}`"
+        if not url:
+            hint = "it should hold the address of the webhook, see `monitor.webhook_env`"
+            raise UserError(f"the variable `{wanted.webhook_env}` is not set", hint=hint)
+    if url is None:
+        return None
+    if wanted.webhook_token_env is not None and not env.get(wanted.webhook_token_env):
+        hint = "it should hold the token of the webhook, see `monitor.webhook_token_env`"
+        raise UserError(f"the variable `{wanted.webhook_token_env}` is not set", hint=hint)
+    return check_webhook(url, wanted.webhook_shape, name=name)
+
+
+def couriers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log: Log) -> list[Courier]:
+    """All that is configured and can be used; what cannot is told in the log."""
+    couriers: list[Courier] = []
+    if wanted.command:
+        couriers.append(Command(wanted.command, env, secrets, log))
+    try:
+        hook = webhook_of(wanted, env)
+    except UserError as error:
+        log(f'alert.webhook unusable because="{error.message}"')
+        hook = None
+    if hook is not None:
+        token = env.get(wanted.webhook_token_env) if wanted.webhook_token_env else None
+        couriers.append(Webhook(hook, wanted.webhook_shape, token))
+    return couriers
+
+
+Done = Callable[[Notice, str, str | None], Awaitable[None]]
+
+
+class Rounds:
+    """Each courier goes its rounds in a task of its own; whoever hands a notice over does not wait for it.
+
+    What was not told when they end has no entry of having been told, and is told by the next process.
+    """
+
+    def __init__(self, couriers: list[Courier], done: Done, log: Log) -> None:
+        self._queues: dict[str, asyncio.Queue[Notice]] = {one.via: asyncio.Queue(MAX_WAITING) for one in couriers}
+        self._couriers = couriers
+        self._done = done
+        self._log = log
+        self._life: asyncio.Task[None] | None = None  # begun with the first notice
+
+    def __repr__(self) -> str:
+        waiting = ", ".join(f"{queue.qsize()} for the {via}" for via, queue in self._queues.items())
+        return f"<Rounds {waiting or 'to nobody'}>"
+
+    def hand_over(self, notice: Notice, told: Collection[str] = ()) -> None:
+        """From the loop's own thread. `told`: ways that it has gone already."""
+        if self._life is None and self._couriers:
+            self._life = asyncio.ensure_future(self._live())
+        for via, queue in self._queues.items():
+            if via in told:
+                continue
+            try:
+                queue.put_nowait(notice)
+            except asyncio.QueueFull:  # told by the next process, or in `skep monitor status`
+                self._log(f"alert.dropped via={via} waiting={queue.qsize()}")
+
+    async def delivered(self, limit_s: float) -> bool:
+        """Wait until all that was handed over is told or given up; False: it took too long."""
+        try:
+            async with asyncio.timeout(limit_s):
+                for queue in self._queues.values():
+                    await queue.join()
+        except TimeoutError:
+            return False
+        return True
+
+    async def end(self, *, hurry: bool = False) -> None:
+        """What is under way gets a few seconds."""
+        try:
+            if not hurry:
+                await self.delivered(GRACE_S)
+        finally:
+            life, self._life = self._life, None
+            if life is not None:
+                life.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await life
+
+    async def _live(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for courier in self._couriers:
+                tasks.create_task(self._walk(courier))
+
+    async def _walk(self, courier: Courier) -> None:
+        queue = self._queues[courier.via]
+        while True:
+            notice = await queue.get()
+            try:
+                error = await courier.send(notice)
+            except Exception as failure:
+                error = type(failure).__name__
+            await self._done(notice, courier.via, error)
+            queue.task_done()

@@ -1,0 +1,72 @@
+"""What went wrong with a probe, in one word and one line. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from skep.errors import EndpointError, SkepError, UserError
+from skep.records import Request
+from skep.wire.client import WireFailure
+
+LONGEST = 300
+BUSY = "busy"  # it is there and has no room: neither a figure nor an outage
+_STATUS = re.compile(r"\bHTTP (\d{3})\b")
+_MARKUP = re.compile(r"<\s*(?:!doctype|html|head|title)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`kind`: url, connect, timeout, closed, protocol, auth, busy, http, not_json, no_model, no_usage, ..."""
+
+    kind: str
+    text: str
+
+
+class ProbeFailed(Exception):
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.text)
+        self.fault = fault
+
+
+def fault_of(error: Exception) -> Fault:
+    """Of whatever ended a probe before its requests were made."""
+    if isinstance(error, ProbeFailed):
+        return error.fault
+    if isinstance(error, WireFailure):
+        return Fault(error.kind, _line(str(error)))
+    if isinstance(error, EndpointError):
+        behind = error.__context__
+        if isinstance(behind, WireFailure):
+            return Fault(behind.kind, _line(error.message))
+        status = _STATUS.search(error.message)
+        return Fault(_kind_of_status(int(status[1])) if status else "not_json", _line(error.message))
+    if isinstance(error, UserError):
+        kind = "url" if "URL" in error.message else "no_model" if "serve" in error.message else "settings"
+        return Fault(kind, _line(error.message))
+    if isinstance(error, SkepError):
+        return Fault("error", _line(error.message))
+    return Fault("error", _line(f"{type(error).__name__}: {error}"))
+
+
+def fault_of_row(row: Request) -> Fault | None:
+    """Of a request; None: it succeeded."""
+    if row.error_kind is None:
+        return None
+    kind, text = row.error_kind, row.error or row.error_kind
+    if kind.startswith("http_"):
+        text = "a page instead of JSON" if _MARKUP.search(text) else text
+        status = row.status or 0
+        kind = "no_model" if status == 404 and "model" in text.lower() else _kind_of_status(status)
+        return Fault(kind, _line(f"HTTP {status}: {text}"))
+    if kind == "garbage":
+        return Fault("not_json", _line(text))
+    return Fault(kind, _line(text))
+
+
+def _kind_of_status(status: int) -> str:
+    return "auth" if status in (401, 403) else BUSY if status == 429 else "http"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:LONGEST]

@@ -1,0 +1,198 @@
+"""A series as it is shown: points or hours or days, where it usually lies, what changed and what happened, in words.
+
+Short windows show their samples, long ones the summaries that are kept up to date as samples come, so that a year of
+a busy target is read as quickly as a week. Values of probes that met others at the target are shown, and left out of
+all that is derived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import tzinfo
+
+from skep.monitor import sentences
+from skep.monitor.changes import SlowDrift, changes_in, interval_of, primary_keys
+from skep.series import DAY_S, HOUR_S, Change, Event, Heat, Point, SeriesKey, Span, SpanKind
+from skep.stats.rolling import WindowStats, rolling_median, window_stats
+from skep.stats.versus import Versus, versus
+from skep.store.series import SeriesStore
+
+__all__ = ["History", "Reading", "history_of", "lately", "primary_keys", "read_window", "thinned"]
+
+MOST_POINTS = 2000
+MOST_RAW = 20_000  # samples that are read for one picture; beyond it the hours are
+WINDOWS = {"1 d": DAY_S, "7 d": 7 * DAY_S, "30 d": 30 * DAY_S}
+LATE_S = DAY_S
+BEFORE_S = 7 * DAY_S
+_FEW = 6  # values of either side below which late and before are not compared
+_SURE = 0.99  # this is said every day anew
+_MOST_CHANGES = 3  # that are told; all are shown
+
+_Row = tuple[float, float, float, float]
+Band = tuple[_Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read of a window: samples, or the hours or days that stand for them."""
+
+    points: tuple[Point, ...] = ()
+    spans: tuple[Span, ...] = ()
+    kind: SpanKind | None = None  # None: samples
+
+    def quiet(self, since: float, until: float) -> list[tuple[float, float]]:
+        """Without the busy ones; of an hour or a day its median, in the middle of it."""
+        if self.kind is not None:
+            half = self.kind.seconds / 2
+            return [(span.start + half, span.median) for span in self.spans if since <= span.start < until]
+        return [(point.at, point.value) for point in self.points if not point.busy and since <= point.at < until]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Either `points` or `spans` is empty. `band`: moment, median, lower and upper quartile of `band_s` up to it."""
+
+    key: SeriesKey
+    since: float
+    until: float
+    points: tuple[Point, ...] = ()
+    spans: tuple[Span, ...] = ()
+    span_kind: SpanKind | None = None
+    band: Band = ()
+    band_s: float = BEFORE_S
+    stats: Mapping[str, WindowStats | None] = field(default_factory=dict)  # by "1 d", "7 d", "30 d", up to `until`
+    changes: tuple[Change, ...] = ()
+    drifts: tuple[SlowDrift, ...] = ()
+    events: tuple[Event, ...] = ()
+    coverage: Mapping[str, int] = field(default_factory=dict)
+    busy: int = 0  # values that are left out of what is derived
+    late: Versus | None = None  # the last day against the week before it
+    sentences: tuple[str, ...] = ()
+
+
+def history_of(
+    series: SeriesStore, key: SeriesKey, since: float, until: float, *, zone: tzinfo | None = None
+) -> History:
+    """`zone`: in which the sentences tell the time; None is the machine's own."""
+    month = read_window(series, key, until - 30 * DAY_S - BEFORE_S, until)
+    band_s = BEFORE_S if until - since > 2 * DAY_S else LATE_S
+    near = since >= until - 30 * DAY_S
+    shown = month if near else read_window(series, key, since - band_s, until)
+    points = tuple(point for point in shown.points if since <= point.at < until)
+    spans = tuple(span for span in shown.spans if since <= span.start < until)
+    events = tuple(series.events(since, until, key.target))
+    changes, drifts = _changed(series, key, shown, since, until)
+    busy = sum(point.busy for point in points) + sum(span.busy for span in spans)
+    stats = {
+        name: window_stats(value for _, value in month.quiet(until - width, until)) for name, width in WINDOWS.items()
+    }
+    coverage = series.coverage(key.target, since, until) if key.heat is not Heat.SEEN else {}
+    late = None
+    if key.heat is Heat.HOT:
+        known = [change for change in series.changes(key.target, until - LATE_S - BEFORE_S) if change.key == key]
+        late = lately(month, [*known, *changes], until, more_is_better=key.metric.more_is_better)
+    band = [row for row in rolling_median(shown.quiet(since - band_s, until), band_s) if row[0] >= since]
+    found = History(
+        key=key,
+        since=since,
+        until=until,
+        points=thinned(points),
+        spans=spans,
+        span_kind=shown.kind,
+        band=tuple(_every(band, MOST_POINTS)),
+        band_s=band_s,
+        stats=stats,
+        changes=tuple(changes),
+        drifts=tuple(drifts),
+        events=events,
+        coverage=coverage,
+        busy=busy,
+        late=late[0] if late else None,
+    )
+    return _with_words(found, late, zone)
+
+
+def read_window(series: SeriesStore, key: SeriesKey, since: float, until: float, *, most: int = MOST_RAW) -> Reading:
+    """Samples where they are there and not too many, else hours, else days."""
+    if (until - since) / HOUR_S > MOST_POINTS:
+        return Reading(spans=tuple(series.spans(key, SpanKind.DAY, since, until)), kind=SpanKind.DAY)
+    hours = series.spans(key, SpanKind.HOUR, since, until)
+    known = sum(hour.count + hour.busy for hour in hours)
+    if known > most or key.heat is Heat.SEEN:
+        return Reading(spans=tuple(hours), kind=SpanKind.HOUR)
+    points = series.points(key, since, until)
+    if len(points) < known:  # some were thinned
+        return Reading(spans=tuple(hours), kind=SpanKind.HOUR)
+    return Reading(points=tuple(points))
+
+
+def lately(
+    reading: Reading, changes: Sequence[Change], until: float, *, more_is_better: bool
+) -> tuple[Versus, float] | None:
+    """The last day against the week before, or what of it came after the last change; with that time in seconds.
+
+    None where either has too few values to be compared.
+    """
+    edge = until - LATE_S
+    start = max([edge - BEFORE_S, *(change.at for change in changes if change.at < until)])
+    before, late = reading.quiet(start, edge), reading.quiet(edge, until)
+    if min(len(before), len(late)) < _FEW:
+        return None
+    found = versus([v for _, v in before], [v for _, v in late], more_is_better=more_is_better, confidence=_SURE)
+    return found, edge - max(start, before[0][0])
+
+
+def _changed(
+    series: SeriesStore, key: SeriesKey, shown: Reading, since: float, until: float
+) -> tuple[list[Change], list[SlowDrift]]:
+    """As stored, where they are found after each probe; of other series worked out here. Drifts always are."""
+    if key.heat is not Heat.HOT:
+        return [], []
+    points = shown.points or tuple(Point(at, value) for at, value in shown.quiet(since, until))
+    points = tuple(point for point in points if since <= point.at < until)
+    every_s = interval_of(series, key.target)
+    changes, drifts = changes_in(key, points, series.events(since - DAY_S, until, key.target), every_s)
+    if key in primary_keys(series, key.target):
+        changes = [change for change in series.changes(key.target, since) if change.key == key and change.at < until]
+    steps = [change.at for change in changes]
+    return changes, [drift for drift in drifts if not any(drift.first < at <= drift.last for at in steps)]
+
+
+def _with_words(found: History, late: tuple[Versus, float] | None, zone: tzinfo | None) -> History:
+    metric = found.key.metric
+    told = [sentences.of_change(change, zone) for change in reversed(found.changes[-_MOST_CHANGES:])]
+    told += [
+        sentences.of_drift((drift.ratio_low, drift.ratio, drift.ratio_high), drift.first, drift.last, zone)
+        for drift in found.drifts
+    ]
+    if late is not None:
+        told.append(sentences.of_lately(late[0], LATE_S, late[1]) or "")
+    widest = next((name for name in ("7 d", "30 d") if found.stats.get(name)), None)
+    if widest is not None and (stats := found.stats[widest]) is not None:
+        told.append(sentences.of_stats(stats, metric, WINDOWS[widest]))
+    told.append(sentences.of_coverage(found.coverage) or "")
+    if found.busy:
+        told.append(f"{found.busy} values were taken while others used the target: shown, and left out of the rest")
+    return replace(found, sentences=tuple(one for one in told if one))
+
+
+def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ...]:
+    """Of too many, the lowest and the highest of each of so many stretches: what stands out still does."""
+    if len(points) <= most:
+        return tuple(points)
+    size = -(-2 * len(points) // most)
+    kept: list[Point] = []
+    for start in range(0, len(points), size):
+        part = points[start : start + size]
+        ends = {id(one): one for one in (min(part, key=_value), max(part, key=_value))}
+        kept += sorted(ends.values(), key=lambda point: point.at)
+    return tuple(kept)
+
+
+def _value(point: Point) -> float:
+    return point.value
+
+
+def _every(rows: Sequence[_Row], most: int) -> Sequence[_Row]:
+    return rows[:: -(-len(rows) // most)] if len(rows) > most else rows

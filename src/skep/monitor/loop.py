@@ -1,0 +1,304 @@
+"""The loop that watches: carries out what the schedule decides, writes it down, and has it looked at.
+
+Targets that share a machine are probed one after the other, others at the same time. Killed at any moment, it loses
+the probe under way and nothing else; told to stop, it breaks that one off, and its slot is due again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from skep.errors import EngineError, StoreError
+from skep.monitor.backlog import MOST, Backlog, Entry
+from skep.monitor.changes import find_changes
+from skep.monitor.passive import PassiveHours
+from skep.monitor.probing import probe_target
+from skep.monitor.prompts import Lengths
+from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, Schedule
+from skep.monitor.versions import LastSeen, machine_of, news_of
+from skep.series import Event, EventKind, Probe, ProbeOutcome, Sample, Target
+from skep.store.series import SeriesStore
+from skep.units import format_seconds
+
+POLL_S = 5.0  # targets are added and removed while it runs
+TICK_S = 60.0
+BY_HAND = -1  # the era of probes that somebody asked for
+_LOOKED_BACK = 50  # probes, for the versions that were seen last
+
+Made = tuple[Probe, list[Sample]]
+Prober = Callable[[Due, float | None], Awaitable[Made]]  # what is due, and how long the target has been idle
+Say = Callable[[str], None]
+
+
+class Watching(Protocol):
+    """Who looks at what was measured. Neither raises."""
+
+    async def after_probe(self, probe: Probe, samples: Sequence[Sample], now: float) -> None: ...
+    async def tick(self, now: float) -> None: ...
+
+
+def this_moment() -> Moment:
+    awake = time.monotonic()
+    boot = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else None
+    return Moment(time.time(), awake, boot)
+
+
+class Loop:
+    """`run` goes on until cancelled; with `once` it ends when nothing is due."""
+
+    def __init__(
+        self,
+        series: SeriesStore,
+        prober: Prober,
+        *,
+        say: Say,
+        watch: Watching | None = None,
+        moment: Callable[[], Moment] = this_moment,
+        look_for_changes: Callable[[SeriesStore, str, float], object] = find_changes,
+        in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread,
+        poll_s: float = POLL_S,
+        most_waiting: int = MOST,
+    ) -> None:
+        self._series = series
+        self._prober = prober
+        self._say = say
+        self._watch = watch
+        self._moment = moment
+        self._look_for_changes = look_for_changes
+        self._in_thread = in_thread
+        self._poll_s = poll_s
+        self._backlog = Backlog(series, say, most_waiting)
+        self._schedule = Schedule()
+        self._passive = PassiveHours()
+        self._targets: list[Target] = []
+        self._seen: dict[str, LastSeen] = {}
+        self._busy: set[str] = set()  # machines that are being probed
+        self._was_full = False
+        self._ticking = False
+        self._ticked: float | None = None
+        self._stirred = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Loop {len(self._targets)} targets, probing on {len(self._busy)} machines, {self._backlog!r}>"
+
+    async def run(self, *, once: bool = False) -> None:
+        events = await self._in_thread(self._series.events, -math.inf, math.inf)
+        eras = [era for era in map(Era.of, events) if era is not None]
+        self._schedule = Schedule(eras, await self._in_thread(self._series.last_slots))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    agenda = await self._turn(tasks)
+                    if once and not self._busy and not (agenda and agenda.due):
+                        break
+                    await self._wait(None if agenda is None else agenda.wake_at)
+        finally:
+            self._backlog.write()
+
+    async def _turn(self, tasks: asyncio.TaskGroup) -> Agenda | None:
+        """None: nothing can be written, and as much waits as is safe."""
+        now = self._moment()
+        self._begin_tick(tasks, now)
+        if len(self._backlog):
+            await self._write()
+        if self._backlog.is_full:
+            self._was_full = True
+            return None
+        agenda = self._schedule.look(await self._read_targets(), now, NO_ROOM if self._was_full else None)
+        self._was_full = False
+        await self._keep(agenda, now)
+        for due in agenda.due:
+            machine = machine_of(due.target.url)
+            if machine not in self._busy:
+                self._busy.add(machine)
+                self._schedule.started(due.target.name)
+                tasks.create_task(self._probe(due, machine))
+        return agenda
+
+    async def _wait(self, wake_at: float | None) -> None:
+        left_s = self._poll_s if wake_at is None else min(self._poll_s, wake_at - self._moment().wall)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, left_s)):
+                await self._stirred.wait()
+        self._stirred.clear()
+
+    async def _read_targets(self) -> list[Target]:
+        """Those known last, where the store cannot be read for a moment."""
+        with contextlib.suppress(StoreError):
+            self._targets = await self._in_thread(self._series.targets)
+        return self._targets
+
+    async def _keep(self, agenda: Agenda, now: Moment) -> None:
+        if not agenda.eras and not agenda.missed:
+            return
+        for era in agenda.eras:
+            self._backlog.put(Entry(events=[era.event()]))
+            self._say(f"monitor.era target={era.target!r} era={era.number} why={era.text!r}")
+        for missed in agenda.missed:
+            self._backlog.put(Entry(probe=missed))
+            self._say(f"monitor.missed target={missed.target!r} slots={missed.slots} why={missed.error!r}")
+        away = away_event(agenda.missed, now.wall)
+        if away is not None:
+            self._backlog.put(Entry(events=[away]))
+        await self._write()
+
+    async def _probe(self, due: Due, machine: str) -> None:
+        try:
+            probe, samples = await self._made(due)
+            self._schedule.finished(due)
+            self._backlog.put(Entry(probe, samples, await self._news(probe)))
+            await self._write()
+            self._say(_line(probe, samples))
+            await self._look_at(probe, samples)
+        except asyncio.CancelledError:
+            self._schedule.broken_off(due.target.name)
+            raise
+        finally:
+            self._busy.discard(machine)
+            self._stirred.set()
+
+    async def _made(self, due: Due) -> Made:
+        started_at = self._moment().wall
+        try:
+            ended = await self._in_thread(self._series.last_ended, due.target.name)
+            idle_s = None if ended is None or ended > started_at else started_at - ended
+            return await self._prober(due, idle_s)
+        except Exception as error:  # a bug in one probe must not end the watch over all
+            self._say(f"monitor.failed target={due.target.name!r} why={error!r}")
+            probe = Probe(
+                target=due.target.name,
+                era=due.era,
+                slot=due.slot,
+                due_at=due.at,
+                started_at=started_at,
+                ended_at=self._moment().wall,
+                outcome=ProbeOutcome.FAILED,
+                error_kind="error",
+                error=f"{type(error).__name__}: {error}"[:300],
+            )
+            return probe, []
+
+    async def _news(self, probe: Probe) -> list[Event]:
+        seen = self._seen.get(probe.target)
+        if seen is None:
+            with contextlib.suppress(StoreError):
+                seen = await self._in_thread(last_seen, self._series, probe.target)
+        seen = self._seen[probe.target] = seen or LastSeen()
+        news = news_of(seen, probe)
+        seen.take(probe)
+        return news
+
+    async def _look_at(self, probe: Probe, samples: Sequence[Sample]) -> None:
+        now = self._moment().wall
+        try:
+            await self._in_thread(self._look_for_changes, self._series, probe.target, now)
+            if self._watch is not None:
+                await self._watch.after_probe(probe, samples, now)
+        except Exception as error:  # what was measured is kept whatever is made of it
+            self._say(f"monitor.failed after={probe.target!r} why={error!r}")
+
+    async def _write(self) -> None:
+        await self._in_thread(self._backlog.write)
+
+    def _begin_tick(self, tasks: asyncio.TaskGroup, now: Moment) -> None:
+        if not self._ticking and (self._ticked is None or now.awake - self._ticked >= TICK_S):
+            self._ticking, self._ticked = True, now.awake
+            tasks.create_task(self._tick(now.wall))
+
+    async def _tick(self, now: float) -> None:
+        try:
+            if self._passive.is_due(now):
+                await self._in_thread(self._passive.close, self._series, now)
+            if self._watch is not None:
+                await self._watch.tick(now)
+        except Exception as error:  # the next one may do better
+            self._say(f"monitor.failed tick=true why={error!r}")
+        finally:
+            self._ticking = False
+
+
+def away_event(missed: Sequence[Probe], now: float) -> Event | None:
+    """One mark on the axis for the whole time in which nobody watched."""
+    told = {NOT_RUNNING[0], ASLEEP[0], CLOCK_FORWARD[0]}
+    away = [probe for probe in missed if probe.error_kind in told]
+    if not away:
+        return None
+    since = min(probe.due_at for probe in away)
+    text = f"nobody watched for {format_seconds(now - since)}: {away[0].error}"
+    return Event(now, EventKind.MONITOR, text, None, {"from": since, "error_kind": away[0].error_kind})
+
+
+def last_seen(series: SeriesStore, target: str) -> LastSeen:
+    """From the probes that are stored; the last one may have failed before it told any version."""
+    latest = series.latest(target)
+    seen = LastSeen.of(series.probes(target, -math.inf, math.inf, _LOOKED_BACK))
+    if latest is not None:
+        seen.take(latest[0])
+    return seen
+
+
+def prober_with(env: Mapping[str, str]) -> Prober:
+    """Real probes, with keys from these variables. What one learns of a target's tokens is there for the next."""
+    lengths: dict[str, Lengths] = {}
+
+    async def probe(due: Due, idle_s: float | None) -> Made:
+        target = due.target
+        key = env.get(target.key_env) if target.key_env else None
+        known = lengths.setdefault(target.name, Lengths())
+        return await probe_target(
+            target, era=due.era, slot=due.slot, due_at=due.at, key=key, idle_s=idle_s, lengths=known
+        )
+
+    return probe
+
+
+async def probe_by_hand(
+    series: SeriesStore, target: Target, env: Mapping[str, str], *, clock: Callable[[], float] = time.time
+) -> Made:
+    """Once, now, beside whatever is scheduled. Stored, with the events that it shows."""
+    now = clock()
+    ended, seen = series.last_ended(target.name), last_seen(series, target.name)
+    idle_s = None if ended is None or ended > now else now - ended
+    slot = int(now)  # seconds: two by hand in one second are one
+    probe, samples = await prober_with(env)(Due(target, BY_HAND, slot, now), idle_s)
+    for event in news_of(seen, probe):
+        series.append_event(event)
+    series.append_probe(probe, samples)
+    find_changes(series, target.name, clock())
+    return probe, samples
+
+
+@contextlib.contextmanager
+def only_writer(lock_path: Path) -> Iterator[None]:
+    """One loop for a store. The kernel gives the lock back when its holder dies, so it cannot go stale."""
+    lock_path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pid = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+            hint = "`skep monitor status` shows what it found; targets that are added now are probed by it"
+            raise EngineError(f"the monitor is already running (pid {pid})", hint=hint) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _line(probe: Probe, samples: Sequence[Sample]) -> str:
+    words = [f"monitor.probed target={probe.target!r} outcome={probe.outcome}"]
+    if probe.error_kind is not None:
+        words.append(f"kind={probe.error_kind} why={probe.error!r}")
+    hot = [sample.tok_s for sample in samples if sample.heat == "hot" and sample.tok_s is not None]
+    words += [f"tok_s={hot[0]:.1f}"] if hot else []
+    return " ".join([*words, *(["busy=true"] if probe.busy else [])])

@@ -1,0 +1,115 @@
+"""Quiet hours: when they are, and what of the alerts waits for their end. Knows no clock and tells nobody."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, tzinfo
+from typing import Literal
+
+from skep.errors import UserError
+from skep.series import Alert, Rule
+
+DAY_MINUTES = 24 * 60
+QUIET_HINT = 'write them as "22:00-07:00"; the end may lie on the next day'
+
+
+@dataclass(frozen=True, slots=True)
+class QuietHours:
+    """From a minute of the day to another one, as the clock on the wall shows it, summer time or not."""
+
+    start: int
+    end: int
+
+    def hold(self, at: float, zone: tzinfo | None = None) -> bool:
+        """`zone` None: the machine's own."""
+        local = datetime.fromtimestamp(at, zone)
+        minute = local.hour * 60 + local.minute
+        if self.start <= self.end:
+            return self.start <= minute < self.end
+        return minute >= self.start or minute < self.end
+
+
+def parse_quiet_hours(text: str) -> QuietHours:
+    found = re.fullmatch(r"\s*(\d{1,2}):(\d\d)\s*-\s*(\d{1,2}):(\d\d)\s*", text)
+    numbers = [int(part) for part in found.groups()] if found else []
+    minutes = [hour * 60 + minute for hour, minute in zip(numbers[::2], numbers[1::2], strict=True) if minute < 60]
+    if len(minutes) != 2 or max(minutes) > DAY_MINUTES:
+        raise UserError(f"quiet hours `{text}` are not understood", hint=QUIET_HINT)
+    start, end = (minute % DAY_MINUTES for minute in minutes)
+    if start == end:
+        raise UserError(f"quiet hours `{text}` have no length", hint=QUIET_HINT)
+    return QuietHours(start, end)
+
+
+What = Literal["opened", "closed", "passed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What is to be told. `passed`: several that came and went unseen, told together."""
+
+    what: What
+    alerts: tuple[Alert, ...]
+
+
+class Discretion:
+    """Decides whether an alert is told now or at the end of the quiet hours. Each is told as open once at most."""
+
+    def __init__(self, hours: QuietHours | None = None, exempt: Sequence[str] = (), zone: tzinfo | None = None) -> None:
+        self._hours = hours
+        self._exempt = frozenset(exempt)
+        self._zone = zone
+        self._opened: dict[tuple[Rule, str | None, float], Alert] = {}
+        self._closed: list[Alert] = []
+        self._passed: list[Alert] = []
+
+    def __repr__(self) -> str:
+        return f"<Discretion {len(self._opened)} opened, {len(self._closed)} closed, {len(self._passed)} passed held>"
+
+    def quiet(self, now: float) -> bool:
+        return self._hours is not None and self._hours.hold(now, self._zone)
+
+    def opened(self, alert: Alert, now: float) -> list[Word]:
+        if self._silent(alert, now):
+            self._opened[_identity(alert)] = alert
+            return []
+        return [Word("opened", (alert,))]
+
+    def closed(self, alert: Alert, now: float) -> list[Word]:
+        if self._opened.pop(_identity(alert), None) is not None:
+            self._passed.append(alert)
+            return []
+        if self._silent(alert, now):
+            self._closed.append(alert)
+            return []
+        return [Word("closed", (alert,))]
+
+    def stored(self, alert: Alert) -> bool:
+        """It has a number now. False: it is not among those held back."""
+        held = _identity(alert) in self._opened
+        if held:
+            self._opened[_identity(alert)] = alert
+        return held
+
+    def passed(self, alert: Alert) -> None:
+        """It came and went while nobody could be told, before this process began."""
+        self._passed.append(alert)
+
+    def release(self, now: float) -> list[Word]:
+        """What was held back, once the quiet hours are over."""
+        if self.quiet(now):
+            return []
+        words = [Word("passed", tuple(self._passed))] if self._passed else []
+        words += [Word("closed", (alert,)) for alert in self._closed]
+        words += [Word("opened", (alert,)) for alert in self._opened.values()]
+        self._passed, self._closed, self._opened = [], [], {}
+        return words
+
+    def _silent(self, alert: Alert, now: float) -> bool:
+        return self.quiet(now) and alert.rule not in self._exempt
+
+
+def _identity(alert: Alert) -> tuple[Rule, str | None, float]:
+    return alert.rule, alert.target, alert.opened_at

@@ -1,0 +1,236 @@
+"""When to probe: which slots are due, which were missed, and when to look again. Pure; knows no clock and no store.
+
+Slot k of a target is the time from k to k+1 times `every_s`, counted from 1970; its probe comes up to `jitter` after it
+begins, by a hash, so that the same slot is always due at the same moment. An *era* is a stretch in which slots can
+be counted: it ends when the clock is set back, when `every_s` changes and when a target is taken up again. From its
+first slot on, every slot of an era is accounted for exactly once: by a probe, or by one row for a gap of missed ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from skep.series import Event, EventKind, Probe, ProbeOutcome, Target
+from skep.units import format_seconds
+
+LATEST_SHARE = 0.9  # of a slot: no probe is due after it
+NOTICED_S = 5.0  # sleep and jumps shorter than this explain nothing
+
+Cause = tuple[str, str]  # error_kind and error of a missed probe
+NOT_RUNNING: Cause = ("not_running", "the monitor was not running")
+ASLEEP: Cause = ("asleep", "the machine was asleep")
+CLOCK_FORWARD: Cause = ("clock", "the machine's clock was set forward")
+ASLEEP_OR_CLOCK: Cause = ("asleep", "the machine was asleep, or its clock was set forward")
+LATE: Cause = ("late", "the probes before it took until after its time")
+NO_ROOM: Cause = ("disk", "nothing could be stored: the disk was full, or out of order")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Now, on three clocks. Where they differ, the machine slept or somebody set its clock."""
+
+    wall: float  # unix seconds
+    awake: float  # seconds that do not pass in sleep
+    boot: float | None = None  # seconds that do; None: the system does not tell
+
+
+@dataclass(frozen=True, slots=True)
+class Era:
+    """From `slot` on every slot is accounted for. Kept as an event, so that it outlives the process."""
+
+    target: str
+    number: int
+    slot: int
+    every_s: float
+    added_at: float  # of the target: another value means that it was taken up again
+    at: float
+    kind: EventKind = EventKind.MONITOR
+    text: str = ""
+
+    def event(self) -> Event:
+        detail = {"era": self.number, "slot": self.slot, "every_s": self.every_s, "added_at": self.added_at}
+        return Event(self.at, self.kind, self.text, self.target, detail)
+
+    @classmethod
+    def of(cls, event: Event) -> Era | None:
+        """None: the event is not the beginning of one."""
+        told = event.detail
+        if event.target is None or not {"era", "slot", "every_s", "added_at"} <= told.keys():
+            return None
+        numbers = int(told["era"]), int(told["slot"]), float(told["every_s"]), float(told["added_at"])
+        return cls(event.target, *numbers, at=event.at, kind=event.kind, text=event.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    target: Target
+    era: int
+    slot: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Agenda:
+    """What is to be written, in this order, what is to be begun, and when (unix time) to look again."""
+
+    eras: tuple[Era, ...]
+    missed: tuple[Probe, ...]
+    due: tuple[Due, ...]  # the longest due first
+    wake_at: float | None  # None: nothing is to come
+
+
+@dataclass(slots=True)
+class _Standing:
+    era: Era
+    covered: int  # the last slot that is accounted for
+
+
+class Schedule:
+    """`look` as often as wanted; what it returns as eras and missed ones counts as written from then on.
+
+    `started`, then `finished` or `broken_off`, for each probe. A target under way is left alone.
+    """
+
+    def __init__(self, eras: Iterable[Era] = (), last: Mapping[str, tuple[int, int]] | None = None) -> None:
+        """`last`: of each target, the era and slot that its rows have come to."""
+        self._standing: dict[str, _Standing] = {}
+        self._under_way: dict[str, Cause | None] = {}  # and what happened to the machine meanwhile
+        self._excuses: dict[str, Cause] = {}  # for what was missed while a probe was under way
+        self._looked: Moment | None = None
+        for era in sorted(eras, key=lambda era: era.number):
+            self._standing[era.target] = _Standing(era, era.slot - 1)
+        for name, (number, slot) in (last or {}).items():
+            if number >= 0:
+                self._take_up(name, number, slot)
+
+    def __repr__(self) -> str:
+        return f"<Schedule of {len(self._standing)} targets, {len(self._under_way)} under way>"
+
+    def look(self, targets: Sequence[Target], now: Moment, excuse: Cause | None = None) -> Agenda:
+        """`excuse`: why slots were missed, where the caller knows it."""
+        seen = None if self._looked is None else what_happened(self._looked, now)
+        cause = excuse or seen or (NOT_RUNNING if self._looked is None else LATE)
+        self._looked = now
+        for name in self._under_way:
+            self._under_way[name] = self._under_way[name] or seen
+        eras: list[Era] = []
+        missed: list[Probe] = []
+        due: list[Due] = []
+        wakes: list[float] = []
+        for target in targets:
+            if target.name in self._under_way:
+                continue
+            era = self._new_era(target, now.wall)
+            if era is not None:
+                eras.append(era)
+                self._standing[target.name] = _Standing(era, era.slot - 1)
+            standing = self._standing[target.name]
+            gap = _gap(target, standing, now.wall, self._excuses.pop(target.name, cause))
+            if gap is not None:
+                missed.append(gap)
+                standing.covered = gap.slot + gap.slots - 1
+            found = _next(target, standing, now.wall)
+            if found.at <= now.wall:
+                due.append(found)
+            else:
+                wakes.append(found.at)
+        due.sort(key=lambda one: (one.at, one.target.name))
+        return Agenda(tuple(eras), tuple(missed), tuple(due), min(wakes, default=None))
+
+    def started(self, name: str) -> None:
+        self._under_way[name] = None
+
+    def finished(self, due: Due) -> None:
+        """Its slot is accounted for."""
+        name = due.target.name
+        happened = self._under_way.pop(name, None)
+        standing = self._standing.get(name)
+        if standing is not None and standing.era.number == due.era:
+            standing.covered = max(standing.covered, due.slot)
+            if happened is not None:
+                self._excuses[name] = happened
+
+    def broken_off(self, name: str) -> None:
+        """Its slot stays open: it is due again, or missed."""
+        self._under_way.pop(name, None)
+
+    def _take_up(self, name: str, number: int, slot: int) -> None:
+        standing = self._standing.get(name)
+        if standing is None or standing.era.number < number:
+            era = Era(name, number, slot, 0.0, 0.0, 0.0)  # nobody wrote down how its slots count: the next one does
+            self._standing[name] = _Standing(era, slot)
+        elif standing.era.number == number:
+            standing.covered = max(standing.covered, slot)
+
+    def _new_era(self, target: Target, now: float) -> Era | None:
+        slot = int(now // target.every_s)
+        standing = self._standing.get(target.name)
+        before = None if standing is None else standing.era
+        kind, every = EventKind.MONITOR, pace(target.every_s)
+        if standing is None or before is None:
+            text = f"watched from now on, every {every}"
+        elif before.added_at != target.added_at:
+            text = f"watched again, every {every}"
+        elif before.every_s != target.every_s:
+            text = f"watched every {every} from now on, not every {pace(before.every_s)}"
+        elif now < (standing.covered - 1) * target.every_s:
+            back_s = standing.covered * target.every_s - now
+            kind, text = EventKind.CLOCK, f"the machine's clock was set back, by {format_seconds(back_s)} or more"
+        else:
+            return None
+        number = 0 if before is None else before.number + 1
+        return Era(target.name, number, slot, target.every_s, target.added_at, now, kind, text)
+
+
+def due_at(target: Target, slot: int) -> float:
+    digest = hashlib.sha256(f"{target.name}/{slot}".encode()).digest()
+    share = int.from_bytes(digest[:6], "big") / (1 << 48)
+    return slot * target.every_s + share * min(max(0.0, target.jitter), LATEST_SHARE * target.every_s)
+
+
+def pace(every_s: float) -> str:
+    """As somebody would have written it: "1 h", "90 min", "45 s"."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if every_s >= size and every_s % size == 0:
+            return f"{every_s / size:g} {unit}"
+    return f"{every_s:g} s"
+
+
+def what_happened(before: Moment, now: Moment) -> Cause | None:
+    """To the machine, between two moments of one process. None: nothing that explains a gap."""
+    wall, awake = now.wall - before.wall, now.awake - before.awake
+    if before.boot is None or now.boot is None:
+        return ASLEEP_OR_CLOCK if wall - awake > NOTICED_S else None
+    boot = now.boot - before.boot
+    slept, jumped = boot - awake, wall - boot
+    if max(slept, jumped) <= NOTICED_S:
+        return None
+    return ASLEEP if slept >= jumped else CLOCK_FORWARD
+
+
+def _gap(target: Target, standing: _Standing, now: float, cause: Cause) -> Probe | None:
+    """The slots that are wholly past and that nothing accounts for."""
+    first, last = standing.covered + 1, int(now // target.every_s) - 1
+    if last < first or standing.era.every_s != target.every_s:
+        return None
+    kind, why = cause
+    return Probe(
+        target=target.name,
+        era=standing.era.number,
+        slot=first,
+        slots=last - first + 1,
+        due_at=due_at(target, first),
+        ended_at=now,
+        outcome=ProbeOutcome.MISSED,
+        error_kind=kind,
+        error=why,
+    )
+
+
+def _next(target: Target, standing: _Standing, now: float) -> Due:
+    """The first slot of an era is due at once."""
+    slot = max(int(now // target.every_s), standing.covered + 1)
+    at = now if slot == standing.era.slot and slot * target.every_s <= now else due_at(target, slot)
+    return Due(target, standing.era.number, slot, at)

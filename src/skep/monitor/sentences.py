@@ -1,0 +1,178 @@
+"""What a series did, in plain words. Knows values and a time zone; `None` as the zone means the machine's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, tzinfo
+
+from skep.records import Interval, Judgement
+from skep.series import DAY_S, HOUR_S, Change, Event, EventKind, Metric
+from skep.stats.rolling import WindowStats
+from skep.stats.versus import Versus
+
+CAUSES = (EventKind.VERSION, EventKind.NOTE, EventKind.RESTART)  # what may have changed a figure
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_MONTHS = (
+    "January", "February", "March", "April", "May", "June",
+    "July", "August", "September", "October", "November", "December",
+)  # fmt: skip
+_NAMES = {"cuda": "CUDA", "skep": "skep", "build": "the engine's build", "weights_bytes": "the size of the weights"}
+_TIMES = 1.5  # from such a ratio on, times are said instead of per cent
+
+
+def moment(at: float, zone: tzinfo | None = None) -> str:
+    """ "Tuesday 3 November 03:00"."""
+    local = datetime.fromtimestamp(at, zone)
+    return f"{_DAYS[local.weekday()]} {local.day} {_MONTHS[local.month - 1]} {local:%H:%M}"
+
+
+def clock(at: float, zone: tzinfo | None = None) -> str:
+    """ "Tuesday 03:00"."""
+    local = datetime.fromtimestamp(at, zone)
+    return f"{_DAYS[local.weekday()]} {local:%H:%M}"
+
+
+def percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def percent_interval(low: float, high: float, *, sure: int = 95) -> str:
+    return f"{sure} %: {100 * (low - 1):+.1f} .. {100 * (high - 1):+.1f}"
+
+
+def span_of_time(seconds: float) -> str:
+    """ "24 h", "7 days"."""
+    if seconds < 2 * DAY_S:
+        return f"{max(1, round(seconds / HOUR_S))} h"
+    return f"{round(seconds / DAY_S)} days"
+
+
+def figure(value: float, metric: Metric) -> str:
+    digits = 2 if metric is Metric.QUALITY else 0 if abs(value) >= 100 else 1
+    return f"{value:.{digits}f}"
+
+
+def cause(events: Sequence[Event], at: float, between: tuple[float, float], every_s: float) -> str | None:
+    """What happened nearest to `at`, of all that lies inside `between` or within one interval of it.
+
+    What lies within one interval of the nearest belongs to it: an upgrade is told, and not the restart it took.
+    """
+    near = [
+        event for event in events if event.kind in CAUSES and between[0] - every_s <= event.at <= between[1] + every_s
+    ]
+    if not near:
+        return None
+    nearest = min(near, key=lambda event: abs(event.at - at))
+    return in_words([event for event in near if abs(event.at - nearest.at) <= every_s])
+
+
+def in_words(events: Iterable[Event]) -> str | None:
+    """To be read after "when"."""
+    told: dict[EventKind, list[str]] = {kind: [] for kind in CAUSES}
+    for event in events:
+        if event.kind in told:
+            told[event.kind].append(_told(event))
+    found = told[EventKind.VERSION][:3] + told[EventKind.NOTE][:2] or told[EventKind.RESTART][:1]
+    return " and ".join(dict.fromkeys(found)) or None
+
+
+def _told(event: Event) -> str:
+    detail = event.detail
+    if event.kind is EventKind.NOTE:
+        return f"it was noted: {event.text}"
+    if event.kind is EventKind.RESTART:
+        return "it started anew"
+    if {"what", "from", "to"} <= detail.keys():
+        what = str(detail["what"])
+        name = _NAMES.get(what, f"the {what.replace('_', ' ')}")
+        return f"{name} changed from {detail['from']} to {detail['to']}"
+    return event.text
+
+
+def of_change(change: Change, zone: tzinfo | None = None) -> str:
+    """ "-4.1 % (95 %: -4.6 .. -3.5) since Tuesday 3 November 03:00, when the driver changed from 570 to 580"."""
+    size = f"{percent(change.ratio)} ({percent_interval(change.ratio_low, change.ratio_high)})"
+    since = f"{size} since {moment(change.at, zone)}"
+    if change.because is not None:
+        return f"{since}, when {change.because}"
+    first, last = change.between
+    if last - first > 4 * HOUR_S:
+        return (
+            f"{since} (95 %: between {clock(first, zone)} and {moment(last, zone)}); nothing is known to have happened"
+        )
+    return f"{since}; nothing is known to have happened then"
+
+
+def of_drift(ratio: tuple[float, float, float], first: float, last: float, zone: tzinfo | None = None) -> str:
+    """`ratio`: of the end over the beginning, low, estimate and high."""
+    days = max((last - first) / DAY_S, 1e-9)
+    size = f"{percent(ratio[1])} ({percent_interval(ratio[0], ratio[2])})"
+    daily = f"{100 * (ratio[1] - 1) / days:+.2f} % a day"
+    return f"a slow drift of {size} from {moment(first, zone)} to {moment(last, zone)}, {daily}, and no step"
+
+
+def of_lately(found: Versus, late_s: float, before_s: float) -> str | None:
+    """The late against what was before, with an interval of 99 %; None where they cannot be compared."""
+    if found.ratio is None:
+        return None
+    noise = "unknown" if found.noise is None else f"{100 * found.noise:.1f} %"
+    start = f"the last {span_of_time(late_s)} differ by {percent(found.ratio.estimate)}"
+    before = f"from the {span_of_time(before_s)} before"
+    if found.judgement is Judgement.SAME:
+        return f"{start} {before}: inside run-to-run noise (CV {noise})"
+    interval = f"({percent_interval(found.ratio.low, found.ratio.high, sure=99)})"
+    return f"{start} {interval} {before}: more than run-to-run noise (CV {noise}) explains"
+
+
+def of_stats(stats: WindowStats, metric: Metric, span_s: float) -> str:
+    steady = "" if stats.cv is None else f", CV {100 * stats.cv:.1f} %"
+    unit = f" {metric.unit}" if metric.unit else ""
+    reach = f"{figure(stats.low, metric)} .. {figure(stats.high, metric)}{unit}"
+    return f"the last {span_of_time(span_s)}: median {figure(stats.median, metric)}{unit}, {reach}{steady}"
+
+
+def of_coverage(coverage: Mapping[str, int]) -> str | None:
+    """None: every probe was made and succeeded, or none was due."""
+    total = sum(coverage.values())
+    missed, failed = coverage.get("missed", 0), coverage.get("failed", 0)
+    parts = [f"{count} {word}" for count, word in ((missed, "missed"), (failed, "failed")) if count]
+    return f"of {total} probes, {' and '.join(parts)}" if parts else None
+
+
+def of_sides(a: str, b: str, found: Versus, metric: Metric, *, same_model: bool | None) -> str | None:
+    """ "local is 2.2x (2.1..2.3) as fast as cloud on the same model; ranges ...; CV 1 % against 31 %"."""
+    if found.ratio is None or found.a is None or found.b is None:
+        return None
+    on = {True: " on the same model", False: " (of different models)", None: ""}[same_model]
+    unit = f" {metric.unit}" if metric.unit else ""
+    sides = [found.a, found.b]
+    ranges = " against ".join(f"{figure(side.low, metric)}..{figure(side.high, metric)}" for side in sides)
+    steady = " against ".join("unknown" if side.cv is None else f"{100 * side.cv:.0f} %" for side in sides)
+    return f"{_ahead(a, b, found, metric)}{on}; ranges {ranges}{unit}; CV {steady}"
+
+
+def _ahead(a: str, b: str, found: Versus, metric: Metric) -> str:
+    """The one that is ahead is named first."""
+    assert found.ratio is not None
+    more = _MORE.get(metric, ("faster", "as fast as"))
+    if found.judgement is Judgement.SAME:
+        gap = f"{percent(found.ratio.estimate)}, {percent_interval(found.ratio.low, found.ratio.high)}"
+        return f"{b} is not distinguishable from {a} in {_WHAT.get(metric, 'speed')} ({gap})"
+    b_first = (found.ratio.estimate > 1) is metric.more_is_better
+    first, second = (b, a) if b_first else (a, b)
+    ratio = found.ratio if found.ratio.estimate >= 1 else _turned(found.ratio)
+    if ratio.estimate >= _TIMES:
+        return f"{first} is {ratio.estimate:.1f}x ({ratio.low:.1f}..{ratio.high:.1f}) {more[1]} {second}"
+    low, high = 100 * (ratio.low - 1), 100 * (ratio.high - 1)
+    return f"{first} is {100 * (ratio.estimate - 1):.1f} % ({low:.1f}..{high:.1f}) {more[0]} than {second}"
+
+
+_WHAT = {Metric.TTFT_MS: "time to first token", Metric.QUALITY: "quality"}
+_MORE = {
+    Metric.TTFT_MS: ("quicker to the first token", "as quick to the first token as"),
+    Metric.QUALITY: ("more often right", "as often right as"),
+}
+
+
+def _turned(ratio: Interval) -> Interval:
+    return Interval(*(1 / max(value, 1e-12) for value in (ratio.high, ratio.estimate, ratio.low)))

@@ -1,0 +1,132 @@
+"""Versions of what was probed, and what changed since the probe before: upgrades, restarts, down and up."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from skep import __version__
+from skep.bench.endpoint import Endpoint
+from skep.errors import UserError
+from skep.host.nvidia import NvidiaReport
+from skep.monitor.faults import BUSY
+from skep.series import Event, EventKind, Probe, ProbeOutcome
+from skep.wire.client import Pool, WireFailure
+from skep.wire.fetch import fetch
+from skep.wire.heads import parse_url
+
+HERE = "here"
+BEGAN_AT, TOKENS_TOTAL = "process_began_at", "tokens_total"  # in a probe's `host`
+SAME_BEGIN_S = 2.0
+_ASK_S = 5.0
+_VERSION_PATHS = {"vllm": "/version", "ollama": "/api/version", "sglang": "/get_server_info"}
+_NO_EVENT = ("server",)  # a front may answer for several servers
+
+
+def machine_of(url: str) -> str:
+    """Which machine a target runs on, so that two probes do not disturb each other there."""
+    try:
+        host = parse_url(url)[0].host.lower()
+    except UserError:
+        return url
+    if host in ("localhost", "") or host.endswith(".localhost"):
+        return HERE
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    return HERE if address.is_loopback or address.is_unspecified else host
+
+
+async def read_versions(endpoint: Endpoint, pool: Pool, nvidia: NvidiaReport | None) -> dict[str, str]:
+    """`nvidia`: of this machine, where the target runs here. What is not told is not there."""
+    told = endpoint.engine
+    found: dict[str, object] = {"skep": __version__, "model": endpoint.model}
+    if isinstance(told.get("model_path"), str):
+        found["model"] = PurePath(told["model_path"].replace("\\", "/")).name or endpoint.model
+    meta = told.get("meta")
+    if isinstance(meta, Mapping):
+        found["weights_bytes"] = meta.get("size")
+    found |= {name: told.get(name) for name in ("engine", "build", "server")}
+    engine = "ollama" if endpoint.api == "ollama" else str(told.get("engine", "")).lower()
+    if engine in _VERSION_PATHS and "build" not in told:
+        found["build"] = await _asked(pool, endpoint.headers, _VERSION_PATHS[engine])
+    if nvidia is not None:
+        found |= {"driver": nvidia.driver_version, "cuda": nvidia.cuda_version}
+    return {name: str(value) for name, value in found.items() if value not in (None, "")}
+
+
+async def _asked(pool: Pool, headers: Mapping[str, str], path: str) -> str | None:
+    try:
+        answer = await fetch(pool, "GET", path, headers=dict(headers), timeout_s=_ASK_S)
+    except WireFailure:
+        return None
+    document = answer.json() if answer.status == 200 else None
+    version = document.get("version") if isinstance(document, dict) else None
+    return version if isinstance(version, str) else None
+
+
+@dataclass(slots=True)
+class LastSeen:
+    """What the probes of one target have shown until now."""
+
+    outcome: ProbeOutcome | None = None
+    ended_at: float | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    began_at: float | None = None
+    tokens_total: float | None = None
+
+    @classmethod
+    def of(cls, probes: Iterable[Probe]) -> LastSeen:
+        """`probes`: newest first."""
+        seen = cls()
+        for probe in reversed([probe for probe in probes if probe.outcome is not ProbeOutcome.MISSED]):
+            seen.take(probe)
+        return seen
+
+    def take(self, probe: Probe) -> None:
+        self.outcome = self.outcome if probe.error_kind == BUSY else probe.outcome  # neither up nor down
+        self.ended_at = probe.ended_at
+        self.versions |= probe.versions
+        self.began_at = _number(probe.host, BEGAN_AT) or self.began_at
+        self.tokens_total = _number(probe.host, TOKENS_TOTAL) or self.tokens_total
+
+
+def news_of(seen: LastSeen, probe: Probe) -> list[Event]:
+    """Events between what was seen and this probe. Nothing is said of what was not known before."""
+    at = probe.due_at if probe.started_at is None else probe.started_at
+    since = {"since": seen.ended_at}
+    news: list[Event] = []
+    failed = probe.outcome is ProbeOutcome.FAILED
+    if probe.error_kind == BUSY:
+        pass
+    elif failed and seen.outcome is not ProbeOutcome.FAILED:
+        detail = {**since, "error_kind": probe.error_kind}
+        news.append(Event(at, EventKind.DOWN, f"down: {probe.error or probe.error_kind}", probe.target, detail))
+    elif not failed and seen.outcome is ProbeOutcome.FAILED:
+        news.append(Event(at, EventKind.UP, "up again", probe.target, since))
+    if _began_anew(seen, probe):
+        news.append(Event(at, EventKind.RESTART, "started anew", probe.target, since))
+    for name, value in sorted(probe.versions.items()):
+        before = seen.versions.get(name)
+        if before is not None and before != value and name not in _NO_EVENT:
+            text = f"{name.replace('_', ' ')} changed from {before} to {value}"
+            detail = {**since, "what": name, "from": before, "to": value}
+            news.append(Event(at, EventKind.VERSION, text, probe.target, detail))
+    return news
+
+
+def _began_anew(seen: LastSeen, probe: Probe) -> bool:
+    """By the time its process tells; else by its count of tokens, which only a new process lowers."""
+    began, tokens = _number(probe.host, BEGAN_AT), _number(probe.host, TOKENS_TOTAL)
+    if began is not None and seen.began_at is not None:
+        return abs(began - seen.began_at) > SAME_BEGIN_S
+    return tokens is not None and seen.tokens_total is not None and tokens < seen.tokens_total
+
+
+def _number(facts: Mapping[str, Any], name: str) -> float | None:
+    value = facts.get(name)
+    return float(value) if isinstance(value, int | float) else None

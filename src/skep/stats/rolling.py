@@ -1,0 +1,116 @@
+"""A series in moving windows: where it lies and how much it spreads. Knows numbers only."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from skep.stats.percentiles import coefficient_of_variation, mad, percentile
+
+LEAST_SLOPES = 3  # points below which a line through them says nothing
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStats:
+    count: int
+    median: float
+    mad: float  # unscaled: the median distance from the median
+    cv: float | None  # None below two values, and around a mean of zero
+    p05: float
+    p25: float
+    p75: float
+    p95: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A straight line through a series, by the median of slopes, which outliers do not move."""
+
+    slope: float  # per unit of time
+    low: float  # 95 %
+    high: float
+    start: float  # its value at the first moment
+    end: float  # and at the last
+
+
+def window_stats(values: Iterable[float]) -> WindowStats | None:
+    """None of no values."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    p05, p25, middle, p75, p95 = (percentile(ordered, q) for q in (5, 25, 50, 75, 95))
+    return WindowStats(
+        count=len(ordered),
+        median=middle,
+        mad=mad(ordered),
+        cv=coefficient_of_variation(ordered),
+        p05=p05,
+        p25=p25,
+        p75=p75,
+        p95=p95,
+        low=ordered[0],
+        high=ordered[-1],
+    )
+
+
+def rolling_median(points: Sequence[tuple[float, float]], width_s: float) -> list[tuple[float, float, float, float]]:
+    """(moment, median, lower quartile, upper quartile) of the `width_s` up to and with each point, oldest first.
+
+    The window is kept sorted while it moves, so that 20,000 points take a tenth of a second.
+    """
+    found = []
+    window: list[float] = []
+    first = 0
+    for at, value in points:
+        insort(window, value)
+        while points[first][0] <= at - width_s:
+            del window[bisect_left(window, points[first][1])]
+            first += 1
+        found.append((at, _at(window, 0.5), _at(window, 0.25), _at(window, 0.75)))
+    return found
+
+
+def line_through(points: Sequence[tuple[float, float]], *, most: int = 120) -> Line | None:
+    """By Theil and Sen; the interval by Sen's ranks. None below three moments.
+
+    Longer series are first gathered into `most` medians of neighbours, which keeps the slope and its interval.
+    """
+    gathered = _gathered(points, most)
+    slopes = sorted(
+        (later - value) / (after - at)
+        for place, (at, value) in enumerate(gathered)
+        for after, later in gathered[place + 1 :]
+        if after > at
+    )
+    if len({at for at, _ in gathered}) < LEAST_SLOPES:
+        return None
+    n = len(gathered)
+    reach = 1.96 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    low = max(0, round((len(slopes) - reach) / 2))
+    high = min(len(slopes) - 1, round((len(slopes) + reach) / 2))
+    slope = _at(slopes, 0.5)
+    middle = _at(sorted(value - slope * (at - gathered[0][0]) for at, value in gathered), 0.5)
+    whole = points[-1][0] - gathered[0][0]
+    return Line(
+        slope, slopes[low], slopes[high], middle + slope * (points[0][0] - gathered[0][0]), middle + slope * whole
+    )
+
+
+def _gathered(points: Sequence[tuple[float, float]], most: int) -> Sequence[tuple[float, float]]:
+    size = -(-len(points) // most)
+    if size <= 1:
+        return points
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(_at(sorted(at for at, _ in group), 0.5), _at(sorted(v for _, v in group), 0.5)) for group in groups]
+
+
+def _at(ordered: Sequence[float], share: float) -> float:
+    """Of values that are sorted already; between two ranks by a straight line."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    low = ordered[below]
+    return low if place == below else low + (ordered[below + 1] - low) * (place - below)

@@ -1,0 +1,114 @@
+"""B against A: the ratio of their medians with an interval, and how steady each is.
+
+Values come in the order in which they were measured. Hourly figures of one machine are no independent draws: a slow
+hour is often followed by another. How much is estimated, and widens the interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import NormalDist
+
+from skep.records import Interval, Judgement
+from skep.stats.percentiles import median
+from skep.stats.rolling import WindowStats, window_stats
+from skep.stats.student import t_quantile
+
+INDIFFERENT = 0.005  # a smaller difference is not told, however sure it is
+_SLOWEST = 0.9  # of the correlation with the value before, beyond which the formula below says nothing
+_MANY = 60  # values from which a binomial is taken as normal
+_HIDDEN = 3.0  # over the number of values: what each fitted level takes away from that correlation, by simulation
+
+
+@dataclass(frozen=True, slots=True)
+class Versus:
+    """`ratio` is B over A; better and worse know which way is up."""
+
+    a: WindowStats | None
+    b: WindowStats | None
+    ratio: Interval | None  # None: a side has fewer than two values, or a median that is not above zero
+    judgement: Judgement
+
+    @property
+    def noise(self) -> float | None:
+        """The greater of the two run-to-run variations; None where neither is known."""
+        return max((side.cv for side in (self.a, self.b) if side is not None and side.cv is not None), default=None)
+
+
+def versus(a: Sequence[float], b: Sequence[float], *, more_is_better: bool = True, confidence: float = 0.95) -> Versus:
+    """SAME where the interval holds 1 or the medians lie less than 0.5 % apart; UNKNOWN without a ratio."""
+    stats_a, stats_b = window_stats(a), window_stats(b)
+    ratio = ratio_of_medians(a, b, slow=slowness([deviations(a), deviations(b)]), confidence=confidence)
+    if ratio is None:
+        return Versus(stats_a, stats_b, None, Judgement.UNKNOWN)
+    if ratio.contains(1.0) or abs(ratio.estimate - 1) < INDIFFERENT:
+        return Versus(stats_a, stats_b, ratio, Judgement.SAME)
+    better = (ratio.estimate > 1) is more_is_better
+    return Versus(stats_a, stats_b, ratio, Judgement.BETTER if better else Judgement.WORSE)
+
+
+def ratio_of_medians(
+    a: Sequence[float], b: Sequence[float], *, slow: float = 1.0, confidence: float = 0.95
+) -> Interval | None:
+    """median(b) / median(a), by the ranks around each median; `slow` widens it.
+
+    None below two values of either, and where A's median is not above zero or B's is below it.
+    """
+    if min(len(a), len(b)) < 2:
+        return None
+    below, above = median(a), median(b)
+    if below <= 0 or above < 0:
+        return None
+    error = math.hypot(_error_of_median(a) / below, _error_of_median(b) / above if above else 0.0)
+    reach = min(slow * t_quantile(confidence, len(a) + len(b) - 2) * error, 50.0)
+    ratio = above / below
+    return Interval(ratio * math.exp(-reach), ratio, ratio * math.exp(reach))
+
+
+def deviations(values: Sequence[float]) -> list[float]:
+    """From the median, clipped at three deviations, so that an outlier is not taken for a slow wave."""
+    if not values:
+        return []
+    middle = median(values)
+    room = 3 * 1.4826 * median(abs(value - middle) for value in values)
+    return [min(max(value - middle, -room), room) for value in values]
+
+
+def slowness(parts: Sequence[Sequence[float]]) -> float:
+    """The deviation of a mean over what it would be of independent values; 1 where no slow noise is seen.
+
+    Each part is a stretch around one level, in order. Taken from how alike neighbours are; what a mean of few values
+    hides of that is added back.
+    """
+    count = sum(map(len, parts))
+    around = [_around_mean(part) for part in parts if part]
+    squares = sum(value * value for part in around for value in part)
+    if squares <= 0:
+        return 1.0
+    alike = sum(before * after for part in around for before, after in pairwise(part)) / squares
+    alike = min(max(alike + _HIDDEN * len(around) / count, 0.0), _SLOWEST)
+    return math.sqrt((1 + alike) / (1 - alike))
+
+
+def _around_mean(part: Sequence[float]) -> list[float]:
+    mean = math.fsum(part) / len(part)
+    return [value - mean for value in part]
+
+
+def _error_of_median(values: Sequence[float]) -> float:
+    """The standard error, from the two values that lie about one root of n ranks to either side of the middle.
+
+    After Price and Bonett: the chance that the median lies between these two is known from the binomial, whatever the
+    distribution, and their distance is divided by as many normal deviations.
+    """
+    ordered = sorted(values)
+    n = len(ordered)
+    rank = max(1, round((n + 1) / 2 - math.sqrt(n)))
+    if n > _MANY:
+        deviations_off = (n + 1 - 2 * rank) / math.sqrt(n)  # of a binomial, half a count nearer to the middle
+    else:
+        deviations_off = -NormalDist().inv_cdf(sum(math.comb(n, count) for count in range(rank)) / 2**n)
+    return (ordered[n - rank] - ordered[rank - 1]) / (2 * deviations_off)

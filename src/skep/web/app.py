@@ -1,0 +1,93 @@
+"""The application: pages, their JSON and CSV, live figures, static files, in one guarded frame."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from skep.errors import SkepError
+from skep.web import auth, compare, history, leaderboard, notes, now, plan, runs
+from skep.web.answers import problem, wants_json
+from skep.web.assets import answer_static
+from skep.web.guard import Guard, as_error
+from skep.web.live import Live
+from skep.web.site import Site
+
+log = logging.getLogger("skep.web")
+WARM_AFTER_S = 2.0  # the first page comes before the pictures' engine
+
+
+def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Starlette:
+    """`app.state.live` is its reader of the hive: closing it ends every stream."""
+    door = auth.Door(site)
+    reader = live or Live(site)
+
+    @contextlib.asynccontextmanager
+    async def running(_app: Starlette) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            services = [tasks.create_task(reader.run())]
+            if warm:
+                services.append(tasks.create_task(_warm_pictures()))
+            yield
+            reader.close()
+            for service in services:
+                service.cancel()
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        as_json = wants_json(request)
+        if isinstance(error, HTTPException):
+            return problem(site, as_error(error.status_code, error.detail), status=error.status_code, as_json=as_json)
+        assert isinstance(error, SkepError)
+        return problem(site, error, as_json=as_json)
+
+    app = Starlette(
+        routes=[*_page_routes(site, reader), *auth.routes(site, door), *notes.routes(site), *_plain_routes(site)],
+        middleware=[Middleware(Guard, site=site, door=door)],
+        exception_handlers={HTTPException: refuse, SkepError: refuse},
+        lifespan=running,
+    )
+    app.state.live = reader
+    return app
+
+
+def _page_routes(site: Site, live: Live) -> list[BaseRoute]:
+    pages = (history, compare, runs, plan, leaderboard)
+    return [*now.routes(site, live), *(route for page in pages for route in page.routes(site))]
+
+
+def _plain_routes(site: Site) -> list[BaseRoute]:
+    def metrics(_request: Request) -> Response:
+        from skep.monitor import exposition
+
+        with site.series() as series:
+            body = b"" if series is None else exposition.text(series, site.clock())
+        return Response(body, headers={"content-type": exposition.CONTENT_TYPE})
+
+    def healthy(_request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    return [Route("/metrics", metrics), Route("/healthz", healthy), Route("/static/{name}", answer_static)]
+
+
+async def _warm_pictures() -> None:
+    """The engine that draws charts takes most of a second to start; better before somebody asks for one."""
+    await asyncio.sleep(WARM_AFTER_S)
+    with contextlib.suppress(Exception):  # it is only slower then
+        await asyncio.to_thread(_draw_one)
+
+
+def _draw_one() -> None:
+    from skep.report.svg import picture
+
+    point = {"x": 0, "y": 0}
+    encoding = {axis: {"field": axis, "type": "quantitative"} for axis in point}
+    picture({"data": {"values": [point]}, "mark": "point", "encoding": encoding}, "warm-up")

@@ -1,0 +1,136 @@
+"""Who may look: keys as the gateway takes them, or a session that a key has opened in a browser.
+
+Sessions are kept in memory and end with the process. Only their digests are kept, and a key is compared with every
+stored digest in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from http.cookies import CookieError, SimpleCookie
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from skep.gateway.keys import KeyRing, KeySpec, digest_of, given_keys
+from skep.report.markup import Markup, join, tag, text
+from skep.series import DAY_S
+from skep.web.forms import form_of, way_back
+from skep.web.layout import page, void
+from skep.web.site import Site
+
+COOKIE = "skep_session"
+SESSION_S = 7 * DAY_S
+MOST_SESSIONS = 256
+_LONGEST_KEY = 1024
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Door:
+    """Opens to keys and to sessions. Where no key is wanted, to everybody."""
+
+    def __init__(self, site: Site) -> None:
+        own = (KeySpec("SKEP_API_KEY", digest_of(site.api_key)),) if site.api_key else ()
+        self._ring = KeyRing((*(site.keys or ()), *own))
+        self._site = site
+        self._sessions: dict[bytes, float] = {}  # digest of a token to its end; oldest first
+
+    def __repr__(self) -> str:
+        return f"<Door {len(self._ring)} keys, {len(self._sessions)} sessions>"
+
+    def has_key(self, headers: Headers) -> bool:
+        """Of programs: a browser never sends these headers by itself."""
+        return any(self._ring.find(key) is not None for key in given_keys(headers))
+
+    def admits(self, headers: Headers) -> bool:
+        return not self._site.guarded or self.has_key(headers) or self._in_session(headers)
+
+    def enter(self, key: str) -> str | None:
+        """A new session's token; None: no such key."""
+        if len(key) > _LONGEST_KEY or self._ring.find(key.encode(errors="replace")) is None:
+            return None
+        now = self._site.clock()
+        token = secrets.token_urlsafe(32)
+        self._sessions = {known: ends for known, ends in self._sessions.items() if ends > now}
+        while len(self._sessions) >= MOST_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        self._sessions[_digest(token)] = now + SESSION_S
+        return token
+
+    def leave(self, headers: Headers) -> None:
+        if (token := _token_of(headers)) is not None:
+            self._sessions.pop(_digest(token), None)
+
+    def _in_session(self, headers: Headers) -> bool:
+        token = _token_of(headers)
+        ends = self._sessions.get(_digest(token)) if token is not None else None
+        return ends is not None and ends > self._site.clock()
+
+
+def routes(site: Site, door: Door) -> list[BaseRoute]:
+    async def show(request: Request) -> Response:
+        wanted = way_back(request.query_params.get("next"))
+        return RedirectResponse(wanted, 303) if door.admits(request.headers.raw) else login_page(site, wanted)
+
+    async def enter(request: Request) -> Response:
+        form = await form_of(request)
+        wanted, token = way_back(form.get("next")), door.enter(form.get("key", "").strip())
+        if token is None:
+            return login_page(site, wanted, "That key does not open this dashboard.")
+        answer = RedirectResponse(wanted, 303)
+        secure = request.url.scheme == "https"
+        answer.set_cookie(
+            COOKIE, token, max_age=int(SESSION_S), path="/", httponly=True, samesite="strict", secure=secure
+        )
+        return answer
+
+    async def leave(request: Request) -> Response:
+        door.leave(request.headers.raw)
+        answer = RedirectResponse("/login", 303)
+        answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+        return answer
+
+    return [
+        Route("/login", show),
+        Route("/login", enter, methods=["POST"]),
+        Route("/logout", leave, methods=["POST"]),
+    ]
+
+
+def login_page(site: Site, wanted: str, wrong: str = "") -> Response:
+    """A link from elsewhere brings no cookie along; the link on this page does."""
+    field: list[Markup] = [
+        void("input", name="username", value="skep", autocomplete="username", hidden=""),  # for keepers of passwords
+        tag("label", text("API key"), for_="key"),
+        void("input", id="key", name="key", type="password", required="", autocomplete="current-password",
+             autofocus="", aria_describedby="key-note"),
+        void("input", type="hidden", name="next", value=wanted),
+        tag("button", text("Open")),
+    ]  # fmt: skip
+    note = "The same keys open it as open the gateway: skep key add NAME makes one, SKEP_API_KEY is one."
+    body = [
+        tag("p", text(wrong), class_="banner incomplete", role="alert") if wrong else None,
+        tag("form", *field, method="post", action="/login", class_="panel login"),
+        tag("p", text(note), class_="below", id="key-note"),
+        tag("p", tag("a", text("Already logged in? Go on"), href=wanted), class_="below"),
+    ]
+    return page(site, "", "A key is wanted", join(part for part in body if part), status=401 if wrong else 200)
+
+
+def _token_of(headers: Headers) -> str | None:
+    jar: SimpleCookie = SimpleCookie()
+    for name, value in headers:
+        if name == b"cookie":
+            try:
+                jar.load(value.decode("latin-1"))
+            except CookieError:
+                continue
+    return jar[COOKIE].value if COOKIE in jar else None
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

@@ -1,0 +1,136 @@
+"""Around every request: the name it was asked by, the key, where a form comes from, headers of every answer.
+
+An error that nobody expected becomes one line for the reader and one line in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from urllib.parse import quote, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from skep.errors import SkepError, UserError
+from skep.web.answers import json_answer, plain_problem, problem, wants_json
+from skep.web.auth import Door
+from skep.web.site import Site
+
+log = logging.getLogger("skep.web")
+
+# Nothing from elsewhere, nothing inline. A page with a picture of its own style brings its own policy.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+# With `no-referrer` a browser would send `Origin: null` with our own forms.
+ALWAYS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+OPEN_PATHS = ("/login", "/static/", "/healthz")
+_READING = ("GET", "HEAD")
+
+
+class Guard:
+    """ASGI middleware; the outermost one."""
+
+    def __init__(self, app: ASGIApp, site: Site, door: Door) -> None:
+        self.app, self._site, self._door = app, site, door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began = False
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal began
+            if message["type"] == "http.response.start":
+                began = True
+                self._add_headers(MutableHeaders(raw=message["headers"]))
+                message["headers"] = list(message["headers"])
+            await send(message)
+
+        request = Request(scope)
+        try:
+            refused = self._refusal(request)
+            await (refused or self.app)(scope, receive, send_guarded)
+        except SkepError as error:
+            if began:
+                raise
+            answer = problem(self._site, error, as_json=wants_json(request))
+            await answer(scope, receive, send_guarded)
+        except Exception as error:  # the border of the process: readers get one line, the log another
+            log.error("request.failed path=%s error=%r", scope["path"], error)
+            if not began:
+                await self._failed(request)(scope, receive, send_guarded)
+
+    def _refusal(self, request: Request) -> Response | None:
+        site, headers = self._site, request.headers
+        if site.hosts is not None and host_of(headers.get("host", "")) not in site.hosts:
+            message = f"this dashboard does not answer to the name {headers.get('host', '')[:100]!r}\n"
+            return PlainTextResponse(message, status_code=421)
+        if request.method not in _READING:
+            if site.public:
+                return self._say(request, 405, "this dashboard is read-only")
+            if not (same_origin(headers) or (site.guarded and self._door.has_key(headers.raw))):
+                return self._say(request, 403, "forms are taken from this dashboard's own pages only")
+        if not request.url.path.startswith(OPEN_PATHS) and not self._door.admits(headers.raw):
+            return self._unknown(request)
+        return None
+
+    def _unknown(self, request: Request) -> Response:
+        if wants_json(request) or request.method not in _READING:
+            error = {"message": "an API key is wanted", "hint": "send it as `Authorization: Bearer KEY`"}
+            answer = json_answer({"error": error}, 401)
+            answer.headers["www-authenticate"] = "Bearer"
+            return answer
+        query = f"?{request.url.query}" if request.url.query else ""
+        return RedirectResponse(f"/login?next={quote(request.url.path + query, safe='')}", 303)
+
+    def _say(self, request: Request, status: int, message: str) -> Response:
+        if wants_json(request):
+            return json_answer({"error": {"message": message, "hint": None}}, status)
+        return plain_problem(self._site, message, None, status)
+
+    def _failed(self, request: Request) -> Response:
+        message = "this page could not be made"
+        return self._say(request, 500, message if self._site.public else f"{message}; the log says why")
+
+    def _add_headers(self, headers: MutableHeaders) -> None:
+        for name, value in ALWAYS.items():
+            headers[name] = value
+        headers.setdefault("content-security-policy", POLICY)
+        headers.setdefault("cache-control", "no-store" if self._site.guarded else "no-cache")
+
+
+def host_of(given: str) -> str:
+    """The name in a `Host` header, without its port and brackets."""
+    try:
+        return urlsplit(f"//{given}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def same_origin(headers: Headers) -> bool:
+    """Whether a form was sent by a page of this site. Browsers always say where a form comes from."""
+    origin, host = headers.get("origin"), headers.get("host")
+    if not origin or not host or headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        return False
+    try:
+        return urlsplit(origin).netloc.lower() == host.lower()
+    except ValueError:
+        return False
+
+
+def as_error(status: int, detail: str) -> UserError:
+    """Starlette's own refusals in skep's words."""
+    known = {404: "there is no such page", 405: "this page is only read"}
+    return UserError(known.get(status, detail), hint="the pages are listed above" if status == 404 else None)

@@ -1,0 +1,226 @@
+"""What the history page shows of one target, read in a few quick queries: never all samples of a year."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from skep.catalog.names import did_you_mean, near, squeeze
+from skep.errors import UserError
+from skep.monitor.history import History, history_of, primary_keys
+from skep.monitor.versus import around_event
+from skep.series import DAY_S, Alert, EventKind, Heat, Point, Probe, ProbeOutcome, SeriesKey, Shape, SpanKind
+from skep.store.database import Store
+from skep.store.series import SeriesStore
+from skep.web.history_query import Asked, in_order, key_of
+
+_MOST_PROBES = 1500  # of which power, clocks and idle times are read
+_MOST_AROUND = 8  # newest events that are compared before and after
+_MOST_MARKS = 2000  # failed and missed ones
+_IN_DETAIL_S = 31 * DAY_S  # longer windows show no single probes
+_NOT_DONE = """
+SELECT due_at, ended_at, outcome FROM probes
+WHERE target = ?1 AND due_at >= ?2 AND due_at < ?3 AND outcome <> 'done'
+UNION ALL
+SELECT due_at, ended_at, outcome FROM probes WHERE target = ?1 AND slots > 1 AND ended_at >= ?2 AND due_at < ?2
+ORDER BY due_at DESC LIMIT ?4
+"""
+_IDLE_BINS = (
+    (300.0, "under 5 minutes"),
+    (3600.0, "5 to 60 minutes"),
+    (6 * 3600.0, "1 to 6 hours"),
+    (None, "over 6 hours"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HostLine:
+    """One figure of the machine at the time of the probes."""
+
+    name: str
+    unit: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IdleRow:
+    """How the first request did after the target had been left alone for so long."""
+
+    idle: str
+    count: int
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One target over the window. `history` is None where nothing was measured yet."""
+
+    target: str
+    key: SeriesKey | None
+    keys: tuple[SeriesKey, ...]
+    since: float
+    until: float
+    history: History | None = None
+    cold: History | None = None
+    idle: tuple[IdleRow, ...] = ()
+    failed: tuple[float, ...] = ()
+    missed: tuple[tuple[float, float], ...] = ()
+    around: Mapping[int, str] = field(default_factory=dict)  # by id of an event: before and after it, in words
+    host: tuple[HostLine, ...] = ()
+    throttled: tuple[str, ...] = ()  # reasons that were seen
+    alerts: tuple[Alert, ...] = ()
+    simulated: bool = False
+
+
+def all_targets(series: SeriesStore) -> list[str]:
+    """Those that are probed, those that were, and what the gateway saw."""
+    live = [target.name for target in series.targets()]
+    once = [target.name for target in series.targets(removed=True)]
+    return list(dict.fromkeys([*live, *once, *sorted({key.target for key in series.keys(None)})]))
+
+
+def known_target(name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        hint = "the page without a target shows all" if known else "`skep monitor add` makes one"
+        raise UserError(
+            f"there is no target `{name}`", hint=did_you_mean(near(name, {squeeze(one): one for one in known}), hint)
+        )
+
+
+def chosen_key(series: SeriesStore, target: str, asked: str | None) -> tuple[SeriesKey | None, tuple[SeriesKey, ...]]:
+    """The series to show, and all there are. One that the target does not have falls back to what stands for it."""
+    first = primary_keys(series, target)
+    keys = tuple(in_order(series.keys(target), first))
+    if asked is not None and (wanted := key_of(target, asked)) in keys:
+        return wanted, keys
+    return (first[0] if first else keys[0] if keys else None), keys
+
+
+def first_moment(series: SeriesStore, key: SeriesKey, until: float) -> float:
+    """When a series began, by its days."""
+    days = series.spans(key, SpanKind.DAY, 0.0, until)
+    return days[0].start if days else until - DAY_S
+
+
+def gather(store: Store, asked: Asked, target: str) -> View:
+    """Everything there is to show of a target."""
+    return complete(store, begin(store, asked, target))
+
+
+def begin(store: Store, asked: Asked, target: str) -> View:
+    """What the first picture needs."""
+    series = SeriesStore(store)
+    key, keys = chosen_key(series, target, asked.series)
+    if key is None:
+        since = asked.until - DAY_S if asked.since is None else asked.since
+        failed, missed = _not_done(store, target, since, asked.until)
+        return View(target, None, (), since, asked.until, failed=failed, missed=missed)
+    since = first_moment(series, key, asked.until) if asked.since is None else asked.since
+    failed, missed = _not_done(store, target, since, asked.until)
+    latest = series.latest(target)
+    return View(
+        target=target,
+        key=key,
+        keys=keys,
+        since=since,
+        until=asked.until,
+        history=history_of(series, key, since, asked.until),
+        failed=failed,
+        missed=missed,
+        simulated=latest is not None and latest[0].simulated,
+    )
+
+
+def complete(store: Store, view: View) -> View:
+    """With the rest: cold runs, the machine, what happened before and after an event, alerts."""
+    if view.key is None or view.history is None:
+        return view
+    series = SeriesStore(store)
+    brief = view.until - view.since <= _IN_DETAIL_S
+    probes = series.probes(view.target, view.since, view.until, _MOST_PROBES) if brief else []
+    cold_key = _cold_beside(view.key, view.keys)
+    cold = history_of(series, cold_key, view.since, view.until) if cold_key else None
+    alerts = series.alerts(since=view.since)
+    return replace(
+        view,
+        cold=cold,
+        idle=idle_rows(cold.points, probes) if cold else (),
+        around=around_events(series, view.history),
+        host=host_lines(probes),
+        throttled=throttle_reasons(probes),
+        alerts=tuple(alert for alert in alerts if alert.target in (view.target, None) and alert.opened_at < view.until),
+    )
+
+
+def around_events(series: SeriesStore, history: History) -> dict[int, str]:
+    """Notes and versions divide a series: what was before and what came after are compared by themselves."""
+    if history.key.heat is Heat.SEEN:
+        return {}
+    told = [event for event in history.events if event.kind in (EventKind.NOTE, EventKind.VERSION)][-_MOST_AROUND:]
+    return {event.id: around_event(series, event, history.key).sentence for event in told if event.id is not None}
+
+
+def idle_rows(points: Iterable[Point], probes: Iterable[Probe]) -> tuple[IdleRow, ...]:
+    """Cold figures by how long the target had been idle; only where it is known."""
+    idle = {probe.id: probe.idle_s for probe in probes if probe.idle_s is not None}
+    bins: dict[str, list[float]] = {}
+    for point in points:
+        waited = idle.get(point.probe_id)
+        if waited is not None:
+            name = next(name for limit, name in _IDLE_BINS if limit is None or waited < limit)
+            bins.setdefault(name, []).append(point.value)
+    return tuple(
+        IdleRow(name, len(bins[name]), median(bins[name]), min(bins[name]), max(bins[name]))
+        for _, name in _IDLE_BINS
+        if name in bins
+    )
+
+
+def host_lines(probes: Sequence[Probe]) -> tuple[HostLine, ...]:
+    """Power, clock and heat of the cards at the time of each probe, where the machine tells."""
+    found = []
+    for name, unit, key in (
+        ("mean power", "W", "mean_w"),
+        ("lowest clock", "MHz", "sm_clock_min_mhz"),
+        ("highest temperature", "°C", "temperature_max_c"),
+    ):
+        points = [
+            Point(probe.started_at or probe.due_at, value, probe.busy, probe.id)
+            for probe in reversed(probes)
+            if (value := _number(probe.host, key)) is not None
+        ]
+        if points:
+            found.append(HostLine(name, unit, tuple(points)))
+    return tuple(found)
+
+
+def throttle_reasons(probes: Iterable[Probe]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(one) for probe in probes for one in probe.host.get("throttled") or ()))
+
+
+def _number(host: Mapping[str, Any], key: str) -> float | None:
+    value = host.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _not_done(
+    store: Store, target: str, since: float, until: float
+) -> tuple[tuple[float, ...], tuple[tuple[float, float], ...]]:
+    rows = store.read(_NOT_DONE, target, since, until, _MOST_MARKS)
+    failed = tuple(row["due_at"] for row in rows if row["outcome"] == ProbeOutcome.FAILED.value)
+    missed = tuple((row["due_at"], row["ended_at"]) for row in rows if row["outcome"] == ProbeOutcome.MISSED.value)
+    return failed[::-1], missed[::-1]
+
+
+def _cold_beside(key: SeriesKey, keys: Sequence[SeriesKey]) -> SeriesKey | None:
+    """The cold series that tells the same figure."""
+    if key.heat is not Heat.HOT:
+        return None
+    cold = [one for one in keys if one.heat is Heat.COLD]
+    same = [one for one in cold if one.metric is key.metric]
+    short = [one for one in same if one.shape in (key.shape, Shape.SHORT)]
+    return next(iter(short or same), None)

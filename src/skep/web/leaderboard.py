@@ -1,0 +1,150 @@
+"""The leaderboard: the best configuration of each model on each machine, with the step that won it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from skep.report.figures import milliseconds, number, shortened
+from skep.report.markup import Markup, banner, join, section, table, tag, text
+from skep.web.answers import csv_answer, json_answer
+from skep.web.layout import downloads, page
+from skep.web.pictures import fetched
+from skep.web.runs_best import Leader, candidates, leaders, step_words
+from skep.web.runs_book import PATIENCE_S, RunBook
+from skep.web.runs_list import minute
+from skep.web.site import Site
+
+SCRIPTS, STYLES = ("runs.js",), ("runs.css",)
+COLUMNS = (
+    "model", "machine", "simulated", "engine", "layout", "best_tok_s", "best_at", "ttft_ms", "client_limited", "step",
+    "gain", "beaten", "runs", "setups", "run", "created_at",
+)  # fmt: skip
+_HEAD = ("Model", "Machine", "Setup", "Best tok/s", "at C", "TTFT p50, C = 1", "The step that won", "When")
+_LEFT = ("Model", "Machine", "Setup", "The step that won", "When")
+
+
+class BoardPages:
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.book = RunBook(site)
+
+    def __repr__(self) -> str:
+        return f"<BoardPages {self.book!r}>"
+
+    def show(self, request: Request) -> Response:
+        whole = request.query_params.get("whole") == "1"
+        model = request.query_params.get("model", "")
+        query = urlencode({"model": model}) if model else ""
+        found = self._leaders(model, None if whole else PATIENCE_S)
+        if found is None:
+            body = fetched(f"/leaderboard/body?{query}", f"/leaderboard?{query}&whole=1", "the board")
+        else:
+            body = self._board(found)
+        body = join([body, downloads("leaderboard", query)])
+        lead = "The best configuration of each model on each machine, by effective tok/s."
+        return page(self.site, "leaderboard", "Leaderboard", body, scripts=SCRIPTS, styles=STYLES, lead=lead)
+
+    def body(self, request: Request) -> Response:
+        """The board with every figure, for the script."""
+        return HTMLResponse(self._board(self._leaders(request.query_params.get("model", ""), None) or []))
+
+    def as_json(self, request: Request) -> Response:
+        found = self._leaders(request.query_params.get("model", ""), None) or []
+        return json_answer({"leaders": [self._document(one) for one in found]})
+
+    def as_csv(self, request: Request) -> Response:
+        found = self._leaders(request.query_params.get("model", ""), None) or []
+        documents = [self._document(one) for one in found]
+        return csv_answer("leaderboard", COLUMNS, [[one[name] for name in COLUMNS] for one in documents])
+
+    def _leaders(self, model: str, patience_s: float | None) -> list[Leader] | None:
+        """None: it would take longer than the patience."""
+        with self.site.store() as store:
+            if store is None:
+                return []
+            runs = candidates([run for run in self.book.runs(store) if not model or run.model == model])
+            figures = self.book.figures(store, runs, patience_s)
+        if len(figures) < len(runs):
+            return None
+        found = leaders(runs, figures, public=self.site.public)
+        return [replace(one, run=replace(one.run, model=self.site.label(one.run.model))) for one in found]
+
+    def _document(self, one: Leader) -> dict[str, Any]:
+        told = one.figures
+        return {
+            "model": one.run.model, "machine": one.machine, "simulated": one.run.simulated, "engine": one.engine,
+            "layout": one.layout, "best_tok_s": told.best_tok_s, "best_at": told.best_at, "ttft_ms": told.ttft_ms,
+            "client_limited": told.client_limited, "step": step_words(one.step), "gain": one.step.gain,
+            "beaten": one.step.beaten, "runs": one.tried, "setups": one.setups, "run": one.run.id,
+            "created_at": one.run.created_at,
+        }  # fmt: skip
+
+    def _board(self, found: Sequence[Leader]) -> Markup:
+        if not found:
+            said = (text("Nothing was measured yet. "), tag("code", text("skep bench sweep")), text(" makes a run."))
+            return tag("p", *said, class_="empty")
+        measured = [one for one in found if not one.run.simulated]
+        simulated = [one for one in found if one.run.simulated]
+        parts = []
+        if measured:
+            parts.append(section("measured", "Measured", _table("Measured", measured)))
+        if simulated:
+            warned = "No model ran: these are predictions, and never ranked among what was measured."
+            story = banner("simulated", "Simulated", warned)
+            parts.append(section("simulated", "Simulated", story, _table("Simulated", simulated)))
+        return join(parts)
+
+
+def _table(caption: str, found: Sequence[Leader]) -> Markup:
+    head = tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in _LEFT else None) for name in _HEAD))
+    models = [one.run.model for one in found]  # each with its quickest machine first
+    rows = [
+        _row(one, first=models.count(one.run.model) > 1 and models.index(one.run.model) == place)
+        for place, one in enumerate(found)
+    ]
+    made = table(f"{caption}: best run of each model on each machine", [head], rows)
+    return tag("div", made, class_="stacked")
+
+
+def _row(one: Leader, *, first: bool) -> Markup:
+    told = one.figures
+    limited = tag("span", text("client-limited"), class_="flag") if told.client_limited else None
+    beaten = tag("a", text("the run it beat"), href=f"/runs/{one.step.beaten}") if one.step.beaten else None
+    compare = (
+        tag("a", text("compare"), href=f"/compare?runs={one.step.beaten},{one.run.id}") if one.step.beaten else None
+    )
+    tried = f"{one.tried} runs, {one.setups} setups" if one.tried > 1 else "one run"
+    return tag(
+        "tr",
+        tag("th", text(shortened(one.run.model, 60)), scope="row", data_label="Model"),
+        _cell("Machine", text(one.machine), "left"),
+        _cell("Setup", join([text(one.engine), tag("small", text(f" {one.layout}"))]), "left wrap"),
+        _cell("Best tok/s", join([tag("b", text(number(told.best_tok_s))), limited or text("")]), None),
+        _cell("at C", text(number(told.best_at, digits=0)), None),
+        _cell("TTFT p50, C = 1", text(milliseconds(told.ttft_ms)), None),
+        _cell("The step that won", join([text(step_words(one.step)), tag("small", text(f" · {tried} "), beaten,
+              text(" · ") if compare else None, compare)]), "left wrap soft"),
+        _cell("When", tag("a", text(minute(one.run.created_at)), href=f"/runs/{one.run.id}"), "left"),
+        class_="best" if first else None,
+    )  # fmt: skip
+
+
+def _cell(label: str, shown: Markup, style: str | None) -> Markup:
+    return tag("td", tag("span", shown), class_=style, data_label=label)
+
+
+def routes(site: Site) -> list[BaseRoute]:
+    pages = BoardPages(site)
+    return [
+        Route("/leaderboard", pages.show),
+        Route("/leaderboard/body", pages.body),
+        Route("/api/leaderboard.json", pages.as_json),
+        Route("/api/leaderboard.csv", pages.as_csv),
+    ]

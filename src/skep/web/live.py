@@ -1,0 +1,224 @@
+"""Live figures: one reader of the running hive for all browsers, and the stream that carries its readings to each.
+
+The reader rests while nobody watches. Without a hive it goes on looking for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from skep.engines.control import NotRunning, ask, socket_of
+from skep.engines.shown import Status, up_s
+from skep.errors import SkepError
+from skep.web.answers import json_answer, json_text
+from skep.web.pulse import Pulse
+from skep.web.site import Site
+from skep.web.watched import TTFT_WINDOW_S, Ttft, Watched, read_ttft, read_watched
+
+EVERY_S = 1.0
+ANSWER_S = 2.0  # for the hive to say how it is
+LINGER_S = 30.0  # the reader goes on so long after the last browser: most come back
+TTFT_EVERY_S, WATCHED_EVERY_S = 5.0, 15.0
+FIRST_PAINT_S = 0.15  # a page waits so long for a reading, and no longer
+HEARTBEAT_S = 15.0
+RETRY_MS = 2000
+MOST_STREAMS = 64
+
+Parts = dict[str, str]
+Render = Callable[[dict[str, Any], Watched], Parts]
+
+
+def read_status(site: Site) -> Status:
+    """Blocks until the hive answers. Raises SkepError."""
+    status = ask(socket_of(site.paths.lock, site.paths.socket), {"op": "status"}, timeout_s=ANSWER_S)
+    return {**status, "up_s": up_s(status["pid"])}
+
+
+class Live:
+    """`run` reads while somebody watches; `document` is the last reading; `watching` counts a browser.
+
+    Everything but `_read` is of the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        read: Callable[[Site], Status] = read_status,
+        every_s: float = EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.document: dict[str, Any] = {}
+        self.watched = Watched()
+        self._site, self._read_status, self._every_s, self._clock = site, read, every_s, clock
+        self._pulse = Pulse()
+        self._ttft: Ttft | None = None
+        self._ttft_at = self._watched_at = self._read_at = self._left_at = float("-inf")
+        self._streams = 0
+        self._wanted, self._changed = asyncio.Event(), asyncio.Event()
+        self._reading = asyncio.Lock()  # one reading at a time: rates are between readings
+        self.closing = False
+
+    def __repr__(self) -> str:
+        return f"<Live {self._streams} streams, {self._pulse!r}>"
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._wanted.wait()
+            began = self._clock()
+            await self._read_once()
+            await asyncio.sleep(max(0.0, began + self._every_s - self._clock()))
+            if not self._streams and self._clock() - self._left_at > LINGER_S:
+                self._wanted.clear()
+                self._pulse = Pulse()  # rates over a rest would be rates of long ago
+
+    async def fresh(self) -> dict[str, Any]:
+        """For a page: a reading of the last seconds, or whatever there is after a short wait."""
+        stale = self._clock() - self._read_at > 2 * self._every_s
+        self._left_at = self._clock()
+        self._wanted.set()
+        if stale:
+            await self.changed(FIRST_PAINT_S)
+        return self.document
+
+    async def changed(self, timeout_s: float) -> bool:
+        """Whether there is a new reading within that time."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[bool]:
+        """False: there are as many streams as there may be."""
+        if self._streams >= MOST_STREAMS:
+            yield False
+            return
+        self._streams += 1
+        self._wanted.set()
+        try:
+            yield True
+        finally:
+            self._streams -= 1
+            self._left_at = self._clock()
+
+    def close(self) -> None:
+        """Every stream ends."""
+        self.closing = True
+        self._wake()
+
+    def _wake(self) -> None:
+        before, self._changed = self._changed, asyncio.Event()
+        before.set()
+
+    async def _read_once(self) -> None:
+        async with self._reading:
+            began = self._clock()
+            due = (began - self._ttft_at >= TTFT_EVERY_S, began - self._watched_at >= WATCHED_EVERY_S)
+            found, ttft, watched = await asyncio.to_thread(self._read, *due)
+            self._read_at = now = self._clock()
+            if due[0]:
+                self._ttft, self._ttft_at = ttft, now
+            if watched is not None:
+                self.watched, self._watched_at = watched, now
+            self.document = self._document(found, now)
+        self._wake()
+
+    def _read(self, ttft_due: bool, watched_due: bool) -> tuple[Status | SkepError, Ttft | None, Watched | None]:
+        """In a thread of its own. What the store does not tell now it may tell the next time."""
+        ttft, watched = None, None
+        try:
+            found: Status | SkepError = self._read_status(self._site)
+        except SkepError as error:
+            found = error
+        with contextlib.suppress(SkepError):
+            ttft = read_ttft(self._site, self._site.clock()) if ttft_due else None
+            watched = read_watched(self._site, self._site.clock()) if watched_due else None
+        return found, ttft, watched
+
+    def _document(self, found: Status | SkepError, now: float) -> dict[str, Any]:
+        document: dict[str, Any] = {"at": self._site.clock(), "state": "up", "message": None, "hint": None}
+        if isinstance(found, SkepError):
+            gone = isinstance(found, NotRunning)
+            told = not self._site.public
+            document |= {"state": "down" if gone else "silent", "message": found.message if gone or told else None}
+            document["hint"] = found.hint if told else None
+            if gone:
+                self._pulse = Pulse()
+        else:
+            if self._pulse.pid not in (None, found["pid"]):
+                self._pulse = Pulse()
+            self._pulse.take(found, now)
+        ttft = None if self._ttft is None else {**asdict(self._ttft), "window_s": TTFT_WINDOW_S}
+        return {**document, "hive": self._pulse.document(self._site) or None, "ttft": ttft}
+
+
+class Stream:
+    """`GET /live` as an ASGI application: server-sent events, each one JSON document.
+
+    `parts` are pieces of the page by name; only those that changed since the last event are sent.
+    """
+
+    def __init__(self, live: Live, render: Render) -> None:
+        self._live, self._render = live, render
+        self._rendered: tuple[object, Parts] = (None, {})  # once for all browsers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._live.watching() as admitted:
+            if not admitted:
+                answer = json_answer({"error": {"message": f"{MOST_STREAMS} browsers watch already"}}, 503)
+                answer.headers["retry-after"] = "30"
+                await answer(scope, receive, send)
+                return
+            await self._begin(send)
+            if scope["method"] == "HEAD":
+                await send({"type": "http.response.body", "body": b""})
+                return
+            async with asyncio.TaskGroup() as tasks:
+                writing = tasks.create_task(self._write(send))
+                leaving = tasks.create_task(_until_gone(receive))
+                await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
+                writing.cancel()
+                leaving.cancel()
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _begin(self, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
+                   (b"x-accel-buffering", b"no")]  # fmt: skip
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await _send(send, f"retry: {RETRY_MS}\n\n")
+
+    def _parts(self) -> Parts:
+        document = self._live.document
+        if self._rendered[0] is not document:
+            self._rendered = (document, self._render(document, self._live.watched))
+        return self._rendered[1]
+
+    async def _write(self, send: Send) -> None:
+        sent: Parts = {}
+        while not self._live.closing:
+            if not await self._live.changed(HEARTBEAT_S):
+                await _send(send, ": still here\n\n")
+                continue
+            parts = self._parts()
+            changed = {name: part for name, part in parts.items() if sent.get(name) != part}
+            sent = parts
+            await _send(send, f"data: {json_text({**self._live.document, 'parts': changed})}\n\n")
+
+
+async def _send(send: Send, words: str) -> None:
+    with contextlib.suppress(OSError):  # the browser is gone; `_until_gone` hears of it
+        await send({"type": "http.response.body", "body": words.encode(), "more_body": True})
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

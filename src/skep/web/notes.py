@@ -1,0 +1,68 @@
+"""Notes: an event on the axis, written down by whoever changed something. The only thing the dashboard writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from skep.errors import UserError
+from skep.report.figures import printable
+from skep.report.markup import Markup, join, tag, text
+from skep.series import Event, EventKind
+from skep.store.database import open_store
+from skep.store.series import SeriesStore
+from skep.web.forms import form_of, way_back
+from skep.web.layout import void
+from skep.web.site import Site
+
+LONGEST_NOTE = 200
+
+
+def routes(site: Site) -> list[BaseRoute]:
+    if not site.writable:
+        return []
+
+    async def write(request: Request) -> Response:
+        form = await form_of(request)
+        await asyncio.to_thread(write_note, site, form.get("text", ""), form.get("target", ""))
+        return RedirectResponse(way_back(form.get("next")), 303)
+
+    return [Route("/notes", write, methods=["POST"])]
+
+
+def write_note(site: Site, note: str, target: str) -> None:
+    """Of one target, or of all where none is named. The moment is now."""
+    words = " ".join(printable(note).split())
+    if not words:
+        raise UserError("the note is empty", hint="say what was changed, such as: NVLink bridges removed")
+    if len(words) > LONGEST_NOTE:
+        raise UserError(f"the note has {len(words)} characters, {LONGEST_NOTE} is the most", hint="shorten it")
+    with open_store(site.paths.store) as store:
+        series = SeriesStore(store)
+        if target:
+            series.target(target)  # raises for an unknown one
+        series.append_event(Event(site.clock(), EventKind.NOTE, words, target or None))
+
+
+def note_form(site: Site, targets: Sequence[str], back: str = "/") -> Markup | None:
+    """For the foot of a page; None where nothing may be written."""
+    if not site.writable:
+        return None
+    options = [tag("option", text("all targets"), value=""), *(tag("option", text(name)) for name in targets)]
+    fields = (
+        tag("label", text("Write a note on the time axis"), for_="note"),
+        tag(
+            "div",
+            void("input", id="note", name="text", required="", maxlength=str(LONGEST_NOTE), autocomplete="off",
+                 placeholder="what was changed just now"),
+            tag("select", join(options), name="target", aria_label="Target") if targets else None,
+            void("input", type="hidden", name="next", value=back),
+            tag("button", text("Add")),
+            class_="row",
+        ),
+    )  # fmt: skip
+    return tag("form", *fields, method="post", action="/notes", class_="panel note-form")

@@ -1,0 +1,157 @@
+"""Pages and pictures of stored runs, kept once they are drawn: that takes up to a second, and a finished run is final.
+
+Kept in files, by run and version of skep, with a bound. Other pages take pictures of several runs from here too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from starlette.responses import Response
+
+from skep import __version__
+from skep.quality.drawing import run_page, run_picture, runs_page, runs_picture, without_texts
+from skep.records import Run, RunState
+from skep.report.markup import Markup, join, tag, text, trusted
+from skep.store.database import Store
+from skep.web.layout import void
+from skep.web.site import Site
+
+MOST_COMPARED = 8
+_PRUNED_EVERY = 50  # looking through the folder takes longer than writing one file
+_MAIN = re.compile(r"<main>(?P<main>.*)</main>", re.DOTALL)
+_STACKED = ' style="display:grid;gap:16px"'
+_STYLED = re.compile(r' style="[^"]*"')  # headings that begin a little lower
+_LEAD = re.compile(r'<p class="lead">.*?</p>', re.DOTALL)
+
+
+class Shelf:
+    """Texts in files of one folder, by name. What cannot be written is only not kept; now and then the oldest go."""
+
+    def __init__(self, folder: Path, most: int = 400) -> None:
+        self.folder = folder / __version__
+        self._most = most
+        self._put = 0
+
+    def __repr__(self) -> str:
+        return f"<Shelf {self.folder}>"
+
+    def get(self, name: str) -> str | None:
+        try:
+            return (self.folder / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def put(self, name: str, body: str) -> None:
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, draft = tempfile.mkstemp(dir=self.folder, prefix=".draft-")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(body)
+                Path(draft).replace(self.folder / name)
+            except OSError:
+                Path(draft).unlink(missing_ok=True)
+                raise
+            self._put += 1
+            if self._put % min(_PRUNED_EVERY, self._most) == 1:
+                self._prune()
+
+    def kept(self, name: str, runs: Sequence[Run], make: Callable[[], str]) -> str:
+        """From the shelf, or made now. Only what is made of ended runs is kept."""
+        final = all(run.state in (RunState.DONE, RunState.FAILED) for run in runs)
+        found = self.get(name) if final else None
+        if found is None:
+            found = make()
+            if final:
+                self.put(name, found)
+        return found
+
+    def _prune(self) -> None:
+        files = [entry for entry in os.scandir(self.folder) if entry.is_file()]
+        if len(files) > self._most:
+            files.sort(key=lambda entry: entry.stat().st_mtime)
+            for entry in files[: len(files) - self._most * 3 // 4]:
+                Path(entry.path).unlink(missing_ok=True)
+
+
+class Pictures:
+    """What is drawn of stored runs for one dashboard. A public one has reports without texts and addresses."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._shelf = Shelf(site.paths.cache / "web" / "pages")
+
+    def report(self, store: Store, run: Run) -> str:
+        """The whole HTML document that `skep report` writes."""
+        texts = not self._site.public
+        name = f"{run.id}{'' if texts else '-public'}.html"
+        return self._shelf.kept(name, [run], lambda: run_page(store, run, texts=texts))
+
+    def ready(self, run: Run) -> str | None:
+        """The report, where it was drawn before and cannot change any more."""
+        if run.state not in (RunState.DONE, RunState.FAILED):
+            return None
+        return self._shelf.get(f"{run.id}{'-public' if self._site.public else ''}.html")
+
+    def picture(self, store: Store, run: Run) -> str:
+        """One SVG document for a README."""
+        shown = without_texts(run) if self._site.public else run
+        name = f"{run.id}{'-public' if self._site.public else ''}.svg"
+        return self._shelf.kept(name, [run], lambda: run_picture(store, shown))
+
+    def comparison(self, store: Store, runs: Sequence[Run]) -> str:
+        """The HTML document that `skep report A B` writes. Raises UserError where they cannot be drawn together."""
+        name = "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + ".html"
+        shown = [without_texts(run) if self._site.public else run for run in runs]
+        return self._shelf.kept(name, runs, lambda: runs_page(store, shown))
+
+    def comparison_picture(self, store: Store, runs: Sequence[Run]) -> str:
+        """One SVG document of several runs."""
+        name = "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + ".svg"
+        shown = [without_texts(run) if self._site.public else run for run in runs]
+        return self._shelf.kept(name, runs, lambda: runs_picture(store, shown))
+
+
+def body_of(report: str) -> Markup:
+    """The main part of a report, for a page that has its own frame: its pictures are drawn without inline styles."""
+    found = _MAIN.search(report)
+    main = found["main"] if found else ""
+    return trusted(_STYLED.sub("", main.replace(_STACKED, ' class="stack"')))
+
+
+def lead_of(report: str) -> Markup | None:
+    """The sentence above the first figure, where there is one."""
+    found = _LEAD.search(report.partition("<main>")[0])
+    return trusted(found[0]) if found else None
+
+
+def report_parts(report: str) -> Markup:
+    """What a page of the dashboard shows of a report: its sentence and its main part."""
+    return join([lead_of(report) or text(""), tag("div", body_of(report), class_="report")])
+
+
+def fetched(address: str, otherwise: str, what: str, meanwhile: Markup | None = None) -> Markup:
+    """A place that `runs.js` fills with what is at `address`; without a script there is a link to `otherwise`."""
+    wait = tag("p", text(f"Drawing {what} …"), class_="waiting", role="status")
+    link = tag("noscript", tag("p", tag("a", text(f"Show {what}"), href=otherwise)))
+    return tag("div", meanwhile, wait, link, data_fetch=address, class_="fetched")
+
+
+def image(address: str, label: str) -> Markup:
+    """A picture that is drawn when it is asked for; the page does not wait for it."""
+    return void("img", src=address, alt=label, loading="lazy", decoding="async", class_="drawn")
+
+
+def svg_answer(body: str, *, final: bool) -> Response:
+    """A picture may be looked at by itself: nothing in it may run or load."""
+    headers = {
+        "cache-control": "private, max-age=86400" if final else "no-store",
+        "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
+    }
+    return Response(body, media_type="image/svg+xml", headers=headers)

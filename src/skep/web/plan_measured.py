@@ -1,0 +1,114 @@
+"""What was measured of the model that is planned: the levels of stored runs, on the same cards or elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skep.bench.loaded import IMPORTED, JUDGED, TIMED
+from skep.catalog.gpus import find_device
+from skep.catalog.models import find_geometry
+from skep.errors import SkepError
+from skep.planner.rig_words import find_rig
+from skep.records import LevelSummary, Run, RunState
+from skep.store.database import Store
+from skep.web.runs_book import RunBook
+from skep.web.runs_words import engine_of, is_near, layout_of, machine_of
+
+Facts = Mapping[str, Any]
+MOST_DRAWN, MOST_TOLD = 3, 12
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    concurrency: int
+    effective_tok_s: float
+    low: float | None  # 95 % of the mean, where runs were repeated
+    high: float | None
+    ttft_ms: float | None
+    client_limited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One stored run of the model. `same_rig`: on cards of the kind and number that are planned."""
+
+    run_id: str
+    created_at: float
+    machine: str
+    engine: str
+    layout: str
+    simulated: bool
+    same_rig: bool
+    points: tuple[Point, ...]
+
+
+def measured_of(
+    store: Store, book: RunBook, model: str, cards: Sequence[str], host: Facts | None = None, *, public: bool = False
+) -> list[Measured]:
+    """Of this model; on the same cards first, measured before simulated, then newest first.
+
+    `host` are the facts of this machine, where it is this machine that is planned for.
+    """
+    known = [run for run in book.runs(store) if _takes(run, model)]
+    told = sorted(known, key=lambda run: (not _same(run, cards, host), run.simulated, -run.created_at))[:MOST_TOLD]
+    found = []
+    for run in told:
+        points = _points(book.levels(store, run))
+        if points:
+            found.append(
+                Measured(run.id, run.created_at, machine_of(run, public=public), engine_of(run), layout_of(run),
+                         run.simulated, _same(run, cards, host), points)
+            )  # fmt: skip
+    return found
+
+
+def _takes(run: Run, model: str) -> bool:
+    if run.kind in (*JUDGED, *TIMED, IMPORTED) or run.state is not RunState.DONE:
+        return False
+    found = find_geometry(run.model)
+    return found is not None and found.id == model
+
+
+def _same(run: Run, cards: Sequence[str], host: Facts | None) -> bool:
+    if host is not None:
+        return not run.simulated and is_near(run.url) and _likeness(run.host) == _likeness(host)
+    return bool(cards) and Counter(cards_of(run)) == Counter(cards)
+
+
+def cards_of(run: Run) -> tuple[str, ...]:
+    """The catalogue's names of the cards it ran on; none where they are not known."""
+    if run.simulated:
+        try:
+            return tuple(card.id for card in find_rig(machine_of(run), None).rig.cards)
+        except SkepError:
+            return ()
+    return _host_cards(run.host) if is_near(run.url) else ()
+
+
+def _likeness(host: Facts) -> tuple[object, ...]:
+    names = sorted(str(card.get("name", "")) for card in host.get("gpus") or () if isinstance(card, Mapping))
+    return host.get("cpu_model"), host.get("cpu_cores"), *names
+
+
+def _host_cards(host: Facts) -> tuple[str, ...]:
+    names = [str(card.get("name", "")) for card in host.get("gpus") or () if isinstance(card, Mapping)]
+    found = [find_device(name) for name in names]
+    return tuple(card.id for card in found if card is not None) if all(found) else ()
+
+
+def _points(levels: Sequence[LevelSummary]) -> tuple[Point, ...]:
+    return tuple(
+        Point(
+            level.concurrency,
+            level.effective_tok_s,
+            level.effective_interval.low if level.effective_interval else None,
+            level.effective_interval.high if level.effective_interval else None,
+            level.ttft_ms.p50 if level.ttft_ms else None,
+            level.client_limited,
+        )
+        for level in levels
+        if level.effective_tok_s is not None
+    )

@@ -1,0 +1,218 @@
+"""The list of runs: what an address asks for, and the table that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.datastructures import QueryParams
+
+from skep.errors import UserError
+from skep.records import Run, RunState
+from skep.report.figures import UNKNOWN, milliseconds, moment, number, shortened
+from skep.report.markup import Markup, join, tag, text
+from skep.web.layout import void
+from skep.web.runs_book import Figures
+from skep.web.runs_words import engine_of, layout_of, machine_of
+from skep.web.site import Site
+
+PAGE = 50
+_CHOICES = {"yes": "simulated only", "no": "measured only"}
+COLUMNS = (
+    "id", "created_at", "ended_at", "kind", "state", "model", "machine", "engine", "layout", "simulated", "requests",
+    "failed", "best_tok_s", "best_at", "ttft_ms", "client_limited", "conclusion", "url", "fingerprint", "skep_version",
+    "error",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """All of it is in the address. `page` counts from 1; 0: all of them, for files."""
+
+    kind: str = ""
+    model: str = ""
+    state: str = ""
+    simulated: str = ""
+    text: str = ""
+    page: int = 1
+
+    def query(self, **changed: Any) -> str:
+        asked = replace(self, **changed)
+        told = (("kind", asked.kind), ("model", asked.model), ("state", asked.state), ("simulated", asked.simulated),
+                ("q", asked.text), ("page", "" if asked.page == 1 else str(asked.page)))  # fmt: skip
+        return urlencode([(name, value) for name, value in told if value])
+
+    def address(self, **changed: Any) -> str:
+        query = self.query(**changed)
+        return f"/runs?{query}" if query else "/runs"
+
+    def takes(self, run: Run, *, public: bool = False) -> bool:
+        if self.simulated and run.simulated is not (self.simulated == "yes"):
+            return False
+        exact = ((self.kind, run.kind), (self.model, run.model), (self.state, run.state.value))
+        if any(wanted and wanted != has for wanted, has in exact):
+            return False
+        words = self.text.lower().split()
+        return not words or all(word in _haystack(run, public=public) for word in words)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One page of the runs that were asked for."""
+
+    asked: Asked
+    runs: tuple[Run, ...]
+    total: int  # of those asked for
+    stored: int  # in all
+    models: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+    @property
+    def pages(self) -> int:
+        return max(1, -(-self.total // PAGE))
+
+
+def read_query(query: QueryParams) -> Asked:
+    state, simulated = query.get("state", ""), query.get("simulated", "")
+    states = [one.value for one in RunState]
+    if state and state not in states:
+        raise UserError(f"`state={state}` is no state of a run", hint=f"one of {', '.join(states)}")
+    if simulated and simulated not in _CHOICES:
+        raise UserError(f"`simulated={simulated}` is neither yes nor no", hint="leave it out for both")
+    return Asked(query.get("kind", ""), query.get("model", ""), state, simulated, query.get("q", "").strip()[:200],
+                 _page(query.get("page", "")))  # fmt: skip
+
+
+def listed(runs: Sequence[Run], asked: Asked, *, public: bool = False) -> Listed:
+    found = [run for run in runs if asked.takes(run, public=public)]
+    pages = max(1, -(-len(found) // PAGE))
+    asked = replace(asked, page=min(asked.page, pages))
+    shown = found if asked.page == 0 else found[(asked.page - 1) * PAGE : asked.page * PAGE]
+    models = tuple(sorted({run.model for run in runs}))
+    return Listed(asked, tuple(shown), len(found), len(runs), models, tuple(sorted({run.kind for run in runs})))
+
+
+def filter_form(found: Listed, site: Site) -> Markup:
+    asked = found.asked
+    models = [("", "every model"), *((name, site.label(name)) for name in found.models)]
+    kinds = [("", "every kind"), *((name, name) for name in found.kinds)]
+    states = [("", "every state"), *((one.value, one.value) for one in RunState)]
+    both = [("", "measured and simulated"), *_CHOICES.items()]
+    search = void("input", type="search", name="q", value=asked.text, placeholder="words: engine, card, id, note",
+                  aria_label="Words that a run must have")  # fmt: skip
+    clear = tag("a", text("Show all"), href="/runs") if asked.query(page=1) else None
+    return tag(
+        "form",
+        search,
+        select("model", "Model", models, asked.model),
+        select("kind", "Kind", kinds, asked.kind),
+        select("state", "State", states, asked.state),
+        select("simulated", "Simulated or measured", both, asked.simulated),
+        tag("button", text("Filter")),
+        clear,
+        method="get",
+        action="/runs",
+        class_="filters",
+        role="search",
+    )
+
+
+def select(name: str, label: str, options: Iterable[tuple[str, str]], chosen: str) -> Markup:
+    made = join(
+        tag("option", text(shown), value=value or "", selected="" if value == chosen else None)
+        for value, shown in options
+    )
+    return tag("select", made, name=name, aria_label=label)
+
+
+def table_rows(found: Listed, figures: Mapping[str, Figures], site: Site) -> Markup:
+    return join(_row(run, figures.get(run.id), site) for run in found.runs)
+
+
+def minute(unix_time: float) -> str:
+    """As `moment`, without the seconds: a list of runs needs none."""
+    return moment(unix_time)[: len("2026-11-15 20:52")]
+
+
+def pager(found: Listed) -> Markup | None:
+    if found.pages == 1 or found.asked.page == 0:
+        return None
+    here = found.asked.page
+    newer = tag("a", text("← Newer"), href=found.asked.address(page=here - 1), rel="prev") if here > 1 else None
+    older = tag("a", text("Older →"), href=found.asked.address(page=here + 1), rel="next")
+    place = tag("span", text(f"page {here} of {found.pages}"))
+    return tag("nav", newer, place, older if here < found.pages else None, class_="pager", aria_label="More runs")
+
+
+def run_document(run: Run, figures: Figures | None, site: Site) -> dict[str, Any]:
+    """One run of `/api/runs.json`: the names of COLUMNS."""
+    told = figures or Figures()
+    error = "error" if site.public and run.error else run.error
+    return {
+        "id": run.id, "created_at": run.created_at, "ended_at": run.ended_at, "kind": run.kind,
+        "state": run.state.value, "model": site.label(run.model), "machine": machine_of(run, public=site.public),
+        "engine": engine_of(run), "layout": layout_of(run), "simulated": run.simulated, "requests": run.requests,
+        "failed": told.failed if figures else None, "best_tok_s": told.best_tok_s, "best_at": told.best_at,
+        "ttft_ms": told.ttft_ms, "client_limited": told.client_limited if figures else None,
+        "conclusion": told.conclusion or None, "url": None if site.public else site.hide(run.url),
+        "fingerprint": run.fingerprint, "skep_version": run.skep_version, "error": error,
+    }  # fmt: skip
+
+
+def _row(run: Run, figures: Figures | None, site: Site) -> Markup:
+    tick = void("input", type="checkbox", name="run", value=run.id, aria_label=f"Compare run {run.id}")
+    when = tag("a", text(minute(run.created_at)), href=f"/runs/{run.id}", title=moment(run.created_at))
+    flags = [tag("span", text("simulated"), class_="flag") if run.simulated else None]
+    if run.state is not RunState.DONE:
+        flags.append(tag("span", text(run.state.value), class_="flag bad"))
+    where = " · ".join(filter(None, (machine_of(run, public=site.public), engine_of(run), layout_of(run))))
+    return tag(
+        "tr",
+        tag("td", tick, class_="tick"),
+        tag("th", when, scope="row", data_label="When"),
+        _cell("Model", join([text(shortened(site.label(run.model), 60)), *(flag for flag in flags if flag)]), "left"),
+        _cell("Kind", text(run.kind), "left"),
+        *_figure_cells(figures),
+        _cell("Requests", text(number(run.requests, digits=0)), None),
+        _cell("Where", text(shortened(where, 90)), "left soft wrap"),
+        data_pending="" if figures is None else None,
+    )
+
+
+def _figure_cells(figures: Figures | None) -> list[Markup]:
+    if figures is None:
+        return [_cell(name, text("…"), "soft") for name in ("Best tok/s", "TTFT p50, C = 1", "Failed")]
+    if figures.conclusion:
+        best = tag("span", text(figures.conclusion.split(":")[0]), class_="words", title=figures.conclusion)
+    elif figures.best_tok_s is None:
+        best = text(UNKNOWN)
+    else:
+        at = "" if figures.best_at is None else f" at C = {figures.best_at}"
+        at += ", client-limited" if figures.client_limited else ""
+        best = tag("span", tag("b", text(number(figures.best_tok_s))), tag("small", text(at)))
+    return [
+        _cell("Best tok/s", best, None),
+        _cell("TTFT p50, C = 1", text(milliseconds(figures.ttft_ms)), None),
+        _cell("Failed", text(figures.failed), "bad" if figures.failed else "soft"),
+    ]
+
+
+def _cell(label: str, shown: Markup, style: str | None) -> Markup:
+    return tag("td", shown, class_=style, data_label=label)
+
+
+def _page(said: str) -> int:
+    if said == "all":
+        return 0
+    if said and (not said.isdecimal() or not 1 <= int(said[:9]) <= 10**8):
+        raise UserError(f"`page={said}` is no page", hint="pages count from 1")
+    return int(said[:9]) if said else 1
+
+
+def _haystack(run: Run, *, public: bool) -> str:
+    """In public, words find nothing that is not shown."""
+    where = (machine_of(run, public=public), engine_of(run), layout_of(run))
+    hidden = () if public else (run.url, run.error or "")
+    return " ".join((run.id, run.model, run.kind, run.fingerprint, *where, *hidden)).lower()

@@ -1,0 +1,108 @@
+"""A month of probes that were never made, for pages to be looked at. Every probe of it is marked as simulated.
+
+Shaped after what a published write-up found: a box whose speed hardly varies, a cloud endpoint whose cold starts do.
+"""
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+from skep.monitor.changes import find_changes
+from skep.series import DAY_S, HOUR_S, Event, EventKind, Heat, Probe, ProbeOutcome, Sample, Shape, Target, TargetKind
+from skep.store.database import open_store
+from skep.store.series import SeriesStore
+
+DAYS = 30
+SLOWER_AFTER_DAY = 21
+BOX = Target("box", "http://127.0.0.1:8400/v1", "gemma-4-31b", TargetKind.GATEWAY, concurrency=4, quality_items=10)
+CLOUD = Target("cloud", "https://inference.example/v1", "gemma-4-31b", key_env="CLOUD_KEY")
+SECRET_URL = CLOUD.url
+
+
+def fill(path: Path, now: float, *, days: int = DAYS, seed: int = 8) -> None:
+    """Two targets, a driver upgrade that cost 4.1 %, a note, a night without power, a busy afternoon, cold starts."""
+    chance = random.Random(seed)
+    first = int((now - days * DAY_S) // HOUR_S)
+    last = int(now // HOUR_S)
+    with open_store(path) as store:
+        series = SeriesStore(store)
+        for target in (BOX, CLOUD):
+            series.put_target(replace(target, added_at=first * HOUR_S))
+        away = range(first + 6 * 24, first + 6 * 24 + 9)  # hours
+        for target in (BOX, CLOUD):
+            series.append_probe(
+                Probe(
+                    target.name,
+                    0,
+                    away[0],
+                    away[0] * HOUR_S,
+                    (away[-1] + 1) * HOUR_S,
+                    ProbeOutcome.MISSED,
+                    slots=len(away),
+                    error="skep was not running",
+                )
+            )
+        for slot in range(first, last + 1):
+            if slot not in away:
+                day = (slot - first) / 24
+                series.append_probe(*_of_the_box(slot, day, chance))
+                series.append_probe(*_of_the_cloud(slot, day, chance))
+        upgrade = (first + SLOWER_AFTER_DAY * 24) * HOUR_S
+        detail = {"what": "driver", "from": "570.86", "to": "580.95"}
+        text = "driver changed from 570.86 to 580.95"
+        series.append_event(Event(upgrade, EventKind.VERSION, text, "box", detail))
+        series.append_event(Event((first + 12 * 24) * HOUR_S, EventKind.NOTE, "NVLink bridges removed", "box"))
+        series.append_event(Event(away[-1] * HOUR_S, EventKind.MONITOR, "watching again after 9 h"))
+        for target in (BOX, CLOUD):
+            find_changes(series, target.name, now)
+
+
+def _probe(target: Target, slot: int, chance: random.Random, **more: object) -> Probe:
+    due = slot * HOUR_S + chance.uniform(0, 300)
+    return Probe(target.name, 0, slot, due, due + 40, ProbeOutcome.DONE, started_at=due, model=target.model,
+                 simulated=True, **more)  # fmt: skip
+
+
+def _of_the_box(slot: int, day: float, chance: random.Random) -> tuple[Probe, list[Sample]]:
+    late = day >= SLOWER_AFTER_DAY
+    busy = 15.5 <= day < 15.8
+    speed = 76.9 * (0.959 if late else 1.0) * (0.72 if busy else 1.0)
+    driver = "580.95" if late else "570.86"
+    host = {"power_w": chance.gauss(612, 9), "temperature_c": chance.gauss(64, 2), "sm_clock_mhz": 1695}
+    probe = _probe(BOX, slot, chance, running=3 if busy else 0, waiting=0, idle_s=3400.0,
+                   versions={"driver": driver, "engine": "vllm 0.11.0"}, host=host)  # fmt: skip
+    return probe, [
+        _sample(probe.due_at, Heat.COLD, Shape.SHORT, chance.gauss(speed * 0.97, 1.2), chance.gauss(310, 25)),
+        _sample(probe.due_at + 4, Heat.HOT, Shape.SHORT, chance.gauss(speed, 0.8), chance.gauss(182, 8), engine=True),
+        _sample(probe.due_at + 8, Heat.HOT, Shape.LONG, chance.gauss(speed * 0.99, 0.7), chance.gauss(180, 8), True),
+        _sample(probe.due_at + 20, Heat.HOT, Shape.SHORT, chance.gauss(speed * 0.83, 1.5), chance.gauss(240, 15), True,
+                many=4),
+        Sample(probe.due_at + 30, Heat.HOT, Shape.QUALITY, 1, quality=1.0 if chance.random() < 0.9 else 0.9),
+    ]  # fmt: skip
+
+
+def _of_the_cloud(slot: int, day: float, chance: random.Random) -> tuple[Probe, list[Sample]]:
+    probe = _probe(CLOUD, slot, chance, idle_s=3500.0, versions={"server": "cloudy"})
+    if chance.random() < 0.01:
+        failed = replace(probe, outcome=ProbeOutcome.FAILED, error_kind="timeout", error="no answer within 300 s")
+        return failed, []
+    hour = 1 + 0.12 * math.sin(2 * math.pi * day)
+    cold = max(2.9, chance.lognormvariate(math.log(12), 0.7))
+    return probe, [
+        _sample(probe.due_at, Heat.COLD, Shape.SHORT, min(54.7, cold), chance.lognormvariate(8.2, 0.6)),
+        _sample(probe.due_at + 20, Heat.HOT, Shape.SHORT, chance.gauss(35 * hour, 4.0), chance.gauss(900, 120)),
+        _sample(probe.due_at + 25, Heat.HOT, Shape.LONG, chance.gauss(34 * hour, 3.5), chance.gauss(920, 120)),
+    ]
+
+
+def _sample(
+    at: float, heat: Heat, shape: Shape, speed: float, ttft_ms: float, engine: bool = False, many: int = 1
+) -> Sample:
+    tokens = 64 if shape is Shape.SHORT else 512
+    speed = max(1.0, speed)
+    return Sample(
+        at, heat, shape, many, tok_s=speed, engine_tok_s=speed * 1.004 if engine else None, ttft_ms=ttft_ms,
+        effective_tok_s=many * tokens / (tokens / speed + ttft_ms / 1000), prompt_tokens=256 * many,
+        output_tokens=tokens * many,
+    )  # fmt: skip

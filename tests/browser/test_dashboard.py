@@ -1,0 +1,249 @@
+"""The dashboard as people meet it: in a real Chromium, over a real `skep web` and a real store."""
+
+import json
+import re
+import time
+import urllib.request
+
+import pytest
+from playwright.sync_api import expect
+from sample_store import SECRET_URL
+from visits import PHONE, served
+
+from skep.records import Request
+from skep.settings import user_paths
+from skep.store.database import open_store
+
+PAGES = {
+    "/": "Now",
+    "/history": "History",
+    "/history?target=box&window=30d": "History of box",
+    "/history?target=cloud&window=7d": "History of cloud",
+    "/compare?a=box&b=cloud": "Compare",
+    "/runs": "Runs",
+    "/plan?model=qwen3.6-27b&count=2&card=rtx-3090&agents=4": "Plan",
+    "/leaderboard": "Leaderboard",
+}
+UNLABELLED = """() => [...document.querySelectorAll("input:not([type=hidden]), select, textarea")]
+    .filter((field) => !(field.labels && field.labels.length) && !field.getAttribute("aria-label"))
+    .map((field) => field.outerHTML)"""
+UNNAMED = """() => [...document.querySelectorAll("img:not([alt]), svg[role=img]")]
+    .filter((one) => one.tagName === "IMG" || !(one.querySelector("title") || one.getAttribute("aria-label")))
+    .map((one) => one.outerHTML.slice(0, 200))"""
+# What a reader meets with Tab: controls that have a size, are not disabled and not inside something folded.
+REACHABLE = """() => [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")]
+    .filter((one) => one.type !== "hidden" && !one.disabled && one.checkVisibility({visibilityProperty: true}))"""
+NUMBERED = f"({REACHABLE})().forEach((one, index) => {{ one.dataset.tabTest = index; }})"
+FOCUSED = "document.activeElement.dataset.tabTest"
+OUTLINED = """() => { const style = getComputedStyle(document.activeElement);
+    return style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0 || style.boxShadow !== "none"; }"""
+# Of every piece of text outside of pictures: its words, its colour, and the first ground behind it that is not clear.
+WORDS = """() => { const found = {}; const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    const clear = (colour) => colour === "transparent" || /, 0\\)$/.test(colour);
+    while (walk.nextNode()) { const one = walk.currentNode.parentElement;
+        if (!walk.currentNode.data.trim() || !one.checkVisibility()) continue;
+        if (one.closest("svg, script, noscript, :disabled")) continue;
+        let behind = one;
+        while (behind.parentElement && clear(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
+        const pair = [getComputedStyle(one).color, getComputedStyle(behind).backgroundColor];
+        found[pair.join(" on ")] = [...pair, walk.currentNode.data.trim().slice(0, 60)]; }
+    return Object.values(found); }"""
+COLOURS = """() => { const style = getComputedStyle(document.body); return [style.color, style.backgroundColor]; }"""
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_shows_itself_without_a_fault(visit, site, path):
+    page = visit(site).go(path)
+    assert page.inner_text("h1") == PAGES[path]
+    assert page.title()
+    assert page.evaluate(UNLABELLED) == []
+    assert page.evaluate(UNNAMED) == []
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_fits_on_a_phone_in_the_dark(visit, site, path):
+    page = visit(site, viewport=PHONE, color_scheme="dark").go(path)
+    expect(page.locator("main")).not_to_be_empty()
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    ink, ground = (luminance(colour) for colour in page.evaluate(COLOURS))
+    assert ground < 0.05
+    assert (ink + 0.05) / (ground + 0.05) > 7
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_word_stands_out_from_its_ground(visit, site, scheme):
+    """4.5 to 1 at least, as WCAG wants it of small print."""
+    one = visit(site, color_scheme=scheme)
+    faint = set()
+    for path in PAGES:
+        for ink, ground, words in one.go(path).evaluate(WORDS):
+            light, dark = sorted((luminance(ink), luminance(ground)), reverse=True)
+            if (light + 0.05) / (dark + 0.05) < 4.5:
+                faint.add(f"{path}: {ink} on {ground}: {words}")
+    assert faint == set()
+
+
+def luminance(colour):
+    """Of `rgb(r, g, b)`, as WCAG has it."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_the_change_is_marked_and_explained(visit, site):
+    page = visit(site).go("/history?target=box&window=30d")
+    said = page.inner_text("main")
+    assert re.search(r"-4\.\d %.*when the driver changed from 570\.86 to 580\.95", said)
+    assert "NVLink bridges removed" in said
+    assert "inside run-to-run noise" in said
+    assert "9 missed" in said
+    assert "simulated" in said.lower()
+    assert page.locator("main svg[role=img]").first.is_visible()
+
+
+def test_the_cloud_is_held_against_the_box(visit, site):
+    said = visit(site).go("/compare?a=box&b=cloud&window=30d").inner_text("main")
+    assert re.search(r"[Bb]ox is 2\.\dx \(2\.\d\.\.2\.\d\) as fast as cloud on the same model", said)
+
+
+def test_the_value_under_the_cursor_is_shown_and_arrow_keys_move_it(visit, site):
+    page = visit(site).go("/history?target=box&window=30d")
+    chart = page.locator("main svg[role=img]").first
+    box = chart.bounding_box()
+    before = page.inner_text("main")
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    expect(page.locator("main")).not_to_have_text(before, use_inner_text=True)
+
+
+def test_keys_go_to_pages_and_tab_reaches_the_content(visit, site):
+    page = visit(site).go("/")
+    page.keyboard.press("2")
+    page.wait_for_url("**/history")
+    page.keyboard.press("g")
+    page.keyboard.press("r")
+    page.wait_for_url("**/runs")
+    page.keyboard.press("?")
+    assert page.locator("dialog#keys").is_visible()
+    page.keyboard.press("Escape")
+    page.goto(f"{site}/history?target=box")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.innerText") == "Skip to content"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.querySelector('main').contains(document.activeElement)")
+
+
+@pytest.mark.parametrize("path", ["/history?target=box&window=7d", "/runs", "/plan?model=qwen3.6-27b"])
+def test_tab_reaches_every_control_and_shows_where_it_is(visit, site, path):
+    page = visit(site).go(path)
+    page.evaluate(NUMBERED)
+    wanted = {str(index) for index in range(page.evaluate(f"({REACHABLE})().length"))}
+    reached = set()
+    for _ in range(len(wanted) + 5):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate(FOCUSED))
+        assert page.evaluate(OUTLINED), page.evaluate("document.activeElement.outerHTML.slice(0, 200)")
+        if reached >= wanted:
+            break
+    assert wanted <= reached
+
+
+def test_a_stored_run_has_its_page_and_its_place_on_the_board(visit, site, home):
+    run = store_run(user_paths(home).store)
+    one = visit(site)
+    page = one.go("/runs")
+    page.locator(f"a[href='/runs/{run}']").first.click()
+    page.wait_for_url(f"**/runs/{run}")
+    expect(page.locator("main svg[role=img]").first).to_be_visible(timeout=15_000)
+    assert "simulated" in page.inner_text("main").lower()
+    board = one.go("/leaderboard")
+    expect(board.locator("main")).to_contain_text("made-up-model")
+    assert "simulated" in board.inner_text("main").lower()
+
+
+def store_run(path):
+    """Three tasks alone, then four at once; marked as simulated."""
+    with open_store(path) as store:
+        run = store.begin_run(
+            kind="sweep", created_at=time.time(), model="made-up-model", url="http://127.0.0.1:9/v1", fingerprint="f",
+            config={"concurrency": [1, 4]}, host={}, engine={}, simulated=True, skep_version="0",
+        )  # fmt: skip
+        rows = [
+            Request(level, repeat, index, "fix", float(index // level), index // level + 0.9, prompt_tokens=40,
+                    first_token_s=index // level + 0.1, last_token_s=index // level + 0.9, output_tokens=50, status=200)
+            for level in (1, 4) for repeat in range(3) for index in range(3 * level)
+        ]  # fmt: skip
+        store.append_requests(run, rows)
+        store.end_run(run, time.time(), "done")
+    return run
+
+
+def test_a_page_is_its_address(visit, site):
+    """What was picked is in the URL, and the URL alone brings it back."""
+    page = visit(site).go("/history?target=box")
+    page.get_by_role("link", name="30 days").click()
+    page.wait_for_url("**window=30d**")
+    again = visit(site).go(page.url.removeprefix(site))
+    assert again.inner_text("main table") == page.inner_text("main table")
+
+
+def test_pages_work_without_scripts(visit, site):
+    page = visit(site, java_script_enabled=False).go("/history?target=box&window=30d")
+    assert page.locator("main svg[role=img]").first.is_visible()
+
+
+def test_everything_on_screen_is_there_as_json_and_csv(visit, site):
+    page = visit(site).go("/history?target=box&window=7d")
+    links = [link.get_attribute("href") for link in page.locator(".downloads a").all()]
+    found = {link.split("?")[0].rsplit(".")[-1]: link for link in links}
+    with urllib.request.urlopen(site + found["json"]) as answer:
+        assert json.load(answer)
+    with urllib.request.urlopen(site + found["csv"]) as answer:
+        assert len(answer.read().decode().splitlines()) > 100
+
+
+def test_a_note_that_is_written_down_stands_on_the_axis(visit, site):
+    page = visit(site).go("/history?target=box&window=7d")
+    page.get_by_label(re.compile("note", re.IGNORECASE)).first.fill("fans cleaned")
+    page.get_by_role("button", name="Add").click()
+    page.wait_for_load_state()
+    page.goto(f"{site}/history?target=box&window=7d")
+    assert "fans cleaned" in page.inner_text("main")
+
+
+def test_in_public_no_address_is_shown_and_nothing_can_be_written(visit, home):
+    with served(home, "--public") as url:
+        one = visit(url)
+        for path in PAGES:
+            html = one.go(path).content()
+            assert SECRET_URL not in html
+            assert "127.0.0.1:8400" not in html
+            assert "Write a note" not in html
+        with urllib.request.urlopen(f"{url}/api/history.json?target=cloud") as answer:
+            assert SECRET_URL.encode() not in answer.read()
+
+
+def test_who_comes_from_elsewhere_needs_a_key(visit, home):
+    key = "a-key-of-some-length-0123456789"
+    with served({**home, "SKEP_API_KEY": key}, "--host", "0.0.0.0") as everywhere:
+        url = everywhere.replace("0.0.0.0", "127.0.0.1")
+        page = visit(url).go("/login")
+        page.locator("input[type=password]").fill(key)
+        page.get_by_role("button").last.click()
+        page.wait_for_url(f"{url}/")
+        assert page.inner_text("h1") == "Now"
+        page.goto(f"{url}/history?target=box")
+        assert page.inner_text("h1") == "History of box"
+
+
+def test_figures_move_while_requests_come(visit, hive):
+    """A real hive in front of a fake engine: the page is opened once and not loaded again."""
+    env, door = hive
+    with served(env) as url:
+        page = visit(url).go("/")
+        expect(page.locator("main")).to_contain_text("fake-model")
+        body = json.dumps({"model": "fake-model", "max_tokens": 40, "messages": [{"role": "user", "content": "hi"}]})
+        ask = urllib.request.Request(f"{door}/v1/chat/completions", body.encode(), {"content-type": "application/json"})
+        for _ in range(3):
+            urllib.request.urlopen(ask).read()
+        expect(page.locator("main")).to_contain_text(re.compile(r"Answered\s*3"), timeout=15_000)

@@ -1,0 +1,63 @@
+"""What the browser suite's fixtures and tests share: sizes of screens, a served dashboard, a watched page."""
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+
+PHONE = {"width": 360, "height": 740}
+DESK = {"width": 1280, "height": 900}
+
+
+def own_env(folder):
+    folders = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CONFIG", "DATA", "STATE")}
+    kept = {key: value for key, value in os.environ.items() if key not in ("XDG_RUNTIME_DIR", "SKEP_API_KEY")}
+    return {**kept, **folders, "PYTHONUNBUFFERED": "1"}
+
+
+@contextmanager
+def served(env, *options):
+    """A `skep web` of its own; its address."""
+    argv = [sys.executable, "-m", "skep", "web", "--port", "0", *options]
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            told = child.stdout.readline()
+            assert told, child.stderr.read()
+            yield told.strip()
+        finally:
+            child.terminate()
+            _, said = child.communicate(timeout=20)
+        assert child.returncode == 0, said
+        assert "Traceback" not in said, said
+
+
+class Visit:
+    """A page, and everything that went wrong on it."""
+
+    def __init__(self, page, url):
+        self.page, self.url, self.faults = page, url, []
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.faults.append(f"script: {error}"))
+        page.on("requestfailed", self._failed)
+        page.on("request", self._asked)
+        page.on("response", self._answered)
+
+    def go(self, path):
+        self.page.goto(self.url + path, wait_until="load")
+        return self.page
+
+    def _console(self, said):
+        if said.type in ("error", "warning"):
+            self.faults.append(f"console: {said.text}")
+
+    def _failed(self, request):
+        if request.failure != "net::ERR_ABORTED":  # cut when the page is left
+            self.faults.append(f"failed: {request.url} {request.failure}")
+
+    def _asked(self, request):
+        if not request.url.startswith((self.url, "data:", "about:")):
+            self.faults.append(f"another origin: {request.url}")
+
+    def _answered(self, answer):
+        if answer.status >= 400:
+            self.faults.append(f"HTTP {answer.status}: {answer.url}")

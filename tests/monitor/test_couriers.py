@@ -1,0 +1,289 @@
+"""Notices on their way: to a real HTTP receiver on loopback and to a real program."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from skep.errors import UserError
+from skep.monitor.config import Monitor, check_webhook
+from skep.monitor.couriers import Command, Rounds, Webhook, couriers_of, webhook_of
+from skep.monitor.notices import Secrets, put_into_words
+from skep.monitor.quiet import Word
+from skep.series import Alert, Rule
+
+DOWN = Alert(Rule.DOWN, "box", 3600.0, "box is down: refused", 2.0, 2.0, id=1)
+NOTICE = put_into_words(Word("opened", (DOWN,)), 7200.0, "attic")
+OK = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+class Receiver:
+    """Answers what it is told to, one after the other, the last for ever. None: it takes the request and hangs."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers) or [OK]
+        self.heads, self.bodies = [], []
+        self.asked = asyncio.Event()
+        self.tasks = []
+
+    async def serve(self, reader, writer):
+        self.tasks.append(asyncio.current_task())
+        try:
+            await self.answer(reader, writer)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    async def answer(self, reader, writer):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = int(head.split("content-length: ")[1].split("\r\n")[0])
+        self.heads.append(head)
+        self.bodies.append(json.loads(await reader.readexactly(length)))
+        self.asked.set()
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is None:
+            await reader.read()
+        else:
+            writer.write(answer.encode())
+
+
+@asynccontextmanager
+async def receiving(*answers):
+    receiver = Receiver(*answers)
+    server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
+    receiver.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        yield receiver
+        await asyncio.gather(*receiver.tasks)
+
+
+def status(code, *headers):
+    lines = "".join(f"{header}\r\n" for header in headers)
+    return f"HTTP/1.1 {code} X\r\ncontent-length: 0\r\n{lines}\r\n"
+
+
+def send(path, shape, *answers, token=None, limit_s=5.0):
+    """What the receiver got, what went wrong, and how long was waited between."""
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    async def run():
+        async with receiving(*answers) as receiver:
+            hook = check_webhook(receiver.url + path, shape, name="x")
+            error = await Webhook(hook, shape, token, sleep=sleep, limit_s=limit_s).send(NOTICE)
+        return receiver, error, pauses
+
+    return asyncio.run(run())
+
+
+def test_a_generic_receiver_gets_json_at_its_path_with_the_token():
+    receiver, error, _ = send("/hook?x=1", "json", token="t0ken")
+    assert error is None
+    assert receiver.heads[0].startswith("post /hook?x=1 http/1.1")
+    assert "authorization: bearer t0ken" in receiver.heads[0]
+    assert "content-type: application/json" in receiver.heads[0]
+    assert receiver.bodies[0]["event"] == "opened"
+
+
+def test_ntfy_gets_its_message_at_the_root():
+    receiver, error, _ = send("/my-topic", "ntfy")
+    assert error is None
+    assert receiver.heads[0].startswith("post / http/1.1")
+    assert (receiver.bodies[0]["topic"], receiver.bodies[0]["priority"]) == ("my-topic", 4)
+
+
+def test_slack_gets_its_text_at_the_secret_path():
+    receiver, error, _ = send("/services/T0/B0/secret", "slack")
+    assert error is None
+    assert receiver.heads[0].startswith("post /services/t0/b0/secret http/1.1")
+    assert receiver.bodies[0] == {"text": ":warning: box is down: refused (attic)"}
+
+
+def test_a_receiver_in_trouble_is_tried_again_with_growing_pauses():
+    receiver, error, pauses = send("/h", "json", status(503), status(429, "retry-after: 77"), OK)
+    assert error is None
+    assert len(receiver.bodies) == 3
+    assert pauses == [2.0, 77.0]
+
+
+def test_in_the_end_it_is_given_up():
+    receiver, error, pauses = send("/secret", "json", status(500))
+    assert len(receiver.bodies) == 5
+    assert pauses == [2.0, 10.0, 60.0, 300.0]
+    assert error == f"{receiver.url} answered 500"
+
+
+@pytest.mark.parametrize("code", [301, 400, 401, 404, 410])
+def test_a_refusal_is_not_repeated(code):
+    receiver, error, pauses = send("/secret", "json", status(code))
+    assert error == f"{receiver.url} answered {code}"
+    assert (len(receiver.bodies), pauses) == (1, [])
+
+
+def test_one_that_hangs_or_is_not_there_is_given_up_without_a_word_of_its_path():
+    receiver, error, pauses = send("/secret", "json", None, limit_s=0.05)
+    assert error == f"{receiver.url}: no answer in time"
+    assert len(pauses) == 4
+    _, error, _ = send("/secret", "json", "this is not http\r\n\r\n")
+    assert "secret" not in error
+
+    async def nobody():
+        hook = check_webhook("http://127.0.0.1:1/secret", "json", name="x")
+        return await Webhook(hook, "json", retries_s=()).send(NOTICE)
+
+    assert asyncio.run(nobody()) == "http://127.0.0.1:1: it cannot be reached"
+
+
+def command(*argv, limit_s=20.0, secrets=()):
+    said = []
+    courier = Command(argv, {"PATH": os.environ["PATH"]}, Secrets(secrets), said.append, limit_s=limit_s)
+    return asyncio.run(courier.send(NOTICE)), said
+
+
+def test_a_command_gets_the_message_as_one_word_and_the_rest_as_variables():
+    script = 'printf "%s|" "$#" "$1" "$SKEP_ALERT_RULE" "$SKEP_ALERT_TARGET" "$SKEP_ALERT_EVENT"'
+    error, said = command("sh", "-c", script, "sh", "{message}")
+    assert error is None
+    assert said == ['alert.command said="1|box is down: refused|down|box|opened|"']
+
+
+def test_a_command_that_fails_or_is_not_there_is_told():
+    assert command("sh", "-c", "echo broken >&2; exit 3") == ("`sh` ended with 3", ['alert.command said="broken"'])
+    error, _ = command("no-such-program-here")
+    assert error == "`no-such-program-here` cannot be started: No such file or directory"
+
+
+def test_what_a_command_says_has_no_secrets_and_no_end_of_its_own():
+    error, said = command("sh", "-c", "echo sk-12345; head -c 300000 /dev/zero | tr '\\0' x", secrets=["sk-12345"])
+    assert error is None
+    assert said[0].startswith('alert.command said="*** xxx')
+    assert len(said[0]) < 1100
+
+
+def test_a_command_that_does_not_end_is_ended_with_all_it_started(tmp_path):
+    pid = tmp_path / "pid"
+    error, _ = command("sh", "-c", f"sleep 60 & echo $! > {pid}; wait", limit_s=0.3)
+    assert error == "`sh` did not end within 0.3 s"
+    deadline = time.monotonic() + 5
+    while state_of(int(pid.read_text())) not in "ZX":
+        assert time.monotonic() < deadline
+
+
+def state_of(pid):
+    """A dead one stays a zombie until its new parent has noticed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0]
+    except FileNotFoundError:
+        return "X"
+
+
+def test_a_hanging_receiver_holds_up_neither_the_command_nor_whoever_tells():
+    told = []
+
+    async def done(notice, via, error):
+        told.append((via, error))
+
+    async def run():
+        async with receiving(None) as receiver:
+            hook = check_webhook(f"{receiver.url}/x", "json", name="x")
+            quick = Command((sys.executable, "-c", ""), os.environ, Secrets([]), lambda _: None)
+            rounds = Rounds([quick, Webhook(hook, "json")], done, lambda _: None)
+            rounds.hand_over(NOTICE)
+            await receiver.asked.wait()
+            assert not await rounds.delivered(0.01)
+            while not told:
+                await asyncio.sleep(0.01)
+            await rounds.end(hurry=True)
+
+    asyncio.run(run())
+    assert told == [("command", None)]
+
+
+def test_too_many_notices_are_dropped_and_told_in_the_log():
+    said = []
+
+    class Stuck:
+        via = "webhook"
+
+        async def send(self, _):
+            await asyncio.Event().wait()
+
+    async def done(notice, via, error):
+        raise AssertionError
+
+    async def run():
+        rounds = Rounds([Stuck()], done, said.append)
+        for _ in range(102):
+            rounds.hand_over(NOTICE)
+        assert repr(rounds) == "<Rounds 100 for the webhook>"
+        await rounds.end(hurry=True)
+
+    asyncio.run(run())
+    assert said == ["alert.dropped via=webhook waiting=100"] * 2
+
+
+def test_a_fault_in_one_courier_does_not_end_its_rounds():
+    told = []
+
+    class Broken:
+        via = "webhook"
+
+        async def send(self, _):
+            raise RuntimeError("secret")
+
+    async def done(notice, via, error):
+        told.append(error)
+
+    async def run():
+        rounds = Rounds([Broken()], done, lambda _: None)
+        rounds.hand_over(NOTICE)
+        rounds.hand_over(NOTICE)
+        await rounds.end()
+
+    asyncio.run(run())
+    assert told == ["RuntimeError", "RuntimeError"]
+
+
+def test_addresses_and_tokens_come_from_variables():
+    wanted = Monitor(webhook_env="HOOK", webhook_token_env="TOKEN", webhook_shape="ntfy")
+    assert str(webhook_of(wanted, {"HOOK": "https://ntfy.sh/t", "TOKEN": "x"})) == "https://ntfy.sh:443"
+    for env in ({}, {"HOOK": "https://ntfy.sh/t"}, {"HOOK": "secret", "TOKEN": "x"}):
+        with pytest.raises(UserError) as caught:
+            webhook_of(wanted, env)
+        assert "secret" not in caught.value.message
+    assert webhook_of(Monitor(), {}) is None
+
+
+def test_what_cannot_be_used_is_told_in_the_log_and_the_rest_is_used():
+    said = []
+    wanted = Monitor(webhook_env="HOOK", command=("true",))
+    assert [courier.via for courier in couriers_of(wanted, {}, Secrets([]), said.append)] == ["command"]
+    assert said == ['alert.webhook unusable because="the variable `HOOK` is not set"']
+    both = couriers_of(wanted, {"HOOK": "http://x:1/y"}, Secrets([]), said.append)
+    assert [courier.via for courier in both] == ["command", "webhook"]
+
+
+def test_a_cancelled_command_leaves_nothing_behind(tmp_path):
+    pid = tmp_path / "pid"
+
+    async def run():
+        courier = Command(("sh", "-c", f"echo $$ > {pid}; exec sleep 60"), os.environ, Secrets([]), lambda _: None)
+        task = asyncio.ensure_future(courier.send(NOTICE))
+        while not pid.exists() or not pid.read_text():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), signal.SIGTERM)

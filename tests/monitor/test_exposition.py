@@ -1,0 +1,152 @@
+"""The series in Prometheus' text form, read as strictly as Prometheus reads it, its page and the Grafana dashboard."""
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from skep.monitor import exposition
+from skep.monitor.exposition import MOST_SERIES, NAMES
+from skep.series import DAY_S, HOUR_S, Alert, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
+from skep.store.database import open_store
+from skep.store.series import SeriesStore
+
+NOW = 1_794_700_000.0
+PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\"n])*"'
+SAMPLE = re.compile(rf"({NAME})(?:\{{({LABEL}(?:,{LABEL})*)\}})? (-?[0-9.]+(?:e[+-]?[0-9]+)?)")
+
+
+@pytest.fixture
+def series(tmp_path):
+    with open_store(tmp_path / "skep.sqlite3") as store:
+        yield SeriesStore(store)
+
+
+def parsed(text):
+    """{name with labels: value}; an AssertionError where it is not the text format, 0.0.4."""
+    families, found, name = set(), {}, None
+    for line in text.decode().splitlines():
+        if head := re.fullmatch(rf"# HELP ({NAME}) [^\\]*", line):
+            name = head[1]
+            assert name not in families, "all of a metric stands together"
+            families.add(name)
+        elif line.startswith("#"):
+            assert line == f"# TYPE {name} gauge"
+        else:
+            sample = SAMPLE.fullmatch(line)
+            assert sample, line
+            assert sample[1] == name
+            key = f"{sample[1]}{{{sample[2] or ''}}}"
+            assert key not in found, "a series is there once"
+            found[key] = float(sample[3])
+    return found
+
+
+def probed(series, target, at, *, running=0, concurrency=1, **figures):
+    slot = int(at // target.every_s)
+    probe = Probe(target.name, 0, slot, at, at + 5, ProbeOutcome.DONE, started_at=at, running=running)
+    series.append_probe(probe, [Sample(at, Heat.HOT, Shape.SHORT, concurrency, **figures)])
+
+
+def of_box(metric, concurrency=1):
+    return f'{metric}{{target="box",heat="hot",shape="short",concurrency="{concurrency}"}}'
+
+
+def test_the_last_value_and_the_median_of_seven_days_are_told(series):
+    box = Target("box", "http://127.0.0.1:1", added_at=NOW - 9 * DAY_S)
+    series.put_target(box)
+    for hours, speed in ((200, 1.0), (30, 80.0), (20, 90.0), (10, 100.0), (1, 70.0)):  # the first one is too old
+        probed(series, box, NOW - hours * HOUR_S, tok_s=speed, ttft_ms=250.0)
+    found = parsed(exposition.text(series, NOW))
+    assert found[of_box("skep_monitor_tokens_per_second")] == 70
+    assert found[of_box("skep_monitor_tokens_per_second_median_7d")] == 85
+    assert found[of_box("skep_monitor_tokens_per_second_mad_7d")] == 10
+    assert found[of_box("skep_monitor_ttft_seconds")] == 0.25
+    assert found['skep_monitor_target_state{target="box",state="ok"}'] == 1
+    assert found['skep_monitor_target_state{target="box",state="failing"}'] == 0
+    assert found['skep_monitor_probes_7d{target="box",outcome="done"}'] == 4
+    assert found["skep_monitor_series_left_out{}"] == 0
+
+
+def test_what_is_old_or_unknown_has_no_line(series):
+    """A value of yesterday is not the latest one, and a zero would be a lie."""
+    box = Target("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
+    series.put_target(box)
+    probed(series, box, NOW - 20 * HOUR_S, tok_s=70.0)
+    found = parsed(exposition.text(series, NOW))
+    assert of_box("skep_monitor_tokens_per_second") not in found
+    assert found[of_box("skep_monitor_tokens_per_second_median_7d")] == 70
+    assert not [key for key in found if "engine" in key or "alerts" in key]
+    assert found['skep_monitor_target_state{target="box",state="silent"}'] == 1
+
+
+def test_busy_samples_are_not_in_the_median(series):
+    box = Target("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
+    series.put_target(box)
+    probed(series, box, NOW - 3 * HOUR_S, tok_s=80.0)
+    probed(series, box, NOW - 1 * HOUR_S, running=3, tok_s=20.0)
+    found = parsed(exposition.text(series, NOW))
+    assert found[of_box("skep_monitor_tokens_per_second_median_7d")] == 80
+    assert found['skep_monitor_target_state{target="box",state="busy"}'] == 1
+
+
+def test_a_removed_target_is_not_told_and_alerts_are_counted(series):
+    gone = Target("gone", "http://127.0.0.1:1", added_at=NOW - DAY_S)
+    series.put_target(gone)
+    probed(series, gone, NOW - HOUR_S, tok_s=80.0)
+    series.remove_target("gone", NOW)
+    series.put_target(Target("box", "http://127.0.0.1:1", added_at=NOW))
+    series.open_alert(Alert(Rule.DISK, None, NOW, 'the disk "fills"'))
+    series.open_alert(Alert(Rule.DOWN, "box", NOW, "it is down"))
+    found = parsed(exposition.text(series, NOW))
+    assert not [key for key in found if "gone" in key]
+    assert found['skep_monitor_alerts_open{target="",rule="disk"}'] == 1
+    assert found['skep_monitor_alerts_open{target="box",rule="down"}'] == 1
+
+
+def test_an_empty_store_is_no_error(series):
+    assert parsed(exposition.text(series, NOW)) == {"skep_monitor_series_left_out{}": 0}
+
+
+def test_more_series_than_anybody_wants_are_left_out_and_counted(series):
+    box = Target("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
+    series.put_target(box)
+    samples = [Sample(NOW - HOUR_S, Heat.HOT, Shape.SHORT, c, tok_s=50.0) for c in range(1, MOST_SERIES + 11)]
+    probe = Probe("box", 0, 1, NOW - HOUR_S, NOW - HOUR_S + 5, ProbeOutcome.DONE)
+    series.append_probe(probe, samples)
+    found = parsed(exposition.text(series, NOW))
+    assert found["skep_monitor_series_left_out{}"] == 10
+    assert len([key for key in found if key.startswith("skep_monitor_tokens_per_second{")]) == MOST_SERIES
+
+
+def test_the_page_names_every_metric_and_no_other(series):
+    box = Target("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
+    series.put_target(box)
+    probed(series, box, NOW - HOUR_S, tok_s=50.0)
+    series.open_alert(Alert(Rule.DOWN, "box", NOW, "it is down"))
+    own = {key.partition("{")[0] for key in parsed(exposition.text(series, NOW))}
+    own = {re.sub(r"_(median|mad)_7d$", "", name) for name in own} | {name for name, _, _ in NAMES.values()}
+    assert set(re.findall(r"^\| `(skep_monitor_[a-z0-9_]+)`", PAGE, re.MULTILINE)) == own
+
+
+def test_the_dashboard_asks_for_metrics_that_exist():
+    document = json.loads(files("skep.monitor").joinpath("grafana.json").read_text())
+    known = set(re.findall(r"^\| `(skep_monitor_[a-z0-9_]+)`", PAGE, re.MULTILINE))
+    asked = set()
+    for panel in document["panels"]:
+        assert panel["targets"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        for target in panel["targets"]:
+            asked |= set(re.findall(r"skep_[a-z0-9_]+", target["expr"]))
+    assert {re.sub(r"_(median|mad)_7d$", "", name) for name in asked} <= known
+    assert len({panel["id"] for panel in document["panels"]}) == len(document["panels"])
+    places = [panel["gridPos"] for panel in document["panels"]]
+    cells = [
+        (x, y) for at in places for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(cells) == len(set(cells)), "no panel lies on another"
+    assert max(x for x, _ in cells) == 23

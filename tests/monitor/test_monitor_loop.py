@@ -1,0 +1,364 @@
+"""The loop: what is due is probed, written and looked at; stopped or without a disk, it tells nothing wrongly."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from soak_month import VirtualLoop
+
+from skep.errors import EngineError, StoreError
+from skep.monitor.backlog import Backlog, Entry
+from skep.monitor.loop import Loop, only_writer, probe_by_hand, prober_with, this_moment
+from skep.monitor.schedule import Moment
+from skep.monitor.versions import LastSeen, machine_of, news_of
+from skep.series import Event, EventKind, Heat, Probe, ProbeOutcome, Sample, Shape, Target
+from skep.settings import user_paths
+from skep.store.database import open_store
+from skep.store.series import SeriesStore
+from skep.testing.process import FakeEngine
+
+NOON = 1_800_000_000.0
+HOUR = 3600.0
+ALL = (float("-inf"), float("inf"))
+BOX = Target("box", "http://127.0.0.1:1", every_s=HOUR, added_at=NOON)
+
+
+@pytest.fixture
+def series(tmp_path):
+    with open_store(tmp_path / "store.sqlite3") as store:
+        yield SeriesStore(store)
+
+
+class World:
+    """Time that passes at once, a prober that takes `takes_s`, and what was said."""
+
+    def __init__(self, series, *targets, watch=None):
+        self.series, self.watch = series, watch
+        self.loop = VirtualLoop()
+        self.began_at = NOON
+        self.said, self.log = [], []
+        self.takes_s = 30.0
+        self.versions = {"driver": "570"}
+        self.fails = False
+        for target in targets:
+            series.put_target(target)
+
+    def moment(self):
+        passed = self.loop.passed_s
+        return Moment(self.began_at + passed, passed, passed)
+
+    async def probe(self, due, idle_s):
+        began = self.moment().wall
+        self.log.append(("begin", due.target.name, began - NOON))
+        await asyncio.sleep(self.takes_s)
+        ended = self.moment().wall
+        self.log.append(("end", due.target.name, ended - NOON))
+        made = Probe(
+            due.target.name, due.era, due.slot, due.at, ended, ProbeOutcome.DONE,
+            started_at=began, idle_s=idle_s, versions=self.versions,
+        )  # fmt: skip
+        if self.fails:
+            return replace(made, outcome=ProbeOutcome.FAILED, error_kind="connect", error="refused"), []
+        return made, [Sample(began, Heat.HOT, Shape.SHORT, 1, tok_s=50.0)]
+
+    def loop_of(self, series=None):
+        async def here(function, *arguments):
+            return function(*arguments)
+
+        return Loop(
+            series or self.series, self.probe, say=self.said.append, watch=self.watch, moment=self.moment,
+            look_for_changes=lambda *_: None, in_thread=here, poll_s=60.0, most_waiting=50,
+        )  # fmt: skip
+
+    def run(self, seconds, series=None, meanwhile=None):
+        async def for_a_while():
+            watching = asyncio.ensure_future(self.loop_of(series).run())
+            if meanwhile is not None:
+                await meanwhile()
+            await asyncio.sleep(seconds)
+            watching.cancel()
+            await asyncio.wait([watching])
+            if not watching.cancelled():
+                watching.result()
+
+        self.loop.run_until_complete(for_a_while())
+
+    def close(self):
+        self.loop.close()
+
+
+@pytest.fixture
+def world(series):
+    made = []
+
+    def make(*targets, **options):
+        made.append(World(series, *targets, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def outcomes(series, name="box"):
+    return [str(probe.outcome) for probe in reversed(series.probes(name, *ALL))]
+
+
+def test_a_target_is_probed_at_once_and_every_hour(world, series):
+    one = world(BOX)
+    one.run(10 * HOUR)
+    assert outcomes(series) == ["done"] * 10
+    first, second = list(reversed(series.probes("box", *ALL)))[:2]
+    assert first.idle_s is None
+    assert second.idle_s == pytest.approx(second.started_at - first.ended_at)
+    assert [event.text for event in series.events(*ALL)] == ["watched from now on, every 1 h"]
+
+
+def test_targets_of_one_machine_are_probed_one_after_the_other(world):
+    away = replace(BOX, name="away", url="http://10.0.0.7")
+    one = world(BOX, replace(BOX, name="gateway", url="http://localhost:9"), away)
+    one.run(100)
+    here = [entry[:2] for entry in one.log if entry[1] != "away"]
+    assert here == [("begin", "box"), ("end", "box"), ("begin", "gateway"), ("end", "gateway")]
+    assert [entry[2] for entry in one.log if entry[:2] == ("begin", "away")] == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("url", "machine"),
+    [
+        ("http://localhost:8400", "here"),
+        ("127.0.0.3:80", "here"),
+        ("http://[::1]:1/v1", "here"),
+        ("https://Api.Example/v1", "api.example"),
+        ("http://10.0.0.7", "10.0.0.7"),
+    ],
+)
+def test_the_machine_of_a_target_is_known_by_its_url(url, machine):
+    assert machine_of(url) == machine
+
+
+def test_targets_come_and_go_while_it_runs(world, series):
+    one = world()
+
+    async def change():
+        await asyncio.sleep(60)
+        series.put_target(BOX)
+        await asyncio.sleep(600)
+        series.remove_target("box", NOON + 660)
+
+    one.run(5 * HOUR, meanwhile=change)
+    assert outcomes(series) == ["done"]
+    assert one.log[0][2] == pytest.approx(60, abs=61)
+
+
+def test_a_probe_under_way_when_it_is_stopped_is_not_told_and_made_again(world, series):
+    one = world(BOX)
+    one.takes_s = 500.0
+    one.run(100)
+    assert outcomes(series) == []
+    again = world()
+    again.began_at = NOON + 200
+    again.run(100)
+    assert outcomes(series) == ["done"]
+
+
+def test_what_was_missed_is_one_row_and_one_mark_on_the_axis(world, series):
+    world(BOX, replace(BOX, name="other", url="http://10.0.0.9")).run(100)
+    later = world()
+    later.began_at = NOON + 5.9 * HOUR
+    later.run(100)
+    assert outcomes(series) == ["done", "missed", "done"]
+    gap = series.probes("box", *ALL)[1]
+    assert (gap.slots, gap.error) == (4, "the monitor was not running")
+    away = [event for event in series.events(*ALL) if "nobody watched" in event.text]
+    assert len(away) == 1
+    assert away[0].text.endswith(": the monitor was not running")
+
+
+def test_a_prober_with_a_bug_does_not_end_the_watch(world, series):
+    one = world(BOX)
+
+    async def broken(due, idle_s):
+        raise ZeroDivisionError(due.slot)
+
+    one.probe = broken
+    one.run(2 * HOUR)
+    assert set(outcomes(series)) == {"failed"}
+    assert len(outcomes(series)) >= 2
+    assert series.latest("box")[0].error.startswith("ZeroDivisionError")
+
+
+class Watch:
+    def __init__(self):
+        self.after, self.ticks = [], []
+
+    async def after_probe(self, probe, samples, now):
+        self.after.append((probe.target, len(samples), now))
+        raise ValueError("a watch with a bug")
+
+    async def tick(self, now):
+        self.ticks.append(now - NOON)
+
+
+def test_it_is_looked_at_after_each_probe_and_each_minute(world, series):
+    watch = Watch()
+    one = world(BOX, watch=watch)
+    one.run(0.5 * HOUR)
+    assert watch.after == [("box", 1, NOON + 30)]
+    assert 29 <= len(watch.ticks) <= 31
+    assert any("a watch with a bug" in text for text in one.said)
+
+
+def test_down_up_upgrades_and_restarts_are_marked_once(world, series):
+    one = world(BOX)
+    one.run(100)
+    for number, (fails, versions) in enumerate(
+        [(True, {}), (True, {}), (False, {"driver": "580"}), (False, {"driver": "580"})], start=1
+    ):
+        later = world()
+        later.began_at, later.fails, later.versions = NOON + number * HOUR + 400, fails, versions
+        later.run(100)
+    events = [(event.kind, event.text) for event in series.events(*ALL, "box") if event.target and event.at > NOON]
+    assert events == [
+        (EventKind.DOWN, "down: refused"),
+        (EventKind.UP, "up again"),
+        (EventKind.VERSION, "driver changed from 570 to 580"),
+    ]
+    change = next(event for event in series.events(*ALL) if event.kind is EventKind.VERSION)
+    assert {name: change.detail[name] for name in ("what", "from", "to")} == {
+        "what": "driver", "from": "570", "to": "580",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "anew"),
+    [
+        ({"process_began_at": 50.0, "tokens_total": 900.0}, {"process_began_at": 50.4, "tokens_total": 10.0}, False),
+        ({"process_began_at": 50.0}, {"process_began_at": 800.0}, True),
+        ({"tokens_total": 900.0}, {"tokens_total": 901.0}, False),
+        ({"tokens_total": 900.0}, {"tokens_total": 64.0}, True),
+        ({}, {"tokens_total": 64.0}, False),
+    ],
+)
+def test_a_restart_is_told_by_the_process_or_by_its_count_of_tokens(before, after, anew):
+    made = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.DONE, host=before)
+    news = news_of(LastSeen.of([made]), replace(made, host=after))
+    assert [event.kind for event in news] == ([EventKind.RESTART] if anew else [])
+
+
+class FullDisk(SeriesStore):
+    """Takes nothing while `full`."""
+
+    full = True
+
+    def append_probe(self, probe, samples=()):
+        if self.full:
+            raise StoreError("cannot grow: no space left on its disk", hint="free some space")
+        return super().append_probe(probe, samples)
+
+
+def test_a_full_disk_loses_nothing_and_is_said_once(world, series):
+    one = world(BOX)
+    full = FullDisk(series._store)
+
+    async def room():
+        await asyncio.sleep(5 * HOUR)
+        assert outcomes(series) == []
+        full.full = False
+
+    one.run(600, series=full, meanwhile=room)
+    assert len(outcomes(series)) >= 5
+    assert set(outcomes(series)) == {"done"}
+    waits = [text.split()[0] for text in one.said if text.startswith(("monitor.waits", "monitor.writes"))]
+    assert waits == ["monitor.waits", "monitor.writes"]
+
+
+def test_as_much_waits_as_is_safe_and_the_rest_is_missed(world, series):
+    """Probes are not kept in memory without end: from then on none is begun, and the slots say why."""
+    one = world(replace(BOX, every_s=60.0, jitter_s=0.0))
+    one.takes_s = 1.0
+    full = FullDisk(series._store)
+
+    async def room():
+        await asyncio.sleep(60.0 * (50 + 100))
+        full.full = False
+
+    one.run(600, series=full, meanwhile=room)
+    found = outcomes(series)
+    assert found.count("done") >= 45
+    gap = next(probe for probe in series.probes("box", *ALL) if probe.outcome is ProbeOutcome.MISSED)
+    assert (gap.error_kind, gap.slots) == ("disk", pytest.approx(100, abs=5))
+
+
+def test_an_event_that_was_written_before_a_kill_is_not_told_twice(series):
+    event = Event(NOON, EventKind.DOWN, "down: refused", "box", {"since": NOON - HOUR, "error_kind": "connect"})
+    made = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.FAILED)
+    series.append_event(event)  # and then the process was killed
+    for _ in range(2):
+        backlog = Backlog(series, print)
+        backlog.put(Entry(made, (), [event]))
+        assert backlog.write()
+    assert len(series.events(*ALL)) == 1
+    assert len(series.probes("box", *ALL)) == 1
+
+
+def test_what_has_no_place_in_the_store_does_not_hold_up_the_rest(series):
+    said = []
+    backlog = Backlog(series, said.append)
+    made = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.DONE)
+    backlog.put(Entry(replace(made, running=2**80)))
+    backlog.put(Entry(replace(made, slot=2, due_at=NOON + HOUR)))
+    assert backlog.write()
+    assert outcomes(series) == ["failed", "done"]
+    assert said[0].startswith("monitor.dropped")
+
+
+def test_once_probes_what_is_due_and_ends(series):
+    said = []
+    with FakeEngine(token_ms=1) as engine:
+        for name in ("box", "same-box"):
+            series.put_target(Target(name, engine.url, short_tokens=8, long_tokens=0, added_at=NOON))
+        asyncio.run(Loop(series, prober_with({}), say=said.append).run(once=True))
+        assert outcomes(series) == outcomes(series, "same-box") == ["done"]
+        made, samples = asyncio.run(probe_by_hand(series, series.target("box"), {}))
+        assert (made.era, made.outcome, len(samples)) == (-1, ProbeOutcome.DONE, 2)
+    asyncio.run(Loop(series, prober_with({}), say=said.append).run(once=True))
+    assert len(series.probes("box", *ALL)) == 2
+    assert sum(text.startswith("monitor.probed") for text in said) == 2
+
+
+def test_a_second_one_is_told_who_holds_the_store(tmp_path):
+    lock, held = tmp_path / "lock", rf"already running \(pid {os.getpid()}\)"
+    with only_writer(lock), pytest.raises(EngineError, match=held), only_writer(lock):
+        pass
+    with only_writer(lock):
+        pass
+
+
+@pytest.mark.slow
+def test_a_signal_ends_it_at_once_and_without_a_failed_probe(env, tmp_path):
+    with FakeEngine(token_ms=1) as engine, open_store(user_paths(env).store) as store:
+        series = SeriesStore(store)
+        engine.fault(kind="hang-mid", after_tokens=2)
+        series.put_target(Target("box", engine.url, short_tokens=8, added_at=NOON))
+        argv = [sys.executable, "-m", "skep", "monitor", "run"]
+        with subprocess.Popen(argv, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+            engine.wait_for(running=1)
+            running.send_signal(signal.SIGTERM)
+            _, errors = running.communicate(timeout=10)
+        assert (running.returncode, "Traceback" in errors) == (0, False)
+        assert outcomes(series) == []
+
+
+def test_now_is_told_on_three_clocks():
+    now = this_moment()
+    assert now.wall > NOON - 10 * 365 * 86400
+    assert now.boot is None or now.boot >= now.awake

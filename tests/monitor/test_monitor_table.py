@@ -1,0 +1,105 @@
+"""`[monitor]` of skep.toml: what it says, what it refuses, and that its page has every key."""
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from skep.configfile import MonitorTable, parse_settings
+from skep.errors import UserError
+from skep.settings import Monitor, settings_of
+from skep.units import GIB
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+EVERYTHING = {
+    "with_up": False,
+    "slower": "7.5 %",
+    "ttft": "800ms",
+    "down_after": 3,
+    "quality_min": 0.6,
+    "disk_free": "5GiB",
+    "quiet_hours": "22:00-07:00",
+    "quiet_except": ["down", "disk"],
+    "command": ["notify-send", "{message}"],
+    "webhook_env": "HOOK",
+    "webhook_shape": "ntfy",
+    "webhook_token_env": "TOKEN",
+}
+
+
+def monitor(**table):
+    return parse_settings({"monitor": table}, "skep.toml", {}).monitor
+
+
+def test_every_key_is_understood():
+    assert monitor(**EVERYTHING) == Monitor(
+        with_up=False,
+        slower_pct=7.5,
+        ttft_ms=800.0,
+        down_after=3,
+        quality_min=0.6,
+        disk_free_bytes=5 * GIB,
+        quiet_hours="22:00-07:00",
+        quiet_except=("down", "disk"),
+        command=("notify-send", "{message}"),
+        webhook_env="HOOK",
+        webhook_shape="ntfy",
+        webhook_token_env="TOKEN",
+    )
+
+
+def test_the_defaults_of_the_file_are_those_of_the_values():
+    assert monitor() == Monitor()
+    assert monitor(slower="off", disk_free="0") == Monitor(slower_pct=None, disk_free_bytes=0)
+
+
+def test_it_survives_its_way_through_json():
+    settings = parse_settings({"monitor": EVERYTHING}, "test", {})
+    assert settings_of(json.loads(json.dumps(asdict(settings)))) == settings
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"slower": "much"}, "`monitor.slower` = `much`"),
+        ({"slower": "0%"}, "`monitor.slower`"),
+        ({"slower": "100%"}, "`monitor.slower`"),
+        ({"ttft": "0s"}, "`monitor.ttft`"),
+        ({"ttft": "soon"}, "`monitor.ttft`"),
+        ({"down_after": 0}, "`monitor.down_after`"),
+        ({"quality_min": 60}, "`monitor.quality_min`"),
+        ({"disk_free": "lots"}, "`monitor.disk_free`"),
+        ({"quiet_hours": "at night"}, "quiet hours `at night`"),
+        ({"quiet_except": ["sleep"]}, "`monitor.quiet_except.0`"),
+        ({"command": "notify-send"}, "`monitor.command`"),
+        ({"command": [""]}, "`monitor.command`"),
+        ({"command": ["a\0b"]}, "NUL"),
+        ({"webhook": "x:y"}, "`monitor.webhook`"),
+        ({"webhook": "https://x/y", "webhook_env": "X"}, "exclude each other"),
+        ({"webhook": "https://ntfy.sh", "webhook_shape": "ntfy"}, "topic"),
+        ({"webhook_env": "NO NAME"}, "'NO NAME'"),
+        ({"webhook_shape": "teams"}, "`monitor.webhook_shape`"),
+        ({"interval": "1h"}, "`monitor.interval` is an unknown key"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(table, said):
+    with pytest.raises(UserError) as caught:
+        monitor(**table)
+    assert "skep.toml: " in caught.value.message
+    assert said in caught.value.message
+    assert caught.value.hint
+
+
+def test_an_unknown_key_is_answered_with_the_known_ones():
+    with pytest.raises(UserError) as caught:
+        monitor(slow="10%")
+    assert "slower" in caught.value.hint
+
+
+@pytest.mark.parametrize("key", sorted(MonitorTable.model_fields))
+def test_every_key_is_in_the_pages(key):
+    assert re.search(rf"^{key} = ", (DOCS / "configuration.md").read_text(), re.MULTILINE)
+    assert f"`{key}`" in (DOCS / "monitor.md").read_text()

@@ -1,0 +1,286 @@
+"""Real probes of a fake engine that is a real process, and of servers that are none."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+
+from skep.host.nvidia import NvidiaReport
+from skep.monitor.load import Load, company, count_busy, load_of
+from skep.monitor.probing import Machine, probe_target, sample_of
+from skep.monitor.prompts import FreshPrompts, Lengths
+from skep.records import EngineTimings, Request
+from skep.series import Heat, ProbeOutcome, Shape, Target
+from skep.testing.process import FakeEngine
+from skep.workload.drills import drills
+
+NO_GPU = Machine(nvidia=NvidiaReport, meter=lambda: None)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with FakeEngine(slots=4, token_ms=2, ttft_ms=10) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _no_fault_is_left(engine):
+    yield
+    engine.fault(kind="none")
+
+
+def box(engine, **options):
+    return Target("box", engine.url, **{"short_tokens": 16, "long_tokens": 0, "timeout_s": 5.0, **options})
+
+
+def probe(target, **options):
+    made = probe_target(target, era=2, slot=7, due_at=100.0, **{"machine": NO_GPU, "nonce": "n", **options})
+    return asyncio.run(made)
+
+
+def test_a_probe_brings_the_cold_run_and_the_hot_ones_on_both_clocks(engine):
+    made, samples = probe(box(engine, long_tokens=64, concurrency=3), idle_s=12.0)
+    assert (made.outcome, made.era, made.slot, made.due_at, made.idle_s) == (ProbeOutcome.DONE, 2, 7, 100.0, 12.0)
+    kinds = [(one.heat, one.shape, one.concurrency) for one in samples]
+    assert kinds == [
+        (Heat.COLD, Shape.SHORT, 1),
+        (Heat.HOT, Shape.SHORT, 1),
+        (Heat.HOT, Shape.LONG, 1),
+        (Heat.HOT, Shape.SHORT, 3),
+    ]
+    assert [one.output_tokens for one in samples] == [16, 16, 64, 48]
+    for one in samples:
+        assert 20 < one.tok_s < 5000  # about 500; the machine may be busy with other things
+        assert 20 < one.engine_tok_s < 5000
+        assert one.ttft_ms > 9
+    assert (made.running, made.waiting, made.busy) == (0, 0, False)
+    assert made.versions["build"] == "skep-fake"
+    assert made.host["tokens_total"] > 0
+    assert made.started_at < made.ended_at
+
+
+def test_a_sample_is_the_median_of_its_streams_and_the_sum_of_their_tokens():
+    def row(index, first, last, tokens, engine):
+        times = {"started_s": 1.0, "ended_s": last, "first_token_s": first, "last_token_s": last, "first_byte_s": first}
+        timings = EngineTimings(decode_tok_s=engine)
+        return Request(1, 0, index, "fix", status=200, prompt_tokens=9, output_tokens=tokens, engine=timings, **times)
+
+    rows = [row(0, 1.5, 2.5, 101, 110.0), row(1, 2.0, 4.0, 101, 60.0), row(2, 1.25, 3.25, 41, None)]
+    made = sample_of(rows, 77.0, Heat.HOT, Shape.SHORT, 3)
+    assert (made.tok_s, made.engine_tok_s, made.ttft_ms) == pytest.approx((50.0, 85.0, 500.0))
+    assert (made.effective_tok_s, made.output_tokens, made.prompt_tokens) == pytest.approx((81.0, 243, 27))
+    broken = replace(rows[0], error_kind="cut", error="the stream broke")
+    failed = sample_of([broken, *rows[1:]], 77.0, Heat.HOT, Shape.SHORT, 3)
+    assert (failed.error_kind, failed.output_tokens) == ("cut", 142)
+
+
+def test_prompts_are_of_the_length_asked_for_in_the_targets_own_tokens(engine):
+    lengths = Lengths()
+    for _ in range(2):
+        _, samples = probe(box(engine, prompt_tokens=200), lengths=lengths)
+    assert samples[1].prompt_tokens == pytest.approx(200, rel=0.25)
+
+
+def test_no_two_prompts_begin_alike_and_the_shortest_is_short():
+    lengths = Lengths()
+    texts = [FreshPrompts(tokens, f"probe {tokens}", lengths).next().text for tokens in (1, 30, 256, 257, 258)]
+    assert len({text[:7] for text in texts}) == 5
+    assert len(texts[0]) < 200
+
+
+def test_small_tasks_are_checked(engine, tmp_path):
+    items = drills(8, 4, 1)
+    right = [{"prompt": one.messages[-1]["content"], "answer": str(one.checker.values["answer"])} for one in items]
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text("".join(json.dumps(one) + "\n" for one in right[:3]))
+    with FakeEngine(answers=answers, token_ms=1) as clever:
+        made, samples = probe(box(clever, quality_items=4))
+    assert (made.outcome, samples[-1].shape, samples[-1].quality) == (ProbeOutcome.DONE, Shape.QUALITY, 0.75)
+
+
+def test_others_at_the_target_are_seen(engine):
+    """Somebody's long answer is under way when the probe begins, and one's own requests do not count."""
+
+    async def beside():
+        reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
+        body = b'{"model":"fake-model","messages":[{"role":"user","content":"x"}],"max_tokens":4000,"stream":true}'
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        await asyncio.to_thread(engine.wait_for, running=1)
+        made, _ = await probe_target(box(engine), era=0, slot=1, due_at=0.0, machine=NO_GPU)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        del reader
+        return made
+
+    made = asyncio.run(beside())
+    assert (made.running, made.busy) == (1, True)
+    engine.wait_for(running=0)
+
+
+def test_who_came_and_went_is_found_by_tokens():
+    before, after = Load(0, 0, 1000.0), Load(0, 0, 1500.0)
+    assert company(before, after, 500) == (0, 0)
+    assert company(before, after, 100) == (1, 0)
+    assert company(before, after, None) == (0, 0)
+    assert company(Load(), Load(), 100) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("counters", "running", "waiting"),
+    [
+        ({"skep_slots": 4, "vllm:num_requests_running": 9}, 0, 0),
+        ({"skep_slots": 4, "skep_slots_busy": 2, "skep_queue_length": 5}, 2, 5),
+        ({"vllm:num_requests_running": 3, "vllm:num_requests_waiting": 1}, 3, 1),
+        ({"sglang:num_running_reqs": 2, "sglang:num_queue_reqs": 0}, 2, 0),
+        ({"llamacpp:requests_processing": 1, "llamacpp:requests_deferred": 0}, 1, 0),
+        ({"go_goroutines": 12}, None, None),
+        ({"vllm:num_requests_running": float("nan")}, None, 0),
+    ],
+)
+def test_load_is_read_by_the_names_of_each_engine(counters, running, waiting):
+    found = load_of(counters)
+    assert (found.running, found.waiting) == (running, waiting)
+
+
+def test_slots_that_are_no_slots_tell_nothing():
+    assert count_busy([{"is_processing": True}, {"is_processing": False}, "x"]) == 1
+    assert count_busy({"error": "no"}) is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ({"kind": "500"}, "http"),
+        ({"kind": "hang-mid", "after_tokens": 3}, "timeout"),
+        ({"kind": "close-mid", "after_tokens": 3}, "cut"),
+        ({"kind": "html"}, "not_json"),
+        ({"kind": "garbage"}, "protocol"),
+        ({"kind": "html", "path": "/v1/models"}, "not_json"),
+        ({"kind": "500", "path": "/v1/models"}, "http"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_goes_wrong_becomes_a_probe_that_failed(engine, fault, kind):
+    engine.fault(**fault)
+    made, samples = probe(box(engine, timeout_s=0.4))
+    assert (made.outcome, made.error_kind) == (ProbeOutcome.FAILED, kind)
+    assert made.error
+    assert "\n" not in made.error
+    assert [one.error_kind for one in samples] == ([] if "path" in fault else [kind])
+
+
+def test_a_target_that_fails_in_the_middle_keeps_what_it_brought(engine):
+    engine.fault(kind="close-mid", after_tokens=30, times=None)
+    made, samples = probe(box(engine, long_tokens=64))
+    assert (made.outcome, [one.error_kind for one in samples]) == (ProbeOutcome.FAILED, [None, None, "cut"])
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        ({"url": "ftp://example"}, "url", "ftp://example"),
+        ({"url": "http://127.0.0.1:1"}, "connect", "refused"),
+        ({"model": "gpt-9"}, "no_model", "gpt-9"),
+        ({"key_env": "NO_SUCH_VARIABLE"}, "auth", "NO_SUCH_VARIABLE"),
+    ],
+)
+def test_a_target_that_is_described_wrongly_fails(engine, change, kind, said):
+    made, samples = probe(replace(box(engine), **change))
+    assert (made.outcome, made.error_kind, samples) == (ProbeOutcome.FAILED, kind, [])
+    assert said in made.error
+
+
+@contextlib.contextmanager
+def server(answer):
+    """Gives the same answer to each connection, or none at all; its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    kept.append(connection)
+                    if answer:
+                        connection.recv(65536)
+                        connection.sendall(answer)
+                        connection.close()
+
+        kept = []
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for one in kept:
+                one.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 2\r\n\r\n{}", "auth"),
+        (b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 15\r\n\r\n<h1>Router</h1>", "not_json"),
+        (b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n", "http"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "protocol"),
+    ],
+    ids=["key expired", "a router's page", "bad gateway", "another protocol"],
+)
+def test_a_server_that_is_no_endpoint_fails(answer, kind):
+    with server(answer) as url:
+        made, _ = probe(Target("odd", url, key_env="KEY"), key="expired")
+    assert (made.outcome, made.error_kind) == (ProbeOutcome.FAILED, kind)
+
+
+def test_a_probe_that_is_broken_off_says_nothing(engine):
+    """Cancelled in the middle: no probe is made up of it, and the engine's slot is free again."""
+
+    async def begin():
+        task = asyncio.create_task(
+            probe_target(box(engine, short_tokens=4000), era=0, slot=1, due_at=0.0, machine=NO_GPU)
+        )
+        await asyncio.to_thread(engine.wait_for, running=1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(begin())
+    engine.wait_for(running=0)
+
+
+class Metered:
+    def __init__(self):
+        self.calls = []
+
+    def begin(self):
+        self.calls.append("begin")
+
+    def end(self):
+        self.calls.append("end")
+        gpus = [
+            {"temperature_max_c": 61.0, "sm_clock_min_mhz": 1400},
+            {"temperature_max_c": 70.0, "sm_clock_min_mhz": None},
+        ]
+        told = {"mean_w": 300.0, "max_w": 410.0, "joules": 9.0, "seconds": 0.03, "throttled": ["power cap"]}
+        return {**told, "source": "NVML energy counter", "gpus": gpus}
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_of_a_target_on_this_machine_driver_and_power_are_kept(engine):
+    meter = Metered()
+    machine = Machine(lambda: NvidiaReport(driver_version="580.1", cuda_version="13.0"), lambda: meter)
+    made, _ = probe(box(engine), machine=machine)
+    assert meter.calls == ["begin", "end", "close"]
+    assert (made.versions["driver"], made.versions["cuda"]) == ("580.1", "13.0")
+    kept = {name: made.host[name] for name in ("mean_w", "temperature_max_c", "sm_clock_min_mhz", "throttled", "gpus")}
+    assert kept == {
+        "mean_w": 300.0, "temperature_max_c": 70.0, "sm_clock_min_mhz": 1400, "throttled": ["power cap"], "gpus": 2,
+    }  # fmt: skip

@@ -1,0 +1,108 @@
+"""Quiet hours: over midnight, over the change of the clocks, and what is told at their end."""
+
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from skep.errors import UserError
+from skep.monitor.quiet import Discretion, QuietHours, Word, parse_quiet_hours
+from skep.series import Alert, Rule
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NIGHT = parse_quiet_hours("22:00-07:00")
+
+
+def at(text, fold=0):
+    return datetime.fromisoformat(text).replace(tzinfo=BERLIN, fold=fold).timestamp()
+
+
+def test_they_go_over_midnight():
+    held = [hour for hour in range(24) if NIGHT.hold(at(f"2026-05-04T{hour:02}:30"), BERLIN)]
+    assert held == [0, 1, 2, 3, 4, 5, 6, 22, 23]
+    assert NIGHT.hold(at("2026-05-04T22:00"), BERLIN)
+    assert not NIGHT.hold(at("2026-05-04T07:00"), BERLIN)
+
+
+def test_they_may_lie_within_a_day():
+    noon = parse_quiet_hours(" 12:30 - 13:00 ")
+    assert [noon.hold(at(f"2026-05-04T{time}"), BERLIN) for time in ("12:29", "12:30", "12:59", "13:00")] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert parse_quiet_hours("22:00-24:00") == QuietHours(1320, 0)
+
+
+@pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 8), ("2026-03-30", 9), ("2026-10-25", 10)])
+def test_the_clock_on_the_wall_counts_when_it_is_set_forth_or_back(day, hours):
+    """The night before the clocks go forward is an hour shorter, that before they go back an hour longer."""
+    morning = at(f"{day}T07:00")
+    held = [hour for hour in range(1, 20) if NIGHT.hold(morning - hour * 3600 + 1800, BERLIN)]
+    assert held == list(range(1, hours + 1))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "22-7", "22:00", "25:00-07:00", "22:60-07:00", "07:00-07:00", "00:00-24:00", "a-b"]
+)
+def test_what_is_no_time_of_day_is_refused(text):
+    with pytest.raises(UserError) as caught:
+        parse_quiet_hours(text)
+    assert caught.value.hint
+
+
+def alert(rule=Rule.SLOWER, opened_at=None, target="box", **more):
+    return Alert(rule, target, at("2026-05-04T23:00") if opened_at is None else opened_at, "m", **more)
+
+
+LATE, MORNING = at("2026-05-04T23:00"), at("2026-05-05T07:00")
+
+
+def test_what_is_still_wrong_in_the_morning_is_told_then_and_once():
+    discretion = Discretion(NIGHT, zone=BERLIN)
+    assert discretion.opened(alert(), LATE) == []
+    assert discretion.release(LATE + 3600) == []
+    assert discretion.release(MORNING) == [Word("opened", (alert(),))]
+    assert discretion.release(MORNING + 60) == []
+
+
+def test_what_came_and_went_at_night_is_told_together():
+    discretion = Discretion(NIGHT, zone=BERLIN)
+    gone = [alert(closed_at=LATE + 60), alert(Rule.TTFT, closed_at=LATE + 90)]
+    for one in gone:
+        discretion.opened(one, LATE)
+        assert discretion.closed(one, LATE + 99) == []
+    assert "2 passed" in repr(discretion)
+    assert discretion.release(MORNING) == [Word("passed", tuple(gone))]
+
+
+def test_what_began_by_day_and_ended_at_night_is_ended_in_the_morning():
+    discretion = Discretion(NIGHT, zone=BERLIN)
+    noon = at("2026-05-04T12:00")
+    by_day = alert(opened_at=noon)
+    assert discretion.opened(by_day, noon) == [Word("opened", (by_day,))]
+    assert discretion.closed(by_day, LATE) == []
+    assert discretion.release(MORNING) == [Word("closed", (by_day,))]
+
+
+def test_exceptions_are_told_at_any_hour():
+    discretion = Discretion(NIGHT, ["down"], BERLIN)
+    down = alert(Rule.DOWN)
+    assert discretion.opened(down, LATE) == [Word("opened", (down,))]
+    assert discretion.closed(down, LATE) == [Word("closed", (down,))]
+
+
+def test_without_quiet_hours_nothing_waits():
+    discretion = Discretion()
+    assert discretion.opened(alert(), LATE) == [Word("opened", (alert(),))]
+    assert discretion.closed(alert(), LATE) == [Word("closed", (alert(),))]
+    assert discretion.release(LATE) == []
+
+
+def test_an_alert_held_back_takes_its_number_when_it_has_one():
+    discretion = Discretion(NIGHT, zone=BERLIN)
+    assert not discretion.stored(alert(id=4))
+    discretion.opened(alert(), LATE)
+    assert discretion.stored(alert(id=4))
+    assert discretion.release(MORNING)[0].alerts[0].id == 4

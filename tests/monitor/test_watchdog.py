@@ -1,0 +1,479 @@
+"""From stored probes to alerts that are stored, told and ended, with a real store."""
+
+import asyncio
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from skep.errors import StoreError
+from skep.monitor.config import Monitor
+from skep.monitor.watchdog import Watch, check_document, free_bytes_of
+from skep.series import (
+    Alert,
+    Change,
+    Heat,
+    Metric,
+    Probe,
+    ProbeOutcome,
+    Rule,
+    Sample,
+    SeriesKey,
+    Shape,
+    Target,
+)
+from skep.store.database import open_store
+from skep.store.series import SeriesStore
+from skep.units import GIB
+
+HOUR = 3600.0
+START = datetime(2026, 5, 4, 12, 0, tzinfo=UTC).timestamp()  # a Monday
+
+
+@pytest.fixture
+def series(tmp_path):
+    with open_store(tmp_path / "store.sqlite3") as store:
+        yield SeriesStore(store)
+
+
+class Ear:
+    """A courier that remembers. `error` is what it says of each."""
+
+    via = "webhook"
+
+    def __init__(self, error=None):
+        self.heard, self.error = [], error
+
+    async def send(self, notice):
+        self.heard.append((notice.what, notice.text))
+        return self.error
+
+    def words(self):
+        return [what for what, _ in self.heard]
+
+
+class Rig:
+    """A target probed hourly, the watch over it, and one who listens."""
+
+    def __init__(self, series, wanted=None, ear=None, free=100 * GIB, **target):
+        self.series, self.wanted = series, wanted or Monitor()
+        self.ear, self.log, self.free = ear or Ear(), [], free
+        self.slot = 0
+        self.now = START
+        series.put_target(Target("box", "http://box:8000", added_at=START, **target))
+        self.watch = None
+
+    def begin(self, env=None):
+        self.watch = Watch(
+            self.series,
+            self.wanted,
+            env=env or {},
+            log=self.log.append,
+            free_bytes=lambda: self.free,
+            zone=UTC,
+            host="attic",
+            couriers=[self.ear],
+        )
+
+    def store(self, *, tok_s=50.0, ttft_ms=100.0, failed=None, running=None, quality=None):
+        outcome = ProbeOutcome.FAILED if failed else ProbeOutcome.DONE
+        slot = int(self.now // HOUR)
+        probe = Probe("box", 0, slot, self.now, self.now, outcome, self.now, error=failed, running=running)
+        samples = [Sample(self.now, Heat.HOT, Shape.SHORT, 1, tok_s=tok_s, ttft_ms=ttft_ms)]
+        if quality is not None:
+            samples.append(Sample(self.now, Heat.HOT, Shape.QUALITY, 1, quality=quality))
+        self.series.append_probe(probe, [] if failed else samples)
+        self.now += HOUR
+        return probe
+
+    async def probe(self, **figures):
+        await self.watch.after_probe(self.store(**figures), [], self.now)
+        assert await self.watch.delivered(5)
+
+    async def tick(self, seconds=60.0):
+        self.now += seconds
+        await self.watch.tick(self.now)
+        assert await self.watch.delivered(5)
+
+
+def alive(rig, story, env=None):
+    """A process with a watch in it, from its beginning to its end."""
+
+    async def run():
+        rig.begin(env)
+        async with rig.watch:
+            await story()
+
+    asyncio.run(run())
+
+
+def test_down_and_up_again_are_told_once_each_and_stored(series):
+    rig = Rig(series)
+
+    async def story():
+        await rig.probe()
+        await rig.probe(failed="refused")
+        assert rig.ear.heard == []
+        await rig.probe(failed="refused")
+        await rig.probe(failed="refused")
+        await rig.probe()
+        await rig.probe()
+
+    alive(rig, story)
+    assert rig.ear.heard == [
+        ("opened", "box is down: 2 probes in a row failed: refused"),
+        ("closed", "box: no longer down after 2 h 00 min: it answers again"),
+    ]
+    (alert,) = series.alerts()
+    assert (alert.rule, alert.closed_at - alert.opened_at) == (Rule.DOWN, 2 * HOUR)
+    assert [(what, via, error) for what, _, via, error in series.notices(alert.id)] == [
+        ("opened", "log", None),
+        ("opened", "webhook", None),
+        ("closed", "log", None),
+        ("closed", "webhook", None),
+    ]
+    assert rig.log[0].startswith("alert.opened rule=down target=box")
+
+
+def test_a_restart_in_the_middle_of_it_repeats_nothing(series):
+    rig = Rig(series)
+
+    async def down():
+        await rig.probe(failed="refused")
+        await rig.probe(failed="refused")
+
+    async def later():
+        await rig.tick()
+        await rig.probe(failed="refused")
+        await rig.probe()
+
+    alive(rig, down)
+    alive(rig, later)
+    assert rig.ear.words() == ["opened", "closed"]
+
+
+def test_what_was_found_but_not_told_is_told_by_the_next_process(series):
+    rig = Rig(series)
+
+    async def nothing():
+        await rig.tick()
+
+    rig.store(failed="x")
+    rig.store(failed="x")
+    series.open_alert(Alert(Rule.DOWN, "box", rig.now, "box is down"))
+    gone = series.open_alert(Alert(Rule.TTFT, "box", rig.now, "late"))
+    series.close_alert(gone, rig.now + 60, "over")
+    old = series.open_alert(Alert(Rule.QUALITY, "box", START - 9 * 86400, "wrong"))
+    series.close_alert(old, START - 8 * 86400, "over")
+    alive(rig, nothing)
+    assert rig.ear.words() == ["opened", "passed"]
+    alive(rig, nothing)
+    assert rig.ear.words() == ["opened", "passed"]
+
+
+def test_a_way_that_was_cut_off_by_the_end_is_gone_by_the_next_process(series):
+    """The command was told before the process ended, the webhook was not."""
+    rig = Rig(series)
+    rig.store(failed="x")
+    rig.store(failed="x")
+    number = series.open_alert(Alert(Rule.DOWN, "box", rig.now, "box is down"))
+    series.append_notice(number, "opened", rig.now, "command", None)
+    other = Ear()
+    other.via = "command"
+
+    async def run():
+        rig.begin()
+        watch = Watch(
+            series,
+            rig.wanted,
+            env={},
+            log=rig.log.append,
+            free_bytes=lambda: None,
+            couriers=[other, rig.ear],
+        )
+        async with watch:
+            await watch.tick(rig.now)
+
+    asyncio.run(run())
+    assert (other.words(), rig.ear.words()) == ([], ["opened"])
+
+
+def test_slower_than_its_own_median_is_told_and_a_busy_box_is_not(series):
+    rig = Rig(series)
+    for _ in range(30):
+        rig.store()
+
+    async def story():
+        for _ in range(3):
+            await rig.probe(tok_s=20.0, running=2)
+        assert rig.watch.open == []
+        for _ in range(3):
+            await rig.probe(tok_s=40.0)
+        (alert,) = rig.watch.open
+        assert (alert.rule, alert.value, alert.limit) == (Rule.SLOWER, 40.0, 45.0)
+        for _ in range(3):
+            await rig.probe(tok_s=46.0)
+        assert len(rig.watch.open) == 1, "8 % below is neither wrong nor right"
+        for _ in range(3):
+            await rig.probe(tok_s=49.0)
+
+    alive(rig, story)
+    assert rig.ear.words() == ["opened", "closed"]
+    assert rig.ear.heard[0][1] == "box, short answers 40 tok/s, 20.0 % below the median of 7 days, 50"
+
+
+def test_a_target_may_have_limits_of_its_own(series):
+    rig = Rig(series, Monitor(slower_pct=None, ttft_ms=1000.0), slower_pct=30.0, ttft_ms=200.0)
+    for _ in range(30):
+        rig.store()
+
+    async def story():
+        for _ in range(3):
+            await rig.probe(tok_s=40.0, ttft_ms=300.0)
+        assert [alert.rule for alert in rig.watch.open] == [Rule.TTFT]
+        for _ in range(3):
+            await rig.probe(tok_s=30.0, ttft_ms=100.0)
+        assert [alert.rule for alert in rig.watch.open] == [Rule.SLOWER]
+
+    alive(rig, story)
+
+
+def test_a_quality_probe_that_fails_is_told(series):
+    rig = Rig(series, quality_items=5)
+    for _ in range(30):
+        rig.store(quality=1.0)
+
+    async def story():
+        await rig.probe(quality=0.2)
+        for _ in range(3):
+            await rig.probe(quality=1.0)
+
+    alive(rig, story)
+    assert rig.ear.words() == ["opened", "closed"]
+    assert "20% of 5 small tasks right" in rig.ear.heard[0][1]
+
+
+def test_a_change_point_for_the_worse_is_told_with_its_cause(series):
+    rig = Rig(series)
+    for _ in range(3):
+        rig.store()
+    key = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
+    at = rig.now - 2 * HOUR
+
+    async def story():
+        cause = "the driver changed from 570 to 580"
+        series.set_changes(key, [Change(key, at, (at - HOUR, at), 50, 48, 0.95, 0.97, 40, 20, cause)])
+        await rig.probe()
+        await rig.probe()
+        series.set_changes(key, [])
+        await rig.probe()
+
+    alive(rig, story)
+    assert rig.ear.words() == ["opened", "closed"]
+    assert rig.ear.heard[0][1] == (
+        "box, short answers tok_s -4.0 % (-5.0 to -3.0 %) since Monday 13:00, when the driver changed from 570 to 580"
+    )
+
+
+def test_a_disk_that_fills_is_told_even_where_nothing_can_be_stored(series):
+    """The alert that matters most comes when the store can take no rows; it is stored when there is room again."""
+
+    class FullStore(SeriesStore):
+        full = True
+
+        def open_alert(self, alert):
+            if self.full:
+                raise StoreError("the store cannot grow: no space left on its disk")
+            return super().open_alert(alert)
+
+    full = FullStore(series._store)
+    rig = Rig(full, free=GIB)
+
+    async def story():
+        await rig.tick()
+        await rig.tick()
+        assert rig.ear.words() == ["opened"]
+        assert series.alerts() == []
+        full.full = False
+        await rig.tick()
+        (alert,) = series.alerts(open_only=True)
+        assert alert.rule is Rule.DISK
+        assert ("opened", "webhook") in {(what, via) for what, _, via, _ in series.notices(alert.id)}
+        rig.free = 50 * GIB
+        await rig.tick()
+
+    alive(rig, story)
+    assert rig.ear.words() == ["opened", "closed"]
+    assert series.alerts(open_only=True) == []
+    assert any("watch.failed in=store" in line for line in rig.log)
+
+
+def test_a_disk_that_will_be_full_in_three_days_is_told(series):
+    rig = Rig(series, free=100 * GIB)
+
+    async def story():
+        for _ in range(10):
+            await rig.tick(HOUR)
+            rig.free -= 2 * GIB
+
+    alive(rig, story)
+    assert rig.ear.words() == ["opened"]
+    assert "at the pace of the last day" in rig.ear.heard[0][1]
+
+
+def test_quiet_hours_hold_the_sender_but_not_the_log(series):
+    rig = Rig(series, Monitor(quiet_hours="13:00-18:30"))
+
+    async def story():
+        await rig.probe(failed="x")
+        await rig.probe(failed="x")  # found at 14:00
+        await rig.probe()  # over at 15:00
+        for _ in range(2):
+            await rig.probe(failed="x")  # found at 17:00, still so in the evening
+        await rig.tick()
+        assert rig.ear.heard == []
+        assert [line.split()[0] for line in rig.log] == ["alert.opened", "alert.closed", "alert.opened"]
+        await rig.tick(2 * HOUR)
+
+    alive(rig, story)
+    assert rig.ear.words() == ["passed", "opened"]
+    assert rig.ear.heard[0][1] == "came and went in quiet hours: box down 14:00 to 15:00"
+
+
+def test_quiet_hours_survive_a_restart(series):
+    rig = Rig(series, Monitor(quiet_hours="13:00-18:30"))
+
+    async def down():
+        await rig.probe(failed="x")
+        await rig.probe(failed="x")
+
+    async def evening():
+        await rig.tick()
+        assert rig.ear.heard == []
+        await rig.tick(6 * HOUR)
+
+    alive(rig, down)
+    alive(rig, evening)
+    assert rig.ear.words() == ["opened"]
+
+
+def test_down_may_be_told_at_any_hour(series):
+    rig = Rig(series, Monitor(quiet_hours="00:00-23:59", quiet_except=("down",)))
+
+    async def story():
+        await rig.probe(failed="x")
+        await rig.probe(failed="x")
+
+    alive(rig, story)
+    assert rig.ear.words() == ["opened"]
+
+
+def test_a_delivery_that_failed_is_written_down(series):
+    rig = Rig(series, ear=Ear("https://x:443 answered 500"))
+
+    async def story():
+        await rig.probe(failed="x")
+        await rig.probe(failed="x")
+
+    alive(rig, story)
+    (alert,) = series.alerts()
+    assert series.notices(alert.id)[-1][2:] == ("webhook", "https://x:443 answered 500")
+    assert 'alert.untold via=webhook event=opened error="https://x:443 answered 500"' in rig.log
+
+
+def test_no_secret_reaches_message_log_or_store(series):
+    rig = Rig(series, Monitor(webhook_env="HOOK", webhook_token_env="TOKEN"), key_env="KEY")
+    env = {"KEY": "sk-very-secret", "HOOK": "https://hooks.example/hidden", "TOKEN": "tk_hidden"}
+
+    async def story():
+        text = "401: sk-very-secret is no key; https://hooks.example/hidden tk_hidden"
+        await rig.probe(failed=text)
+        await rig.probe(failed=text)
+
+    alive(rig, story, env)
+    (alert,) = series.alerts()
+    seen = json.dumps([rig.log, rig.ear.heard, alert.message])
+    assert "401: *** is no key; *** ***" in alert.message
+    assert "hidden" not in seen
+    assert "very-secret" not in seen
+
+
+def test_alerts_of_a_removed_target_end(series):
+    rig = Rig(series)
+
+    async def story():
+        await rig.probe(failed="x")
+        await rig.probe(failed="x")
+        series.remove_target("box", rig.now)
+        await rig.tick()
+
+    alive(rig, story)
+    assert rig.ear.words() == ["opened", "closed"]
+    assert rig.ear.heard[1][1].endswith("it is no longer watched")
+
+
+def test_nothing_that_goes_wrong_inside_comes_out(series):
+    class Broken(SeriesStore):
+        def alerts(self, **_):
+            raise RuntimeError("broken")
+
+    rig = Rig(series)
+    rig.series = Broken(series._store)
+    missed = Probe("box", 0, 1, START, START, ProbeOutcome.MISSED)
+
+    async def story():
+        await rig.probe()
+        await rig.tick()
+        await rig.watch.after_probe(missed, [], rig.now)
+
+    alive(rig, story)
+    assert rig.log == [
+        'watch.failed in=after_probe error="RuntimeError: broken"',
+        'watch.failed in=tick error="RuntimeError: broken"',
+    ]
+    assert repr(rig.watch).startswith("<Watch <Alarms 0 open>")
+
+
+def test_check_says_what_is_wrong_and_who_watches(series, tmp_path):
+    rig = Rig(series)
+    rig.store()
+    fine = check_document(series, rig.wanted, rig.now, tmp_path)
+    assert fine["ok"] or fine["wrong"][0]["rule"] == "disk"
+    fine = check_document(series, rig.wanted, rig.now)
+    assert (fine["ok"], fine["targets"][0]["state"], fine["targets"][0]["overdue"]) == (True, "ok", False)
+    rig.store(failed="x")
+    rig.store(failed="x")
+    judged = check_document(series, rig.wanted, rig.now)
+    assert [one["rule"] for one in judged["wrong"]] == ["down"]
+    assert judged["alerts"] == []
+    late = check_document(series, rig.wanted, rig.now + 4 * HOUR, running=False)
+    assert [one["rule"] for one in late["wrong"]] == ["down", "unwatched"]
+    assert "nobody watches" in late["wrong"][1]["message"]
+    assert late["targets"][0]["state"] == "silent"
+    json.dumps(late)
+
+
+def test_check_tells_an_open_alert_once_and_a_target_that_was_never_probed(series):
+    rig = Rig(series)
+
+    async def story():
+        await rig.probe(failed="x")
+        await rig.probe(failed="x")
+
+    alive(rig, story)
+    document = check_document(series, rig.wanted, rig.now)
+    assert [one["rule"] for one in document["wrong"]] == ["down"]
+    assert document["alerts"] == document["wrong"]
+    series.put_target(Target("new", "http://new:1", added_at=rig.now - 60))
+    assert check_document(series, rig.wanted, rig.now)["targets"][1]["state"] == "new"
+    overdue = check_document(series, rig.wanted, rig.now + 3 * HOUR, running=True)
+    assert [(one["rule"], one["target"]) for one in overdue["wrong"][1:]] == [
+        ("unwatched", "box"),
+        ("unwatched", "new"),
+    ]
+    assert "does not get to it" in overdue["wrong"][1]["message"]
+
+
+def test_free_bytes_of_a_store_that_is_not_there_yet(tmp_path):
+    assert free_bytes_of(tmp_path / "store") > 0
+    assert free_bytes_of(tmp_path / "a" / "b") is None

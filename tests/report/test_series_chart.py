@@ -1,0 +1,198 @@
+"""Pictures over time show what was measured, what was not, and what changed, by day and by night."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from xml.etree import ElementTree as ET
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from skep.report import theme
+from skep.report.series_chart import Picture, Track, legend, series_picture, series_svg
+from skep.report.series_marks import Flag, Shift, shift_label
+from skep.report.spark import spark
+from skep.report.ticks import offsets, time_ticks, value_scale, when, zone_name
+from skep.series import DAY_S, HOUR_S, Point
+
+BERLIN = ZoneInfo("Europe/Berlin")
+SINCE = 1_792_267_200.0  # Sat 17 Oct 2026, 20:00 UTC; clocks go back on the 25th
+UNTIL = SINCE + 14 * DAY_S
+
+
+def _points(count=100, value=50.0, busy=()):
+    step = (UNTIL - SINCE) / count
+    return [Point(SINCE + i * step, value + i % 3, i in busy) for i in range(count)]
+
+
+def _band(points):
+    return [(point.at, point.value, point.value - 1, point.value + 1) for point in points]
+
+
+def _picture(points, **more):
+    return Picture("box", "the words", "tok/s", SINCE, UNTIL, [Track("box", points, _band(points))], **more)
+
+
+def _svg(picture, **more):
+    return series_svg(picture, "c", zone=BERLIN, **more)
+
+
+def _labels(svg):
+    return ["".join(one.itertext()) for one in ET.fromstring(svg).iter("text")]
+
+
+def test_days_begin_at_midnight_on_both_sides_of_a_clock_change():
+    """The 25th of October 2026 has 25 hours in Berlin."""
+    ticks = time_ticks(SINCE, UNTIL, 20, BERLIN)
+    assert [tick.label for tick in ticks[6:9]] == ["24 Oct", "25 Oct", "26 Oct"]
+    steps = [b.at - a.at for a, b in pairwise(ticks)]
+    assert set(steps) == {24 * HOUR_S, 25 * HOUR_S}
+
+
+@pytest.mark.parametrize(
+    ("days", "labels"),
+    [
+        (1, ["Sun 18 Oct", "03:00", "06:00", "09:00", "12:00", "15:00", "18:00"]),
+        (30, ["19 Oct", "26 Oct", "2 Nov", "9 Nov", "16 Nov"]),
+        (365, ["Nov 2026", "Jan 2027", "Mar", "May", "Jul", "Sep"]),
+    ],
+)
+def test_ticks_are_what_people_count_in(days, labels):
+    """Hours of a day, Mondays of a month, months of a year; the year is told where it begins."""
+    most = 10 if days < 300 else 8
+    assert [tick.label for tick in time_ticks(SINCE, SINCE + days * DAY_S, most, BERLIN)][: len(labels)] == labels
+
+
+def test_an_empty_window_has_no_ticks():
+    assert time_ticks(UNTIL, UNTIL, 5, BERLIN) == []
+
+
+def test_offsets_tell_when_the_clock_was_set():
+    """To the second: the script shows times on the clock of the axis."""
+    assert offsets(SINCE, UNTIL, BERLIN) == [(int(SINCE), 7200), (1_792_890_000, 3600)]
+
+
+def test_moments_are_told_on_the_clock_of_the_zone():
+    assert when(SINCE, BERLIN) == "Sat 17 Oct, 22:00"
+    assert when(SINCE, BERLIN, now=SINCE + 365 * DAY_S) == "Sat 17 Oct 2026, 22:00"
+    assert zone_name(SINCE, BERLIN) == "CEST (UTC+02:00)"
+
+
+def test_the_axis_begins_at_zero_only_where_values_are_near_it():
+    """Else a change of 4 % could not be seen; that it does not is said."""
+    assert value_scale(3, 54).low == 0
+    assert value_scale(90, 100).low > 80
+    assert "the axis does not begin at 0" in " ".join(_labels(_svg(_picture(_points()))))
+    low = [Point(at, value, busy) for at, value, busy in [(SINCE, 1.0, False), (UNTIL - 1, 50.0, False)]]
+    assert "does not begin" not in " ".join(_labels(_svg(_picture(low))))
+
+
+@pytest.mark.parametrize("values", [(5.0, 5.0), (0.0, 0.0), (-3.0, 4.0), (float("nan"), 1.0)])
+def test_any_values_have_an_axis(values):
+    scale = value_scale(*values)
+    assert scale.high > scale.low
+    assert scale.ticks
+
+
+def test_a_picture_is_well_formed_and_says_what_it_shows():
+    """For readers who see no picture: title and description, named as its label."""
+    svg = ET.fromstring(_svg(_picture(_points())))
+    assert svg.get("role") == "img"
+    assert svg.find("title").text == "box"
+    assert svg.find("desc").text == "the words"
+    assert svg.get("aria-labelledby") == "c-t c-d"
+
+
+def test_every_colour_has_its_night():
+    """An attribute with any other value would stay as it is in the dark."""
+    shift = Shift(SINCE + DAY_S, (SINCE, SINCE + 2 * DAY_S), "−4 %", "since then", worse=True)
+    picture = _picture(
+        _points(busy=(3,)),
+        shifts=[shift],
+        flags=[Flag(SINCE + 9, 1, "note")],
+        failed=[SINCE + 5],
+        missed=[(SINCE, UNTIL)],
+    )
+    used = set(re.findall(r'(?:fill|stroke)="(#[^"]*)"', _svg(picture)))
+    assert used <= set(theme.NIGHT)
+
+
+def test_nothing_in_a_picture_needs_an_inline_style():
+    assert "style=" not in str(series_picture(_picture(_points()), "c", BERLIN))
+
+
+def test_busy_moments_are_hollow_and_have_no_say_in_the_axis():
+    points = [*_points(60), Point(SINCE + 100, 5.0, busy=True)]
+    picture = _picture(points[:-1])
+    with_busy = Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", points, _band(points[:-1]))])
+    assert _labels(_svg(with_busy)) == _labels(_svg(picture))
+    assert "others were there too" in str(legend(with_busy))
+    assert "1 below the axis" in _svg(with_busy)
+
+
+def test_one_value_far_off_does_not_press_the_others_flat():
+    """It is drawn at the edge, with its value."""
+    points = [*_points(200), Point(UNTIL - 9, 5000.0)]
+    svg = _svg(Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", points)]))
+    assert "1 above the axis: 5,000 to 5,000" in svg
+    assert "60" not in _labels(svg)
+
+
+def test_missed_probes_are_hatched_and_failed_ones_are_ticks():
+    svg = _svg(_picture(_points(), failed=[SINCE + 3 * DAY_S], missed=[(SINCE + DAY_S, SINCE + 2 * DAY_S)]))
+    assert 'fill="url(#c-h)"' in svg
+    assert "1 failed" in svg
+
+
+def test_a_line_is_broken_where_nothing_was_measured():
+    points = [point for point in _points(200) if not SINCE + 3 * DAY_S < point.at < SINCE + 6 * DAY_S]
+    line = re.findall(r'<path d="(M[^"]*)" fill="none" stroke="[^"]*" stroke-width="2.4"', _svg(_picture(points)))
+    assert line[0].count("M") == 2
+
+
+def test_a_change_has_its_size_above_it_and_its_sentence():
+    shift = Shift(SINCE + DAY_S, (SINCE, SINCE + 2 * DAY_S), shift_label(0.959), "since Tuesday, <when>", worse=True)
+    svg = _svg(_picture(_points(), shifts=[shift]))
+    assert "−4.1 %" in _labels(svg)
+    assert "since Tuesday, &lt;when&gt;" in svg
+
+
+@pytest.mark.parametrize(("ratio", "label"), [(0.959, "−4.1 %"), (1.03, "+3.0 %"), (2.31, "2.3×"), (1.0, "0.0 %")])
+def test_sizes_are_told_as_people_say_them(ratio, label):
+    assert shift_label(ratio) == label
+
+
+def test_flags_that_would_cover_each_other_become_one():
+    """A lone one has its words beside it."""
+    near = [Flag(SINCE + DAY_S + i * 600, i + 1, "restart") for i in range(3)]
+    labels = _labels(_svg(_picture(_points(), flags=[*near, Flag(SINCE + 7 * DAY_S, 4, "NVLink bridges removed")])))
+    assert "1–3" in labels
+    assert "NVLink bridges removed" in labels
+
+
+def test_names_cannot_end_the_data_of_the_script():
+    name = "</script><b>"
+    points = _points(10)
+    html = str(series_picture(Picture(name, name, "tok/s", SINCE, UNTIL, [Track(name, points)]), "c", BERLIN))
+    island = re.search(r'<script type="application/json" class="chart-data">(.*?)</script>', html)[1]
+    assert json.loads(island)["tracks"][0]["name"] == name
+    assert "<b>" not in html
+
+
+def test_two_thousand_points_stay_small():
+    """Both drawings and the data together, as the page carries them."""
+    assert len(series_picture(_picture(_points(2000)), "c", BERLIN)) < 150_000
+
+
+def test_a_small_picture_is_drawn_once():
+    assert str(series_picture(_picture(_points(20)), "c", BERLIN, size="small")).count("<svg") == 1
+
+
+def test_a_trend_names_what_it_shows():
+    points = _points(40)
+    shift = Shift(SINCE + DAY_S, (SINCE, SINCE), "+3 %", "faster", worse=False)
+    svg = ET.fromstring(spark(Track("box", (), _band(points)), SINCE, UNTIL, "it rose", shifts=[shift], zone=BERLIN))
+    assert svg.get("aria-label") == "it rose"
+    assert len(list(svg.iter("circle"))) == 1

@@ -1,0 +1,151 @@
+"""Levels of a series: what is no change is not told, what is one is found where it is."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from time import process_time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skep.stats.changepoints import LEAST, SHORTEST, change_points, course_of
+
+
+def noisy(*levels, cv=0.04, seed=0):
+    """Of (level, how many)."""
+    rng = Random(seed)
+    return [level * rng.gauss(1, cv) for level, many in levels for _ in range(many)]
+
+
+def test_noise_alone_is_no_change():
+    """One look each at 150 series of two weeks; the benchmark looks after every value."""
+    assert sum(bool(change_points(noisy((70, 336), seed=seed))) for seed in range(150)) <= 1
+
+
+def test_three_per_cent_are_found_under_four_per_cent_of_noise():
+    found = 0
+    for seed in range(60):
+        at = Random(seed).randrange(48, 288)
+        found += any(split.ratio.estimate < 1 for split in change_points(noisy((70, at), (67.9, 336 - at), seed=seed)))
+    assert found >= 0.9 * 60
+
+
+def test_a_step_is_told_with_its_place_and_size():
+    [split] = change_points(noisy((70, 200), (63, 150)))
+    assert abs(split.index - 200) <= 2
+    assert split.bracket[0] <= 200 <= split.bracket[1]
+    assert split.ratio.low < 0.9 < split.ratio.high
+    assert (split.count_before + split.count_after, round(split.before), round(split.after)) == (350, 70, 63)
+
+
+def test_the_stored_simulation_meets_what_is_promised():
+    """Looked at after every probe of 14 days: at most 1 % of quiet series told, at least 90 % of 3 % shifts found."""
+    stored = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "change_points.json").read_text())
+    quiet = next(row for row in stored["false_alarms"] if (row["noise"], row["days"]) == ("normal", 14))
+    shift = next(
+        row for row in stored["shifts"] if (row["noise"], row["size"], row["first_day"]) == ("normal", 0.03, 2)
+    )
+    assert quiet["series"] >= 1000
+    assert quiet["wrong"] <= 0.01 * quiet["series"]
+    assert shift["found"] >= 0.9
+
+
+def test_several_levels_are_told_apart():
+    found = change_points(noisy((70, 100), (60, 100), (72, 100), (80, 100)))
+    assert [round(split.index, -1) for split in found] == [100, 200, 300]
+
+
+def test_a_bad_day_between_good_ones_is_two_changes():
+    """Neither half of the series differs from the other: only the stretch itself stands out."""
+    first, second = change_points(noisy((70, 150), (60, 24), (70, 150)))
+    assert abs(first.index - 150) <= 2
+    assert abs(second.index - 174) <= 2
+    assert first.ratio.estimate < 1 < second.ratio.estimate
+
+
+def test_outliers_are_no_change():
+    """One value in 25 at half speed, now and then two in a row."""
+    for seed in range(20):
+        rng = Random(seed)
+        assert not change_points([v / 2 if rng.random() < 0.04 else v for v in noisy((70, 336), seed=seed)])
+
+
+def test_fewer_values_than_a_level_needs_are_outliers():
+    steady = noisy((70, 200))
+    assert not change_points([*steady, *[35.0] * (SHORTEST - 2)])
+    assert change_points([*steady, *[35.0] * SHORTEST])
+
+
+@pytest.mark.parametrize(("cv", "loss"), [(0.02, 0.06), (0.02, 0.3), (0.04, 0.1)])
+def test_a_slow_slope_is_a_drift_and_no_step(cv, loss):
+    values = [70 * (1 - loss * place / 600) * noise for place, noise in enumerate(noisy((1, 600), cv=cv))]
+    course = course_of(values)
+    assert course.splits == ()
+    [drift] = course.drifts
+    assert abs(drift.ratio - (1 - loss)) < 0.03
+    assert (drift.first, drift.last) == (0, 599)
+
+
+def test_two_steps_down_are_no_drift():
+    course = course_of(noisy((70, 112), (66, 112), (62, 112)))
+    assert len(course.splits) == 2
+    assert course.drifts == ()
+
+
+def test_a_difference_below_half_a_per_cent_is_not_told():
+    """However sure it is: nobody would act on it."""
+    assert not change_points(noisy((70, 300), (70 * (1 - 0.8 * LEAST), 300), cv=0.001))
+    assert change_points(noisy((70, 300), (70 * (1 - 1.6 * LEAST), 300), cv=0.001))
+
+
+def test_values_without_any_noise_can_change():
+    [split] = change_points([50.0] * 40 + [40.0] * 40)
+    assert (split.index, split.bracket, split.ratio.estimate) == (40, (40, 40), 0.8)
+
+
+def test_a_failed_task_now_and_then_is_no_change_of_quality():
+    rng = Random(3)
+    assert not change_points([1.0 if rng.random() > 0.05 else 0.9 for _ in range(500)])
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, 2.0], [0.0] * 100, [1.0] * 100, [0.0] * 50 + [1.0] * 50])
+def test_nothing_is_told_of_few_values_equal_values_and_levels_of_zero(values):
+    """From zero there is no ratio."""
+    assert change_points(values) == []
+
+
+def test_a_fall_to_zero_is_told():
+    [split] = change_points([1.0] * 50 + [0.0] * 50)
+    assert (split.index, split.after, split.ratio.estimate) == (50, 0.0, 0.0)
+
+
+def test_slow_noise_is_no_change():
+    """Each value is like the one before by 0.3: one look at 60 series."""
+    told = 0
+    for seed in range(60):
+        rng, last, values = Random(seed), 0.0, []
+        for _ in range(336):
+            last = 0.3 * last + rng.gauss(0, 0.95)
+            values.append(70 * (1 + 0.04 * last))
+        told += bool(change_points(values))
+    assert told <= 1
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0, 100.0, 1e-9, -3.0, 1e12]), max_size=120))
+def test_whatever_the_values_are_levels_are_in_order_and_long_enough(values):
+    edges = [0, *(split.index for split in change_points(values)), len(values)]
+    if len(edges) > 2:
+        assert min(after - before for before, after in pairwise(edges)) >= SHORTEST
+
+
+def test_a_month_of_hours_is_looked_at_at_once():
+    """30 ms are the bound on a free machine; ten times that is allowed to a busy one."""
+    values = noisy((70, 300), (66, 200), (72, 220))
+    began = process_time()
+    assert len(change_points(values)) == 2
+    assert process_time() - began < 0.3

@@ -1,0 +1,119 @@
+"""Events, alerts and who was told of them, changes: what stands beside the series."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from skep.errors import StoreError
+from skep.series import Alert, Change, Event, EventKind, Heat, Metric, Rule, SeriesKey, Shape
+from skep.store.series import SeriesStore
+
+ALWAYS = (float("-inf"), float("inf"))
+KEY = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
+CHANGE = Change(KEY, 100.0, (90.0, 100.0), 50.0, 48.0, 0.95, 0.97, 24, 12, "when the driver changed from 570 to 580")
+
+
+@pytest.fixture
+def series(store):
+    return SeriesStore(store)
+
+
+def test_events_come_oldest_first_those_of_a_target_with_those_of_all(series):
+    """Every field is kept."""
+    detail = {"what": "driver", "from": "570", "to": "580"}
+    later = Event(20.0, EventKind.VERSION, "driver 570 -> 580", "box", detail)
+    for event in (
+        later,
+        Event(10.0, EventKind.NOTE, "NVLink bridges removed"),
+        Event(15.0, EventKind.DOWN, "", "cloud"),
+    ):
+        series.append_event(event)
+    assert [event.at for event in series.events(*ALWAYS)] == [10.0, 15.0, 20.0]
+    assert [event.at for event in series.events(*ALWAYS, target="box")] == [10.0, 20.0]
+    assert series.events(20.0, 30.0) == [replace(later, id=1)]
+    assert series.events(10.0, 10.0) == []
+
+
+def test_an_alert_is_open_until_it_is_closed(series):
+    """Every field is kept; its end is a row of its own."""
+    alert = Alert(Rule.TTFT, "box", 10.0, "box: TTFT 900 ms", 900.0, 500.0)
+    first = series.open_alert(alert)
+    second = series.open_alert(Alert(Rule.DISK, None, 20.0, "1.5 GiB left"))
+    assert series.alerts()[1] == replace(alert, id=first)
+    series.close_alert(first, 30.0, "it is quick again")
+    closed = replace(alert, id=first, closed_at=30.0, closed_because="it is quick again")
+    assert [one.id for one in series.alerts()] == [second, first]
+    assert series.alerts()[1] == closed
+    assert [one.id for one in series.alerts(open_only=True)] == [second]
+    assert [one.id for one in series.alerts(since=30.5)] == [second]
+    assert [one.id for one in series.alerts(since=29.5)] == [second, first]
+
+
+def test_an_alert_is_closed_once(series):
+    """The first end counts; one that never was has none."""
+    number = series.open_alert(Alert(Rule.DOWN, "box", 10.0, "box is down"))
+    series.close_alert(number, 20.0, "it answers")
+    series.close_alert(number, 30.0, "it answers again")
+    assert series.alerts()[0].closed_at == 20.0
+    with pytest.raises(StoreError, match="FOREIGN KEY"):
+        series.close_alert(99, 20.0, "it answers")
+
+
+def test_notices_say_who_was_told_and_what_went_wrong(series):
+    """In the order they were tried."""
+    number = series.open_alert(Alert(Rule.DOWN, "box", 10.0, "box is down"))
+    series.append_notice(number, "opened", 11.0, "webhook", "connection refused")
+    series.append_notice(number, "opened", 11.0, "log", None)
+    assert series.notices(number) == [
+        ("opened", 11.0, "webhook", "connection refused"),
+        ("opened", 11.0, "log", None),
+    ]
+    with pytest.raises(StoreError, match="does not take this row"):
+        series.append_notice(number, "shouted", 12.0, "log", None)
+
+
+def test_changes_take_the_place_of_those_found_before(series, store):
+    """Of their series only; the same ones again cost no write."""
+    other = replace(KEY, target="cloud")
+    series.set_changes(KEY, [CHANGE])
+    series.set_changes(other, [replace(CHANGE, key=other, at=50.0)])
+    assert [change.at for change in series.changes()] == [50.0, 100.0]
+    moved = replace(CHANGE, at=110.0, because=None)
+    series.set_changes(KEY, [moved, replace(CHANGE, at=300.0)])
+    assert series.changes("box") == [moved, replace(CHANGE, at=300.0)]
+    assert series.changes("box", since=200.0) == [replace(CHANGE, at=300.0)]
+    written = store._connection.total_changes
+    series.set_changes(KEY, series.changes("box"))
+    assert store._connection.total_changes == written
+    series.set_changes(KEY, [])
+    assert [change.key.target for change in series.changes()] == ["cloud"]
+
+
+@pytest.mark.parametrize("table", ["events", "alerts", "alert_ends", "notices"])
+@pytest.mark.parametrize("statement", ["DELETE FROM {}", "UPDATE {} SET rowid = rowid + 1"])
+def test_what_happened_withstands_a_hand_at_the_database(series, store, table, statement):
+    """Triggers refuse it even to those who bypass this package."""
+    series.append_event(Event(10.0, EventKind.NOTE, "x"))
+    number = series.open_alert(Alert(Rule.DOWN, "box", 10.0, "box is down"))
+    series.append_notice(number, "opened", 11.0, "log", None)
+    series.close_alert(number, 20.0, "it answers")
+    with pytest.raises(StoreError, match=f"rows of {table} are final"), store.transaction() as connection:
+        connection.execute(statement.format(table))
+
+
+def test_the_views_speak_in_words_people_know(series, store):
+    """Times are UTC, names are those of the command line."""
+    at = 1_794_752_553.25
+    series.append_event(Event(at, EventKind.NOTE, "bridges out", "box"))
+    number = series.open_alert(Alert(Rule.DOWN, "box", at, "box is down"))
+    series.append_notice(number, "opened", at, "log", None)
+    series.close_alert(number, at + 60.0, "it answers")
+    series.set_changes(KEY, [replace(CHANGE, at=at)])
+    (event,) = store.read("SELECT at_utc, kind, target, text FROM v_events")
+    (alert,) = store.read("SELECT rule, opened_utc, duration_s, closed_because, notices FROM v_alerts")
+    (change,) = store.read("SELECT series, at_utc, ratio, because FROM v_changes")
+    assert tuple(event) == ("2026-11-15 14:22:33", "note", "box", "bridges out")
+    assert tuple(alert) == ("down", "2026-11-15 14:22:33", 60.0, "it answers", 1)
+    assert tuple(change) == ("box/hot/short/c1/tok_s", "2026-11-15 14:22:33", 0.96, CHANGE.because)

@@ -1,0 +1,336 @@
+"""Watching over time: targets, probes with their samples, series, hours and days."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from skep.errors import StoreError, UserError
+from skep.series import (
+    DAY_S,
+    HOUR_S,
+    Heat,
+    Metric,
+    Point,
+    Probe,
+    ProbeOutcome,
+    Sample,
+    SeriesKey,
+    Shape,
+    SpanKind,
+    Target,
+    TargetKind,
+)
+from skep.store import series as series_module
+from skep.store.database import open_store
+from skep.store.series import SeriesStore
+
+DAY = 20_000 * DAY_S  # a midnight of UTC
+KEY = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
+ALWAYS = (float("-inf"), float("inf"))
+
+
+@pytest.fixture
+def series(store):
+    return SeriesStore(store)
+
+
+def probe(slot: int = 0, at: float = DAY, **changes) -> Probe:
+    values = {"target": "box", "era": 0, "due_at": at, "ended_at": at + 9.0, "outcome": ProbeOutcome.DONE}
+    return Probe(slot=slot, **values | {"started_at": at} | changes)
+
+
+def sample(at: float = DAY, tok_s: float | None = 50.0, **changes) -> Sample:
+    values = {"heat": Heat.HOT, "shape": Shape.SHORT, "concurrency": 1, "tok_s": tok_s}
+    return Sample(at, **values | changes)
+
+
+def add(series, values, *, every_s: float = HOUR_S, start: float = DAY, first: int = 0, **changes) -> None:
+    for number, value in enumerate(values):
+        at = start + number * every_s
+        series.append_probe(probe(first + number, at, **changes), [sample(at, value)])
+
+
+def gap(slot: int, slots: int, **changes) -> Probe:
+    """Hourly slots since 1970, found missing a little after the last of them was due."""
+    due = slot * HOUR_S + 60.0
+    values = {"due_at": due, "ended_at": due + (slots - 0.5) * HOUR_S, "outcome": ProbeOutcome.MISSED}
+    return Probe("box", 0, slot, slots=slots, **values | changes)
+
+
+FULL_TARGET = Target(
+    "box", "http://127.0.0.1:8400/v1", "smol", TargetKind.GATEWAY, "BOX_KEY", "ollama", 600.0, 5.0, 128, 32, 256, 4, 10,
+    60.0, 12.5, 900.0, added_at=DAY,
+)  # fmt: skip
+FULL_PROBE = probe(
+    7, started_at=DAY + 1, error_kind="http", error="500 “oh”", running=1, waiting=0, idle_s=3.5, model="smol",
+    versions={"driver": "580.1"}, host={"watts": 250.5, "throttle": ["heat"]}, simulated=True,
+    outcome=ProbeOutcome.FAILED,
+)  # fmt: skip
+FULL_SAMPLE = sample(
+    engine_tok_s=51.0, effective_tok_s=48.5, ttft_ms=120.0, quality=0.9, prompt_tokens=256, output_tokens=64,
+    error_kind="timeout", error="after 300 s",
+)  # fmt: skip
+
+
+def test_a_target_reads_back_as_it_was(series):
+    """Every field of it; a changed one takes its place."""
+    series.put_target(FULL_TARGET)
+    assert series.targets() == [FULL_TARGET]
+    series.put_target(replace(FULL_TARGET, every_s=60.0))
+    assert series.target("box").every_s == 60.0
+
+
+def test_a_removed_target_is_listed_no_more_but_known(series):
+    """It can come back under its name."""
+    series.put_target(FULL_TARGET)
+    series.remove_target("box", DAY + 5.0)
+    assert series.targets() == []
+    assert [target.removed_at for target in series.targets(removed=True)] == [DAY + 5.0]
+    assert series.target("box", removed=True).removed_at == DAY + 5.0
+    for ask in (series.target, lambda name: series.remove_target(name, DAY + 9.0)):
+        with pytest.raises(UserError, match="target `box` was removed"):
+            ask("box")
+    series.put_target(FULL_TARGET)
+    assert series.targets() == [FULL_TARGET]
+
+
+def test_an_unknown_target_is_told_with_those_that_resemble_it(series):
+    """Or with what makes one."""
+    with pytest.raises(UserError, match="there is no target `bxo`") as caught:
+        series.target("bxo")
+    assert caught.value.hint == "`skep monitor add` makes one"
+    series.put_target(FULL_TARGET)
+    with pytest.raises(UserError) as caught:
+        series.remove_target("bxo", DAY)
+    assert caught.value.hint == "did you mean `box`?"
+
+
+def test_a_probe_reads_back_with_its_samples(series):
+    """Every field of both."""
+    number = series.append_probe(FULL_PROBE, [FULL_SAMPLE, sample(DAY + 5, None, heat=Heat.COLD)])
+    found, samples = series.probe(number)
+    assert found == replace(FULL_PROBE, id=number)
+    assert samples[0] == replace(FULL_SAMPLE, id=samples[0].id, probe_id=number)
+    assert [one.heat for one in samples] == [Heat.HOT, Heat.COLD]
+    assert series.latest("box") == (found, samples)
+    assert series.count_samples() == 2
+    with pytest.raises(UserError, match="there is no probe 99"):
+        series.probe(99)
+
+
+def test_what_is_no_number_is_not_known(series):
+    """An engine that divides by nothing says infinity."""
+    number = series.append_probe(probe(host={"watts": float("nan")}), [sample(tok_s=float("inf"), ttft_ms=1.0)])
+    found, (one,) = series.probe(number)
+    assert (found.host, one.tok_s, one.ttft_ms) == ({"watts": None}, None, 1.0)
+    assert series.points(KEY, *ALWAYS) == []
+
+
+def test_text_with_half_a_character_is_stored(series):
+    """Errors quote what servers say."""
+    number = series.append_probe(probe(error="\ud83d oops"), [sample(error_kind="http", error="\ud83d\ude00")])
+    found, (one,) = series.probe(number)
+    assert (found.error, one.error) == ("� oops", "😀")
+
+
+@pytest.mark.parametrize("slot", [10, 12, 14])
+def test_a_slot_is_covered_once(series, slot):
+    """The second row for it is refused whole, and so is one inside a gap."""
+    series.append_probe(gap(10, 5))
+    assert series.append_probe(probe(slot), [sample()]) is None
+    assert series.count_samples() == 0
+    assert series.append_probe(probe(9), [sample()]) is not None
+    assert series.append_probe(probe(15, DAY + 1), [sample(DAY + 1)]) is not None
+    assert series.append_probe(probe(slot, era=1), [sample()]) is not None  # the clock was set back since
+    assert series.append_probe(probe(slot, target="other"), [sample()]) is not None
+
+
+@pytest.mark.parametrize(("slot", "slots"), [(8, 3), (10, 1), (10, 9), (5, 20), (14, 2)])
+def test_a_gap_covers_nothing_that_is_covered(series, slot, slots):
+    """Whether it reaches into a row, or over several."""
+    series.append_probe(probe(10))
+    series.append_probe(gap(14, 1))
+    assert series.append_probe(gap(slot, slots)) is None
+    assert len(series.probes("box", *ALWAYS)) == 2
+
+
+def test_the_last_slots_are_those_of_the_highest_era(series):
+    """Missed ones included: the schedule goes on after them."""
+    assert series.last_slots() == {}
+    add(series, [1.0, 2.0], first=500)
+    series.append_probe(gap(502, 40))
+    series.append_probe(probe(3, target="cloud"))
+    assert series.last_slots() == {"box": (0, 541), "cloud": (0, 3)}
+    series.append_probe(probe(100, era=1))
+    assert series.last_slots() == {"box": (1, 100), "cloud": (0, 3)}
+
+
+def test_the_last_probe_is_the_last_that_was_made(series):
+    """A gap is no probe, and a clock that was set back does not make an old one new."""
+    assert series.last_ended("box") is None
+    assert series.latest("box") is None
+    series.append_probe(probe(1, DAY), [sample()])
+    series.append_probe(probe(1, DAY - 5 * HOUR_S, era=1, outcome=ProbeOutcome.FAILED))
+    series.append_probe(replace(gap(2, 9), era=1))
+    assert series.last_ended("box") == DAY - 5 * HOUR_S + 9.0
+    found, samples = series.latest("box")
+    assert (found.outcome, samples) == (ProbeOutcome.FAILED, [])
+
+
+def test_probes_come_newest_first_with_gaps_that_reach_into_the_window(series):
+    """A gap that began before it is part of what happened in it."""
+    first = int(DAY / HOUR_S)
+    series.append_probe(gap(first - 10, 8))
+    series.append_probe(gap(first - 2, 4))
+    add(series, [1.0, 2.0, 3.0], start=DAY + 2 * HOUR_S, first=first + 2)
+    found = series.probes("box", DAY, DAY + 4 * HOUR_S)
+    assert [one.slot - first for one in found] == [3, 2, -2]
+    assert [one.slot - first for one in series.probes("box", DAY, DAY + DAY_S, limit=1)] == [4]
+
+
+def test_coverage_counts_each_slot_of_a_gap_that_was_due_in_the_window(series):
+    """A night of sleep is eight missed probes, whichever part of it is asked for."""
+    first = int(DAY / HOUR_S)
+    series.append_probe(gap(first - 4, 8))
+    add(series, [1.0, 2.0], start=DAY + 4 * HOUR_S, first=first + 4)
+    series.append_probe(probe(first + 6, DAY + 6 * HOUR_S, outcome=ProbeOutcome.FAILED))
+    assert series.coverage("box", *ALWAYS) == {"done": 2, "failed": 1, "missed": 8}
+    assert series.coverage("box", DAY, DAY + DAY_S) == {"done": 2, "failed": 1, "missed": 4}
+    assert series.coverage("box", DAY - 2 * HOUR_S, DAY + HOUR_S) == {"done": 0, "failed": 0, "missed": 3}
+    assert series.coverage("cloud", *ALWAYS) == {"done": 0, "failed": 0, "missed": 0}
+
+
+def test_points_come_oldest_first_without_what_failed(series):
+    """Busy ones are there and marked; the end of a window is not in it."""
+    add(series, [50.0, 51.0, 52.0, None])
+    series.append_probe(probe(7, DAY + 7 * HOUR_S, running=2), [sample(DAY + 7 * HOUR_S, 30.0)])
+    series.append_probe(probe(8, DAY + 8 * HOUR_S), [sample(DAY + 8 * HOUR_S, 9.0, error_kind="timeout")])
+    assert [(one.value, one.busy) for one in series.points(KEY, *ALWAYS)] == [
+        (50.0, False), (51.0, False), (52.0, False), (30.0, True),
+    ]  # fmt: skip
+    assert [one.value for one in series.points(KEY, DAY + HOUR_S, DAY + 2 * HOUR_S)] == [51.0]
+    assert [one.value for one in series.points(KEY, *ALWAYS, limit=2)] == [52.0, 30.0]
+    assert series.points(KEY, *ALWAYS)[0] == Point(DAY, 50.0, probe_id=1)
+    assert series.points(replace(KEY, metric=Metric.REQUESTS), *ALWAYS) == []
+
+
+def test_keys_are_those_that_ever_had_a_value(series):
+    """In order; a figure that no engine ever told is no series."""
+    both = sample(ttft_ms=9.0)
+    series.append_probe(probe(0), [both, sample(DAY, 40.0, heat=Heat.COLD), sample(DAY, None, concurrency=4)])
+    series.append_probe(probe(0, target="cloud"), [sample()])
+    series.append_probe(probe(1, DAY + 9), [sample(DAY + 9, quality=1.0, error_kind="http")])
+    assert [str(key) for key in series.keys()] == [  # noqa: SIM118
+        "box/cold/short/c1/tok_s", "box/hot/short/c1/tok_s", "box/hot/short/c1/ttft_ms", "cloud/hot/short/c1/tok_s",
+    ]  # fmt: skip
+    assert [key.target for key in series.keys("cloud")] == ["cloud"]
+    assert series.keys("clou") == []
+
+
+def test_hours_and_days_follow_the_samples(series):
+    """Whatever order they come in, a span is what its samples say."""
+    values = [50.0 + (7 * number) % 11 for number in range(60)]
+    order = sorted(range(60), key=lambda number: (13 * number) % 60)
+    for number in order:
+        at = DAY + number * 1800.0
+        series.append_probe(probe(number, at), [sample(at, values[number])])
+    days = series.spans(KEY, SpanKind.DAY, *ALWAYS)
+    hours = series.spans(KEY, SpanKind.HOUR, *ALWAYS)
+    assert [(one.start, one.count) for one in days] == [(DAY, 48), (DAY + DAY_S, 12)]
+    assert [(one.start, one.count) for one in hours] == [(DAY + number * HOUR_S, 2) for number in range(30)]
+    first, deciles = values[:48], statistics.quantiles(values[:48], n=10, method="inclusive")
+    middle = statistics.median(first)
+    assert (days[0].low, days[0].median, days[0].high) == (min(first), middle, max(first))
+    assert (days[0].p10, days[0].p90) == pytest.approx((deciles[0], deciles[-1]))
+    assert days[0].mean == pytest.approx(statistics.fmean(first))
+    assert days[0].mad == statistics.median(abs(value - middle) for value in first)
+    assert [one.start for one in series.spans(KEY, SpanKind.HOUR, DAY + HOUR_S, DAY + 3 * HOUR_S)] == [
+        DAY + HOUR_S,
+        DAY + 2 * HOUR_S,
+    ]
+
+
+def test_busy_samples_are_counted_and_left_out_of_the_figures(series, store):
+    """An hour in which others were always there has no figures at all."""
+    add(series, [50.0, 52.0], every_s=60.0)
+    add(series, [10.0, 11.0], every_s=60.0, start=DAY + 600.0, first=10, waiting=1)
+    add(series, [12.0], start=DAY + HOUR_S, first=20, running=3)
+    (hour,) = series.spans(KEY, SpanKind.HOUR, *ALWAYS)
+    (day,) = series.spans(KEY, SpanKind.DAY, *ALWAYS)
+    assert (hour.count, hour.median, hour.busy) == (2, 51.0, 2)
+    assert (day.count, day.high, day.busy) == (2, 52.0, 3)
+    rows = store.read("SELECT count, median, busy FROM v_series_hours ORDER BY hour_utc")
+    assert [tuple(row) for row in rows] == [(2, 51.0, 2), (0, None, 1)]
+
+
+def test_thinning_takes_whole_days_and_leaves_their_spans(series, monkeypatch):
+    """What the days were is still known when their samples are gone."""
+    monkeypatch.setattr(series_module, "_DELETED_AT_ONCE", 7)
+    add(series, [50.0 + number % 5 for number in range(60)], every_s=HOUR_S)
+    days, hours = (series.spans(KEY, kind, *ALWAYS) for kind in (SpanKind.DAY, SpanKind.HOUR))
+    assert series.thin(DAY + 1.9 * DAY_S) == 24
+    assert series.points(KEY, *ALWAYS)[0].at == DAY + DAY_S
+    assert series.thin(DAY + 1.9 * DAY_S) == 0
+    assert series.spans(KEY, SpanKind.DAY, *ALWAYS) == days
+    assert series.spans(KEY, SpanKind.HOUR, *ALWAYS) == hours
+    assert series.coverage("box", *ALWAYS)["done"] == 60
+    found, samples = series.probe(1)
+    assert (found.slot, samples) == (0, [])
+
+
+def test_a_thinned_day_is_not_computed_anew(series):
+    """A sample that comes late would make a day of one sample out of it."""
+    add(series, [50.0, 51.0, 52.0])
+    add(series, [60.0], start=DAY + 3 * DAY_S, first=72)
+    (before, _) = series.spans(KEY, SpanKind.DAY, *ALWAYS)
+    assert series.thin(DAY + DAY_S) == 3
+    add(series, [1.0], start=DAY + 5 * HOUR_S, first=5)
+    assert series.spans(KEY, SpanKind.DAY, *ALWAYS)[0] == before
+    assert series.count_samples() == 2
+
+
+def test_thinning_never_reaches_past_the_newest_sample(series):
+    """A date in the far future would keep every day to come from being summed up."""
+    assert series.thin(float("inf")) == 0
+    add(series, [50.0, 51.0])
+    assert series.thin(DAY + 1000 * DAY_S) == 2
+    add(series, [52.0, 54.0], start=DAY + DAY_S, first=24)
+    assert [one.median for one in series.spans(KEY, SpanKind.DAY, *ALWAYS)] == [50.5, 53.0]
+
+
+def test_a_reader_reads_and_cannot_write(path, series):
+    """The web opens the file read-only."""
+    add(series, [50.0])
+    with open_store(path, read_only=True) as store:
+        reader = SeriesStore(store)
+        assert [one.value for one in reader.points(KEY, *ALWAYS)] == [50.0]
+        with pytest.raises(StoreError, match="readonly"):
+            reader.append_probe(probe(1))
+
+
+@pytest.mark.parametrize("table", ["probes", "samples"])
+@pytest.mark.parametrize("statement", ["DELETE FROM {}", "UPDATE {} SET target = 'x'"])
+def test_probes_and_samples_withstand_a_hand_at_the_database(series, store, table, statement):
+    """Triggers refuse it even to those who bypass this package, also after a thinning."""
+    add(series, [50.0])
+    add(series, [51.0], start=DAY + DAY_S, first=24)
+    series.thin(DAY + DAY_S)
+    with pytest.raises(StoreError, match=f"rows of {table} are final"), store.transaction() as connection:
+        connection.execute(statement.format(table))
+
+
+def test_a_full_disk_leaves_nothing_half_written(series, store):
+    """Neither a probe without its samples, nor a sample without its hour."""
+    add(series, [50.0])
+    pages = store.read("PRAGMA page_count")[0][0]
+    store.read(f"PRAGMA max_page_count = {pages}")
+    big = [sample(DAY + HOUR_S, 50.0 + number, error="x" * 4000) for number in range(20)]
+    with pytest.raises(StoreError, match="no space left"):
+        series.append_probe(probe(1, DAY + HOUR_S), big)
+    assert (len(series.probes("box", *ALWAYS)), series.count_samples()) == (1, 1)
+    assert len(series.spans(KEY, SpanKind.HOUR, *ALWAYS)) == 1
+    store.read(f"PRAGMA max_page_count = {pages + 1000}")
+    assert series.append_probe(probe(1, DAY + HOUR_S), big) is not None

@@ -1,0 +1,59 @@
+"""A dashboard on a random port, in a thread of the test's own process, and what is asked of it."""
+
+import contextlib
+import http.client
+import socket
+import threading
+from urllib.parse import urlencode
+
+import uvicorn
+
+from skep.engines.control import NotRunning
+from skep.web.app import make_app
+from skep.web.live import Live
+
+
+def no_hive(_site):
+    raise NotRunning
+
+
+def folders(place):
+    """The environment of an installation in that folder."""
+    return {"HOME": str(place), **{f"XDG_{name}_HOME": str(place / name) for name in ("CONFIG", "DATA", "STATE")}}
+
+
+@contextlib.contextmanager
+def running(site, *, read=no_hive, routes=()):
+    """Gives a function that asks: `ask(path, method="GET", headers=..., form=...)` -> (response, text)."""
+    app = make_app(site, live=Live(site, read=read), warm=False)
+    app.router.routes.extend(routes)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    config = uvicorn.Config(app, ws="none", access_log=False, log_level="critical", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+
+    def ask(path, method="GET", headers=(), form=None):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        sent = dict(headers)
+        body = None
+        if form is not None:
+            body = urlencode(form)
+            sent = {"content-type": "application/x-www-form-urlencoded", **sent}
+        try:
+            connection.request(method, path, body=body, headers=sent)
+            response = connection.getresponse()
+            return response, response.read().decode()
+        finally:
+            connection.close()
+
+    ask.origin = f"http://127.0.0.1:{port}"
+    ask.port = port
+    try:
+        yield ask
+    finally:
+        app.state.live.close()
+        server.should_exit = True
+        thread.join(10)
+        listener.close()

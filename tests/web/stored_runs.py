@@ -1,0 +1,56 @@
+"""Stored benchmark runs with figures that are easy to foretell."""
+
+from skep.records import Request
+from skep.settings import user_paths
+from skep.store.database import open_store
+
+HOST = {"cpu_model": "Test CPU", "cpu_cores": 4, "memory_bytes": 16 << 30, "gpus": [], "driver_version": "570"}
+RTX = {**HOST, "gpus": [{"name": "NVIDIA GeForce RTX 3090"}, {"name": "NVIDIA GeForce RTX 3090"}]}
+ENGINE = {"engine": "vllm", "version": "0.19", "slots": 4, "replicas": 1}
+SIMULATED = "simulated: qwen3-8b AWQ 4-bit, KV BF16, 2 x TP=1 on 2x rtx-3090, as vllm"
+WORKLOAD = {"max_tokens": 64, "seed": 1}
+DAY = 86400.0
+PROMPT, ANSWER = "a prompt of somebody", "an answer of the model"
+
+
+def requests(levels, tokens=100, *, slow=1.0, failed=0):
+    """At each level as many as its number, all at once for a second: `tokens` tok/s each, divided by `slow`."""
+    begin = 0.0
+    for level in levels:
+        for index in range(level):
+            bad = index < failed
+            yield Request(
+                level, 0, index, "implement", begin, begin + slow,
+                first_byte_s=begin + 0.1, first_token_s=begin + 0.1, last_token_s=begin + slow,
+                prompt_tokens=50, output_tokens=0 if bad else tokens, status=500 if bad else 200,
+                error_kind="http" if bad else None, error="10.9.8.7 is cross" if bad else None, finish_reason="stop",
+                prompt=PROMPT, answer=ANSWER,
+            )  # fmt: skip
+        begin += slow + 1
+
+
+def put_run(store, place, *, levels=(1, 2, 4), tokens=100, failed=0, end="done", **told):
+    """One more, `place` days after the first. `end`: None for one whose writer is still there."""
+    facts = {
+        "kind": "sweep", "model": "qwen3-8b", "url": "http://127.0.0.1:8400/v1", "fingerprint": "f" * 16,
+        "config": {"concurrency": list(levels), "workload": WORKLOAD}, "host": RTX, "engine": ENGINE,
+        "simulated": False, "skep_version": "0.1.0",
+    }  # fmt: skip
+    run = store.begin_run(created_at=1_790_000_000.0 + place * DAY, **{**facts, **told})
+    store.append_requests(run, requests(levels, tokens, failed=failed))
+    if end is not None:
+        store.end_run(run, 1_790_000_100.0 + place * DAY, end, None if end == "done" else "10.9.8.7 went away")
+    return run
+
+
+def installation(place, *fills):
+    """Paths whose store was filled by each of `fills(store)`."""
+    env = {
+        "HOME": str(place),
+        **{f"XDG_{name}_HOME": str(place / name) for name in ("CONFIG", "DATA", "STATE", "CACHE")},
+    }
+    paths = user_paths(env)
+    with open_store(paths.store) as store:
+        for fill in fills:
+            fill(store)
+    return paths

@@ -1,0 +1,81 @@
+"""The leaderboard: the best run of a model on a machine, and the step that won it."""
+
+import csv
+import io
+import json
+
+import pytest
+from running_site import running
+from stored_runs import ENGINE, HOST, SIMULATED, WORKLOAD, installation, put_run
+
+from skep.web.site import Site
+
+MADE = {}
+OTHER_LOAD = {"concurrency": [1, 2, 4], "workload": {**WORKLOAD, "max_tokens": 16}}
+
+
+def fill(store):
+    MADE["first"] = put_run(store, 0, tokens=100)
+    MADE["more slots"] = put_run(store, 1, tokens=110, engine={**ENGINE, "slots": 8})
+    MADE["again"] = put_run(store, 2, tokens=105, engine={**ENGINE, "slots": 8})
+    MADE["failed"] = put_run(store, 3, tokens=900, end="failed")
+    MADE["cpu"] = put_run(store, 4, tokens=3, host=HOST)
+    MADE["other load"] = put_run(store, 5, tokens=9, host=HOST, engine={**ENGINE, "slots": 2}, config=OTHER_LOAD)
+    MADE["simulated"] = put_run(store, 6, tokens=999, simulated=True, engine={"engine": SIMULATED})
+    MADE["timed"] = put_run(store, 7, tokens=999, kind="open", config={"rates": [1.0, 2.0]}, levels=(1, 2))
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    with running(Site(installation(tmp_path_factory.mktemp("board"), fill))) as asked:
+        yield asked
+
+
+@pytest.fixture(scope="module")
+def board(ask):
+    return json.loads(ask("/api/leaderboard.json")[1])["leaders"]
+
+
+def test_each_model_has_its_best_run_on_each_machine(board):
+    assert [one["run"] for one in board] == [MADE["more slots"], MADE["other load"], MADE["simulated"]]
+    assert [one["machine"] for one in board] == ["2x RTX 3090", "Test CPU, 4 cores", "2x rtx-3090"]
+    assert (board[0]["best_tok_s"], board[0]["best_at"]) == (pytest.approx(440), 4)
+
+
+def test_the_step_that_won_is_what_differs_from_the_next_best_setup(board):
+    """Not from a repeat of the same setup, which only shows the noise."""
+    assert board[0]["step"] == "slots 4 → 8: +10.0 %"
+    assert board[0]["beaten"] == MADE["first"]
+    assert (board[0]["runs"], board[0]["setups"]) == (3, 2)
+
+
+def test_under_another_load_no_gain_is_claimed(board):
+    assert board[1]["gain"] is None
+    assert board[1]["step"].startswith("slots 4 → 2; how much it brought is not known")
+    assert "max_tokens" in board[1]["step"]
+
+
+def test_simulated_runs_stand_apart_and_marked(ask, board):
+    assert [one["simulated"] for one in board] == [False, False, True]
+    assert board[2]["step"] == "the only setup that was tried"
+    page = ask("/leaderboard?whole=1")[1]
+    assert page.index("Measured</h2>") < page.index("Simulated</h2>") < page.index(MADE["simulated"])
+
+
+def test_the_page_links_to_the_runs_and_compares_them(ask):
+    page = ask("/leaderboard?whole=1")[1]
+    assert f'href="/runs/{MADE["more slots"]}"' in page
+    assert f'href="/compare?runs={MADE["first"]},{MADE["more slots"]}"' in page
+    assert MADE["failed"] not in page
+    assert ask("/leaderboard/body")[1] in page
+
+
+def test_one_model_alone_and_the_file(ask):
+    assert json.loads(ask("/api/leaderboard.json?model=nobody")[1]) == {"leaders": []}
+    rows = list(csv.DictReader(io.StringIO(ask("/api/leaderboard.csv?model=qwen3-8b")[1])))
+    assert [row["run"] for row in rows] == [MADE["more slots"], MADE["other load"], MADE["simulated"]]
+
+
+def test_with_nothing_measured_it_says_how_to_begin(tmp_path):
+    with running(Site(installation(tmp_path))) as ask:
+        assert "skep bench sweep" in ask("/leaderboard")[1]

@@ -1,0 +1,150 @@
+"""The plan page: a model and cards in the address, the plan as `skep plan` has it, measured runs beside it."""
+
+import csv
+import io
+import json
+
+import pytest
+from running_site import running
+from starlette.datastructures import QueryParams
+from stored_runs import HOST, SIMULATED, installation, put_run
+
+from skep.bench.planning import Flags, answer
+from skep.errors import UserError
+from skep.store.database import open_store
+from skep.web.plan_chart import places_of, speed_chart
+from skep.web.plan_form import Asked, read_query
+from skep.web.plan_measured import Measured, Point, cards_of, measured_of
+from skep.web.runs_book import RunBook
+from skep.web.site import Site
+
+MADE = {}
+TWO = "model=qwen3-8b&card=rtx-3090&count=2"
+
+
+def fill(store):
+    MADE["same"] = put_run(store, 0)
+    MADE["cpu"] = put_run(store, 1, host=HOST)
+    MADE["far"] = put_run(store, 2, url="http://10.9.8.7/v1")
+    MADE["other"] = put_run(store, 3, model="smollm2-135m")
+    MADE["simulated"] = put_run(store, 4, simulated=True, engine={"engine": SIMULATED})
+    MADE["broken"] = put_run(store, 5, end="failed")
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    return installation(tmp_path_factory.mktemp("plan"), fill)
+
+
+@pytest.fixture(scope="module")
+def ask(paths):
+    with running(Site(paths)) as asked:
+        yield asked
+
+
+def asked_of(query):
+    return read_query(QueryParams(query))
+
+
+def test_the_page_paints_first_and_the_plan_follows(ask):
+    first = ask("/plan?model=qwen3-8b&card=rtx-4090")[1]
+    assert 'data-fetch="/plan/fragment?model=qwen3-8b&amp;card=rtx-4090"' in first
+    assert "whole=1" in first  # without a script
+    fragment = ask("/plan/fragment?model=qwen3-8b&card=rtx-4090")[1]
+    assert "<html" not in fragment
+    assert "Layouts, best first" in fragment
+    again = ask("/plan?model=qwen3-8b&card=rtx-4090")[1]
+    assert fragment in again  # it is kept
+
+
+def test_the_plan_is_that_of_the_command_line(ask, paths):
+    told = json.loads(ask(f"/api/plan.json?{TWO}&agents=8")[1])
+    found = answer(Flags("qwen3-8b", ("2x rtx-3090",), agents=8), paths.store)
+    at = next(point for point in told["plans"][0]["predicted"] if point["concurrency"] == 8)
+    assert at["effective_tok_s"] == pytest.approx(found.ranked[0][1].rated.outcome.effective_tok_s, rel=1e-3)
+    assert [one["run_id"] for one in told["measured"] if one["same_rig"]] == [MADE["same"], MADE["simulated"]]
+    rows = list(csv.DictReader(io.StringIO(ask(f"/api/plan.csv?{TWO}&agents=8")[1])))
+    assert len(rows) == sum(len(plan["predicted"]) for plan in told["plans"])
+
+
+def test_measured_runs_of_the_model_stand_beside_the_curve(ask):
+    page = ask(f"/plan?{TWO}&whole=1")[1]
+    assert "Diamonds: runs on such cards" in page
+    assert all((run in page) is (name not in ("other", "broken")) for name, run in MADE.items())
+    assert "Predicted, not measured." in page
+
+
+def test_a_model_that_does_not_fit_says_what_would(ask):
+    page = ask("/plan?model=qwen3-235b-a22b&card=rtx-3090&whole=1")[1]
+    assert "does not fit" in page
+    assert "what would fit" in page
+    response, body = ask("/api/plan.json?model=qwen3-235b-a22b&card=rtx-3090")
+    assert response.status == 400
+    assert "does not fit" in json.loads(body)["error"]["message"]
+
+
+def test_without_a_model_there_are_the_form_and_examples(ask):
+    page = ask("/plan")[1]
+    assert "choose a model" in page
+    assert "For example" in page
+    assert ask("/api/plan.json")[0].status == 400
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["model=/etc/passwd", "model=../x/config.json", "model=no-such-model-at-all", "model=qwen3-8b&card=no-card",
+     "model=qwen3-8b&agents=0", "model=qwen3-8b&agents=9999999999999", "model=qwen3-8b&agents=%EF%BC%91",
+     "model=qwen3-8b&engine=word", "model=qwen3-8b&quant=q", "model=qwen3-8b&goal=fame", "count=x"],
+)  # fmt: skip
+def test_what_cannot_be_planned_is_one_line(ask, query):
+    response, body = ask(f"/api/plan.json?{query}")
+    assert response.status == 400
+    assert "\n" not in json.loads(body)["error"]["message"]
+
+
+def test_no_path_reaches_the_reader_of_models(tmp_path, monkeypatch):
+    """Only the catalogue's own names go on: a folder of that name beside the server is not looked at."""
+    (tmp_path / "qwen3-8b").mkdir()
+    (tmp_path / "qwen3-8b" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert asked_of("model=qwen3-8b").flags().model == "qwen3-8b"
+    for name in ("./qwen3-8b", "qwen3-8b/config.json", "~/x", "/x.gguf"):
+        with pytest.raises(UserError):
+            asked_of(f"model={name}")
+
+
+def test_an_address_holds_all_that_was_asked_and_no_more():
+    asked = Asked("qwen3-8b", "rtx-3090", 2, agents=8, goal="latency")
+    assert asked.query() == "model=qwen3-8b&card=rtx-3090&count=2&agents=8&goal=latency"
+    assert asked_of(asked.query()) == asked
+    assert asked.command() == 'skep plan qwen3-8b --gpu "2x rtx-3090" --agents 8 --goal latency'
+    words = Asked("qwen3-8b", rig="2x rtx-3090: nvlink(0-1)")
+    assert asked_of(words.query()) == words
+    assert words.flags().gpu == ("2x rtx-3090: nvlink(0-1)",)
+    assert asked_of("model=qwen3-8b").flags().gpu == ()  # this machine
+
+
+def test_a_far_endpoint_has_none_of_the_clients_cards(paths):
+    with open_store(paths.store, read_only=True) as store:
+        assert cards_of(store.run(MADE["same"])) == ("rtx-3090", "rtx-3090")
+        assert cards_of(store.run(MADE["simulated"])) == ("rtx-3090", "rtx-3090")
+        assert cards_of(store.run(MADE["far"])) == ()
+        own = measured_of(store, RunBook(Site(paths)), "qwen3-8b", ("cpu",), HOST)
+    assert [one.run_id for one in own if one.same_rig] == [MADE["cpu"]]
+
+
+def test_a_picture_holds_every_curve_point_and_letter():
+    level = {"effective_tok_s": 10.0, "low": 8.0, "high": 13.0, "ttft_ms": 5.0}
+    plan = {"predicted": [{"concurrency": c, **level} for c in (1, 2, 64)], "memory": []}
+    run = Measured("r", 0.0, "m", "e", "", simulated=False, same_rig=True,
+                   points=(Point(1, 9.0, 8.0, 10.0, None, client_limited=False),))  # fmt: skip
+    drawn = speed_chart([plan, plan], [run])
+    assert drawn.count("<circle") == 6
+    assert drawn.count("<path") == 1
+    assert all(f">{letter}</text>" in drawn for letter in "AB1")
+    assert "style=" not in drawn
+
+
+def test_a_term_has_one_colour_in_every_bar():
+    plans = [{"memory": [{"term": "weights"}, {"term": "x"}]}, {"memory": [{"term": "y"}, {"term": "x"}]}]
+    assert places_of(plans) == {"weights": 0, "KV pool": 1, "x": 2, "y": 3}

@@ -1,0 +1,257 @@
+"""The page of runs: every stored benchmark, filtered by the address, its report, its requests, files of it all."""
+
+import csv
+import io
+import json
+
+import pytest
+from running_site import running
+from stored_runs import ANSWER, HOST, PROMPT, SIMULATED, installation, put_run
+
+from skep.records import RunState
+from skep.store.database import open_store
+from skep.web import runs_book
+from skep.web.pictures import Shelf, body_of
+from skep.web.runs_book import RunBook, figures_of
+from skep.web.runs_list import Asked, listed
+from skep.web.runs_words import engine_of, layout_of, machine_of
+from skep.web.site import Site
+
+MADE = {}
+
+
+def fill(store):
+    MADE["slow"] = put_run(store, 0, tokens=50)
+    MADE["fast"] = put_run(store, 1, tokens=200, failed=1)
+    MADE["far"] = put_run(store, 2, url="http://10.9.8.7:8000/v1", model="/srv/models/secret.gguf", host=HOST)
+    MADE["broken"] = put_run(store, 3, levels=(1,), end="failed")
+    MADE["simulated"] = put_run(store, 4, simulated=True, engine={"engine": SIMULATED, "simulated": True})
+    MADE["open"] = put_run(store, 5, kind="open", config={"rates": [2.0, 4.0]}, levels=(1, 2))
+    MADE["running"] = put_run(store, 6, levels=(1,), end=None)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    return installation(tmp_path_factory.mktemp("runs"), fill)
+
+
+@pytest.fixture(scope="module")
+def ask(paths):
+    with running(Site(paths)) as asked:
+        yield asked
+
+
+@pytest.fixture(scope="module")
+def public(paths):
+    with running(Site(paths, public=True)) as asked:
+        yield asked
+
+
+def runs_of(ask, query=""):
+    return json.loads(ask(f"/api/runs.json{query}")[1])["runs"]
+
+
+def test_every_run_is_listed_newest_first_with_its_key_figures(ask):
+    assert [one["id"] for one in runs_of(ask)] == list(reversed(MADE.values()))
+    fast = next(one for one in runs_of(ask) if one["id"] == MADE["fast"])
+    assert (fast["best_at"], fast["failed"], fast["machine"]) == (4, 3, "2x RTX 3090")
+    assert fast["best_tok_s"] == pytest.approx(600)
+    slow = next(one for one in runs_of(ask) if one["id"] == MADE["slow"])
+    assert slow["ttft_ms"] == pytest.approx(100)
+    page = ask("/runs")[1]
+    assert "7 benchmark runs are stored" in page
+    assert "600" in page
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("?kind=open", ["open"]),
+        ("?state=failed", ["broken"]),
+        ("?state=running", ["running"]),
+        ("?simulated=yes", ["simulated"]),
+        ("?q=rtx+vllm&kind=sweep&state=done&simulated=no", ["fast", "slow"]),
+        ("?q=10.9.8.7&state=done", ["far"]),
+        ("?model=nobody", []),
+    ],
+)
+def test_the_address_says_which_runs_are_shown(ask, query, names):
+    assert [one["id"] for one in runs_of(ask, query)] == [MADE[name] for name in names]
+    page = ask(f"/runs{query}")[1]
+    assert all((run in page) is (name in names) for name, run in MADE.items())
+
+
+@pytest.mark.parametrize("query", ["state=gone", "simulated=maybe", "page=0", "page=x"])
+def test_what_cannot_be_asked_is_refused_with_what_can(ask, query):
+    assert ask(f"/runs?{query}")[0].status == 400
+    response, body = ask(f"/api/runs.json?{query}")
+    assert response.status == 400
+    assert json.loads(body)["error"]["hint"]
+
+
+def test_the_list_comes_as_csv_too(ask):
+    rows = list(csv.DictReader(io.StringIO(ask("/api/runs.csv?state=done")[1])))
+    assert [row["id"] for row in rows] == [one["id"] for one in runs_of(ask, "?state=done")]
+    assert rows[-1]["best_tok_s"].startswith("200")
+
+
+def test_the_page_of_a_run_paints_before_its_pictures_and_keeps_them(ask, paths):
+    run = MADE["slow"]
+    first = ask(f"/runs/{run}")[1]
+    assert f'data-fetch="/runs/{run}/body"' in first
+    assert f"/runs/{run}?whole=1" in first
+    body = ask(f"/runs/{run}/body")[1]
+    assert "Every level" in body
+    assert "<svg" in body
+    assert "<main" not in body
+    again = ask(f"/runs/{run}")[1]
+    assert "data-fetch" not in again
+    assert body in again
+    assert list((paths.cache / "web").rglob(f"{run}.html"))
+
+
+def test_nothing_inline_is_left_in_a_report_that_a_page_shows():
+    report = (
+        '<header>x</header><main><div style="display:grid;gap:16px">a</div><h3 style="margin-top:22px">b</h3></main>'
+    )
+    assert body_of(report) == '<div class="stack">a</div><h3>b</h3>'
+
+
+def test_a_run_that_is_still_written_is_drawn_anew_each_time(ask, paths):
+    run = MADE["running"]
+    assert "Still running" in ask(f"/runs/{run}")[1]
+    assert "Every level" in ask(f"/runs/{run}?whole=1")[1]
+    assert not list((paths.cache / "web").rglob(f"{run}*"))
+
+
+def test_a_run_without_requests_says_so(ask, paths):
+    with open_store(paths.store) as store:
+        run = put_run(store, -9, levels=())
+        assert "Nothing to draw" in ask(f"/runs/{run}/body")[1]
+        assert ask(f"/runs/{run}")[0].status == 200
+        store.delete_runs([run])
+    assert ask(f"/runs/{run}")[0].status == 404
+
+
+def test_the_report_and_its_picture_are_files_of_their_own(ask):
+    response, body = ask(f"/runs/{MADE['slow']}/report.html")
+    assert body.startswith("<!doctype html>")
+    assert "script" not in response.headers["content-security-policy"]
+    response, body = ask(f"/runs/{MADE['slow']}/picture.svg")
+    assert response.headers["content-type"] == "image/svg+xml"
+    assert body.startswith("<svg")
+    assert ask(f"/runs/{MADE['open']}/picture.svg")[0].status == 400
+
+
+def test_an_unknown_run_is_404_with_the_newest_ones(ask):
+    for path in ("/runs/nobody", "/runs/nobody/body", "/api/run.json?id=nobody"):
+        response, body = ask(path)
+        assert response.status == 404
+        assert MADE["running"] in body
+
+
+def test_two_ticked_runs_go_to_the_page_that_compares(ask):
+    response, _ = ask(f"/runs/compare?run={MADE['slow']}&run={MADE['fast']}")
+    assert (response.status, response.headers["location"]) == (303, f"/compare?runs={MADE['slow']},{MADE['fast']}")
+    assert ask(f"/runs/compare?run={MADE['slow']}")[0].status == 400
+    assert ask(f"/runs/compare.svg?runs={MADE['slow']},{MADE['fast']}")[1].startswith("<svg")
+    assert ask("/runs/compare.svg?runs=x")[0].status == 400
+
+
+def test_the_requests_of_a_run_can_be_read_one_by_one(ask):
+    page = ask(f"/runs/{MADE['fast']}/requests?level=4")[1]
+    assert page.count(PROMPT) == page.count(ANSWER) * 2 == 8  # the summary begins with the prompt
+    failed = ask(f"/runs/{MADE['fast']}/requests?failed=yes")[1]
+    assert "3 requests" in failed
+    assert "10.9.8.7 is cross" in failed
+    assert ask(f"/runs/{MADE['fast']}/requests?level=x")[0].status == 400
+
+
+def test_a_public_page_has_no_prompts_addresses_paths_or_words_of_servers(public):
+    paths = ["/runs", "/api/runs.json", "/api/runs.csv"]
+    for run in MADE.values():
+        paths += [f"/runs/{run}", f"/runs/{run}/requests", f"/api/run.json?id={run}"]
+    for run in (MADE["far"], MADE["broken"]):  # drawing takes a while
+        paths += [f"/runs/{run}{end}" for end in ("/body", "?whole=1", "/report.html", "/requests?failed=yes")]
+    for path in paths:
+        response, body = public(path)
+        assert response.status == 200, path
+        for secret in (PROMPT, ANSWER, "10.9.8.7", "/srv/", "127.0.0.1:8400", "went away"):
+            assert secret not in body, (path, secret)
+
+
+def test_words_find_nothing_that_a_public_page_hides(public):
+    assert runs_of(public, "?q=10.9.8.7") == []
+    assert runs_of(public, "?q=srv") == []
+    far = next(one for one in runs_of(public) if one["id"] == MADE["far"])
+    assert (far["machine"], far["model"], far["url"]) == ("another machine", "secret.gguf", None)
+
+
+def test_figures_of_an_ended_run_are_worked_out_once(monkeypatch, tmp_path):
+    asked = []
+
+    def counted(store, run):
+        asked.append(run.id)
+        return figures_of(store, run)
+
+    monkeypatch.setattr(runs_book, "figures_of", counted)
+    site = Site(installation(tmp_path, lambda store: [put_run(store, 0), put_run(store, 1, end=None)]))
+    with site.store() as store:
+        book = RunBook(site)
+        runs = book.runs(store)
+        first = book.figures(store, runs)
+        again = book.figures(store, book.runs(store))
+        other = RunBook(site).figures(store, runs)  # as after a restart
+    assert first == again == other
+    assert sorted(asked.count(run.id) for run in runs) == [1, 3]  # the one that is still written is asked each time
+
+
+def test_a_list_does_not_wait_for_figures_that_take_long(paths):
+    ticks = iter(range(1000))
+    site = Site(paths)
+    with site.store() as store:
+        book = RunBook(site, clock=lambda: next(ticks))
+        runs = [run for run in book.runs(store) if run.state is RunState.RUNNING]
+        assert book.figures(store, runs, patience_s=0.1) == {}
+        assert len(book.figures(store, runs)) == 1
+
+
+def test_a_list_has_pages_of_fifty(tmp_path):
+    def many(store):
+        for place in range(52):
+            put_run(store, place, levels=())
+
+    with open_store(installation(tmp_path, many).store) as store:
+        runs = store.runs()
+    found = listed(runs, Asked(page=9))
+    assert (found.pages, found.asked.page, len(found.runs), found.total) == (2, 2, 2, 52)
+    assert len(listed(runs, Asked(page=0)).runs) == 52
+
+
+def test_a_shelf_keeps_no_more_than_it_may_and_survives_a_full_or_read_only_place(tmp_path):
+    shelf = Shelf(tmp_path, most=4)
+    for place in range(40):
+        shelf.put(f"{place}.html", "x")
+    assert len(list(shelf.folder.iterdir())) < 8
+    assert shelf.get("39.html") == "x"
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    Shelf(blocked).put("a", "x")
+    assert Shelf(blocked).get("a") is None
+
+
+def test_where_a_run_ran_is_told_in_a_few_words(paths):
+    with open_store(paths.store, read_only=True) as store:
+        runs = {name: store.run(run) for name, run in MADE.items()}
+    assert machine_of(runs["far"]) == "10.9.8.7"
+    assert machine_of(runs["simulated"]) == "2x rtx-3090"
+    assert engine_of(runs["simulated"]) == "vllm (simulated)"
+    assert layout_of(runs["simulated"]) == "2 x TP=1"
+    assert (engine_of(runs["slow"]), layout_of(runs["slow"])) == ("vllm 0.19", "4 slots")
+
+
+def test_with_nothing_stored_the_page_says_how_to_begin(tmp_path):
+    with running(Site(installation(tmp_path))) as ask:
+        assert "skep bench sweep" in ask("/runs")[1]
+        assert runs_of(ask) == []
+        assert ask("/runs/last")[0].status == 404

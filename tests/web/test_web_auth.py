@@ -1,0 +1,117 @@
+"""Who may look: beyond loopback a key, sent by a program or entered once in a browser."""
+
+import json
+
+import pytest
+from running_site import folders, running
+
+from skep.errors import UserError
+from skep.gateway.keys import KeySpec, digest_of
+from skep.settings import user_paths
+from skep.web.auth import COOKIE, MOST_SESSIONS, SESSION_S, Door
+from skep.web.site import Site, make_site
+
+KEY = "sk-skep-0123456789"
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    """One guarded dashboard for all: each test brings keys and sessions of its own."""
+    paths = user_paths(folders(tmp_path_factory.mktemp("guarded")))
+    site = Site(paths, keys=(KeySpec("laptop", digest_of(KEY)),), api_key="from-the-environment")
+    with running(site) as asked:
+        yield asked
+
+
+def cookie_of(response):
+    return response.headers["set-cookie"].partition(";")[0]
+
+
+def log_in(ask, key=KEY, **fields):
+    return ask("/login", "POST", form={"key": key, **fields}, headers={"origin": ask.origin})
+
+
+def test_beyond_loopback_there_must_be_a_key(env):
+    paths = user_paths(env)
+    with pytest.raises(UserError, match="without an API key"):
+        make_site(paths, host="0.0.0.0")
+    assert make_site(paths, host="0.0.0.0", api_key="k").guarded
+    assert not make_site(paths, host="0.0.0.0", public=True).guarded
+    assert not make_site(paths, host="::1").guarded
+
+
+@pytest.mark.parametrize("key", [KEY, "from-the-environment"])
+def test_a_program_sends_its_key_with_each_request(ask, key):
+    for headers in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}):
+        assert ask("/api/now.json", headers=headers)[0].status == 200
+    assert ask("/", headers={"authorization": f"Bearer {key}x"})[0].status == 303
+
+
+def test_without_a_key_a_program_gets_401_and_a_browser_the_form(ask):
+    for path in ("/api/now.json", "/live", "/metrics"):
+        response, body = ask(path)
+        assert response.status == 401
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert "key" in json.loads(body)["error"]["message"]
+    response, body = ask("/runs?model=a%20b")
+    assert (response.status, response.headers["location"]) == (303, "/login?next=%2Fruns%3Fmodel%3Da%2520b")
+    assert ask("/login")[0].status == 200
+    assert ask("/static/skep.css")[0].status == 200
+
+
+def test_a_key_entered_once_opens_a_session(ask):
+    response, _ = log_in(ask, next="/runs?model=x")
+    assert (response.status, response.headers["location"]) == (303, "/runs?model=x")
+    sent = response.headers["set-cookie"].lower()
+    assert "httponly" in sent
+    assert "samesite=strict" in sent
+    assert KEY not in sent
+    session = {"cookie": cookie_of(response)}
+    answer, page = ask("/", headers=session)
+    assert answer.status == 200
+    assert answer.headers["cache-control"] == "no-store"
+    assert "Log out" in page
+    assert ask("/logout", "POST", headers=session | {"origin": ask.origin})[0].status == 303
+    assert ask("/", headers=session)[0].status == 303
+
+
+def test_a_wrong_key_opens_nothing(ask):
+    for key in ("", "wrong", "x" * 5000, "ключ"):
+        response, page = log_in(ask, key)
+        assert response.status == 401
+        assert "set-cookie" not in response.headers
+        assert "does not open" in page
+    assert ask("/", headers={"cookie": f"{COOKIE}=guessed"})[0].status == 303
+    assert ask("/", headers={"cookie": "\xff;;=,"})[0].status == 303
+
+
+def test_logging_in_never_leads_away_from_the_site(ask):
+    assert log_in(ask, next="//evil.example/")[0].headers["location"] == "/"
+
+
+def test_a_form_of_another_site_cannot_log_anybody_in(ask):
+    response, _ = ask("/login", "POST", form={"key": KEY}, headers={"origin": "https://evil.example"})
+    assert response.status == 403
+
+
+def test_a_program_with_a_key_may_write_a_note_without_an_origin(ask):
+    headers = {"authorization": f"Bearer {KEY}"}
+    assert ask("/notes", "POST", form={"text": "new fan"}, headers=headers)[0].status == 303
+    assert ask("/notes", "POST", form={"text": "new fan"})[0].status == 403
+
+
+def test_a_session_ends_by_itself_and_there_are_not_too_many(env):
+    now = 1000.0
+    site = Site(user_paths(env), keys=(), api_key=KEY, clock=lambda: now)
+    door = Door(site)
+
+    def headers(token):
+        return [(b"cookie", f"{COOKIE}={token}".encode())]
+
+    first = door.enter(KEY)
+    assert door.admits(headers(first))
+    tokens = [door.enter(KEY) for _ in range(MOST_SESSIONS)]
+    assert not door.admits(headers(first))
+    assert door.admits(headers(tokens[-1]))
+    now += SESSION_S + 1
+    assert not door.admits(headers(tokens[-1]))

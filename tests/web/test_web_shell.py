@@ -1,0 +1,281 @@
+"""The frame around every page: headers, names it answers to, errors, static files, JSON and CSV, notes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from running_site import folders, running
+from starlette.routing import Route
+
+from skep.errors import GatewayError, StoreError
+from skep.report import theme
+from skep.series import Alert, EventKind, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
+from skep.settings import user_paths
+from skep.store.database import open_store
+from skep.store.series import SeriesStore
+from skep.web.answers import csv_answer, json_answer
+from skep.web.assets import asset, assets, theme_css
+from skep.web.forms import way_back
+from skep.web.layout import PAGES
+from skep.web.serving import serve
+from skep.web.site import Site, make_site
+from skep.web.sparks import slot_picture, sparkline
+
+NOW = 1_800_000_000.0
+SECRETS = ("10.9.8.7", "secret-host", "hunter2", "/models/", "no answer from")
+
+
+@pytest.fixture
+def paths(env):
+    return user_paths(env)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """On loopback, with no hive and nothing stored."""
+    with running(make_site(user_paths(folders(tmp_path_factory.mktemp("bare"))), host="127.0.0.1")) as ask:
+        yield ask
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """In front of a hive, with targets that are watched."""
+    paths = user_paths(folders(tmp_path_factory.mktemp("full")))
+    fill(paths)
+    with running(Site(paths, clock=lambda: NOW), read=hive) as ask:
+        yield ask
+
+
+def fill(paths):
+    """Two targets over three days, one of them failing, with an alert."""
+    with open_store(paths.store) as store:
+        series = SeriesStore(store)
+        for name in ("box", "cloud"):
+            series.put_target(Target(name, "https://me:hunter2@10.9.8.7:8000", model="/models/secret-host/m.gguf"))
+            for hour in range(72, 0, -1):
+                at = NOW - 3600 * hour
+                sample = Sample(at, Heat.HOT, Shape.SHORT, 1, tok_s=80 + hour % 5, ttft_ms=100.0)
+                series.append_probe(Probe(name, 0, int(at // 3600), at, at + 5, ProbeOutcome.DONE, at), [sample])
+        failed = Probe("cloud", 0, int(NOW // 3600), NOW - 60, NOW - 50, ProbeOutcome.FAILED, NOW - 60,
+                       error_kind="connect", error="no answer from 10.9.8.7")  # fmt: skip
+        series.append_probe(failed)
+        series.open_alert(Alert(Rule.DOWN, "cloud", NOW - 60, "no answer from `10.9.8.7`"))
+
+
+def hive(_site):
+    """A hive of two replicas as it tells of itself."""
+    rows = [
+        {"name": f"m-{i}", "kind": "replica", "state": "ready", "pid": 7, "url": "http://10.9.8.7:1", "slots": slots,
+         "busy": 1, "model": "/models/m.gguf", "engine": "fake", "restarts": 0, "why": why}
+        for i, (slots, why) in enumerate(((4, None), (100, "see /models/x.log")))
+    ]  # fmt: skip
+    served = [{**row, "active": 3, "releasing": 1, "state": "up", "simulated": False} for row in rows]
+    gateway = {
+        "queued": 2, "in_flight": 6, "busy": {}, "models": {}, "replicas": served, "tokens": {"m-0": 10.0},
+        "queues": {"/models/m.gguf": {"interactive": 0, "normal": 2, "batch": 0}}, "ended": {"answered": 12},
+    }  # fmt: skip
+    return {"phase": "ready", "url": "http://10.9.8.7:8400", "pid": 4321, "rows": rows, "gateway": gateway, "up_s": 90}
+
+
+def test_every_answer_forbids_what_a_page_does_not_need(bare):
+    """Scripts, styles and requests of its own only, whatever a model name may hold; no frame, no guessing of types."""
+    for path in ("/", "/nowhere", "/api/now.json", "/static/skep.css"):
+        policy = bare(path)[0].headers["content-security-policy"]
+        assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert bare(path)[0].headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_page_is_complete_without_scripts_and_has_landmarks(full):
+    response, page = full("/")
+    assert response.status == 200
+    for part in ("<main", "<nav", "<header", "<footer", 'href="#main"', "3 of 4 slots busy, 1 releasing", "<caption>"):
+        assert part in page
+    assert page.count('aria-current="page"') == 1
+    for _, address, title, _ in PAGES:
+        assert f'href="{address}"' in page
+        assert f">{title}</a>" in page
+    assert "style=" not in page
+    assert "onclick" not in page
+    assert "7-day median" in page
+    assert "no answer from <code>10.9.8.7</code>" in page
+    assert "hunter2" not in page
+
+
+def test_without_a_hive_the_page_says_how_to_start_one(bare):
+    page = bare("/")[1]
+    assert "No hive is running" in page
+    assert "<code>skep up -d</code>" in page
+    assert "skep monitor add NAME" in page
+
+
+def test_in_public_no_address_path_or_word_of_others_is_shown(paths):
+    fill(paths)
+    site = make_site(paths, host="0.0.0.0", public=True, clock=lambda: NOW)
+    with running(site, read=hive) as ask:
+        answers = [ask(path)[1] for path in ("/", "/api/now.json", "/api/now.csv", "/metrics")]
+        refused = ask("/notes", "POST", form={"text": "x"}, headers={"origin": ask.origin})[0]
+    for answer in answers:
+        assert "cloud" in answer
+        assert not [secret for secret in SECRETS if secret in answer]
+    assert refused.status == 405
+
+
+def test_what_is_on_screen_is_there_as_json_and_csv(full):
+    document = json.loads(full("/api/now.json")[1])
+    rows = full("/api/now.csv")[1].splitlines()
+    assert document["hive"]["slots"] == {"total": 104, "active": 6, "releasing": 2}
+    assert [target["target"] for target in document["targets"]] == ["box", "cloud"]
+    assert document["targets"][0]["url"] == "https://10.9.8.7:8000"
+    assert rows[0] == "section,name,figure,value"
+    assert "replica,m-0,active,3" in rows
+    assert any(row.startswith("hive,,tok_s,") for row in rows)
+
+
+def test_a_name_that_is_not_loopbacks_own_is_refused(bare):
+    """A page of somebody else's may let its own name point to 127.0.0.1; its requests carry that name."""
+    for name in ("evil.example", f"evil.example:{bare.port}", "127.0.0.1.evil.example", "[::1", ""):
+        assert bare("/", headers={"host": name})[0].status == 421
+    for name in ("localhost", f"127.0.0.1:{bare.port}", "[::1]:80"):
+        assert bare("/", headers={"host": name})[0].status == 200
+
+
+def test_an_unknown_page_is_a_page_and_for_programs_json(bare):
+    response, page = bare("/nowhere")
+    assert response.status == 404
+    assert "there is no such page" in page
+    assert "<nav" in page
+    assert json.loads(bare("/api/nowhere.json")[1])["error"]["message"] == "there is no such page"
+    assert bare("/", "POST", headers={"origin": bare.origin})[0].status == 405
+
+
+def test_an_error_nobody_expected_is_one_line_without_a_traceback(paths):
+    def breaks(_request):
+        raise RuntimeError("secret detail")
+
+    def store_breaks(_request):
+        raise StoreError(f"`{paths.store}` is damaged")
+
+    routes = [Route("/breaks", breaks), Route("/api/breaks.json", breaks), Route("/store", store_breaks)]
+    with running(make_site(paths, host="127.0.0.1"), routes=routes) as ask:
+        response, page = ask("/breaks")
+        assert response.status == 500
+        assert "this page could not be made" in page
+        assert "secret detail" not in page
+        assert "error" in json.loads(ask("/api/breaks.json")[1])
+        assert str(paths.store) in ask("/store")[1]
+    with running(make_site(paths, host="0.0.0.0", public=True), routes=routes) as ask:
+        response, page = ask("/store")
+        assert response.status == 500
+        assert str(paths.store) not in page
+
+
+def test_static_files_are_kept_by_browsers_until_they_change(bare):
+    response, _ = bare(asset("skep.css"))
+    assert "immutable" in response.headers["cache-control"]
+    tag = response.headers["etag"]
+    plain, _ = bare("/static/skep.css")
+    assert plain.headers["cache-control"] == "no-cache"
+    again, body = bare("/static/skep.css", headers={"if-none-match": tag})
+    assert (again.status, body) == (304, "")
+    assert bare("/static/..%2fsite.py")[0].status == 404
+
+
+def test_the_style_sheet_has_every_colour_of_the_theme_by_day_and_by_night():
+    css = assets()["skep.css"].body.decode()
+    assert theme_css() in css
+    for day, night in theme.NIGHT.items():
+        assert day in theme_css()
+        assert night in theme_css()
+    assert "http" not in css
+
+
+def test_json_has_no_nan_and_csv_no_formula():
+    assert json_answer({"a": float("nan"), "b": (1, None)}).body == b'{"a":null,"b":[1,null]}\n'
+    body = csv_answer("x", ("a", "b"), [("=cmd()", -1.5), (None, float("inf"))]).body.decode()
+    assert body == "a,b\n'=cmd(),-1.5\n,\n"
+
+
+def test_a_note_is_written_from_the_page_itself_only(paths):
+    fill(paths)
+    site = make_site(paths, host="127.0.0.1", clock=lambda: NOW)
+    with running(site) as ask:
+        own = {"origin": ask.origin}
+        note = {"text": " NVLink bridges\nremoved ", "target": "box", "next": "/history?target=box"}
+        response, _ = ask("/notes", "POST", form=note, headers=own)
+        assert (response.status, response.headers["location"]) == (303, "/history?target=box")
+        for headers in (
+            {},
+            {"origin": "https://evil.example"},
+            {"origin": "null"},
+            own | {"sec-fetch-site": "cross-site"},
+        ):
+            assert ask("/notes", "POST", form=note, headers=headers)[0].status == 403
+        for wrong in ({"text": "  "}, {"text": "x" * 201}, {"text": "x", "target": "boxx"}, {}):
+            response, page = ask("/notes", "POST", form=wrong, headers=own)
+            assert response.status == 400
+            assert 'role="alert"' in page
+        assert ask("/notes", "POST", form={"text": "x" * 20_000}, headers=own)[0].status == 400
+    with open_store(paths.store) as store:
+        (event,) = SeriesStore(store).events(NOW - 1, NOW + 1)
+    assert (event.kind, event.text, event.target, event.at) == (EventKind.NOTE, "NVLink bridges removed", "box", NOW)
+
+
+@pytest.mark.parametrize("wanted", ["//evil.example", "/\\evil.example", "https://evil.example", "", None, "/a\nb"])
+def test_the_way_back_never_leaves_the_site(wanted):
+    assert way_back(wanted) == "/"
+
+
+def test_the_way_back_keeps_the_query():
+    assert way_back("/runs?model=x&b=1") == "/runs?model=x&b=1"
+
+
+def test_a_sparkline_breaks_where_nothing_was_measured():
+    drawn = sparkline([1.0, 2.0, None, 3.0, 4.0], "x")
+    assert drawn is not None
+    assert drawn.split('d="')[1].split('"')[0].count("M") == 2
+    apart = sparkline([1.0, 2.0, 3.0], "x", places=[0, 1, 9], gap=2)
+    assert apart is not None
+    assert apart.split('d="')[1].split('"')[0].count("M") == 2
+    assert sparkline([None, 1.0], "x") is None
+    assert "NaN" not in str(sparkline([5.0, 5.0], "flat"))
+
+
+def test_slots_are_dots_until_there_are_too_many():
+    assert slot_picture(8, 3, 1).count("dot busy") == 3
+    assert slot_picture(8, 3, 1).count("dot going") == 1
+    assert slot_picture(8, 3, 1).count("dot free") == 4
+    assert "<rect" in slot_picture(100, 50, 0)
+    assert slot_picture(8, None, None).endswith("–</span>")
+    assert slot_picture(2, 5, 3).count("<i") == 2
+
+
+def test_a_port_in_use_is_one_line(paths):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(GatewayError, match="is in use"):
+        serve(make_site(paths, host="127.0.0.1"), host="127.0.0.1", port=taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_ends_it_at_once_though_a_browser_watches(env, number):
+    """Streams do not hold it up, or it would say so; and the command ends with 0."""
+    code = (
+        "import os\nfrom skep.settings import user_paths\nfrom skep.web.site import make_site\n"
+        "from skep.web.serving import serve\nsite = make_site(user_paths(os.environ), host='127.0.0.1')\n"
+        "serve(site, host='127.0.0.1', port=0, on_ready=lambda url: print(url, flush=True))\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        port = int(child.stdout.readline().decode().rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as browser:
+            browser.sendall(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+            assert b"text/event-stream" in browser.recv(4096)
+            os.kill(child.pid, number)
+            _, said = child.communicate(timeout=10)
+        assert (child.returncode, said) == (0, b"")
+    finally:
+        child.kill()
+        child.wait()

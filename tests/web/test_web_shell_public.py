@@ -1,0 +1,67 @@
+"""A public dashboard cannot show what its connection to the store does not have."""
+
+import pytest
+
+from skep.records import GatewayRequest, Request
+from skep.series import Alert, Event, EventKind, Probe, ProbeOutcome, Rule, Target
+from skep.settings import user_paths
+from skep.store.database import open_store
+from skep.store.series import SeriesStore
+from skep.web.site import Site
+from skep.web.veil import VEILED
+
+SECRET = "http://10.9.8.7:8000/v1"
+
+
+@pytest.fixture
+def paths(env):
+    paths = user_paths(env)
+    with open_store(paths.store) as store:
+        series = SeriesStore(store)
+        series.put_target(Target("box", SECRET, key_env="BOX_KEY"))
+        failed = Probe("box", 0, 1, 10.0, 12.0, ProbeOutcome.FAILED, 10.0, error_kind="connect", error=SECRET)
+        series.append_probe(failed)
+        series.append_event(Event(11.0, EventKind.DOWN, f"down: {SECRET}", "box"))
+        series.append_event(Event(12.0, EventKind.NOTE, "moved to /srv/models"))
+        series.append_event(Event(13.0, EventKind.NOTE, "new fan, 50/50 split"))
+        series.open_alert(Alert(Rule.DOWN, "box", 11.0, f"box is down: {SECRET}"))
+        series.open_alert(Alert(Rule.DISK, None, 12.0, "the disk of the store has 1 GiB left"))
+        run = store.begin_run(
+            kind="bench", created_at=1.0, model="m", url=SECRET, fingerprint="f", config={}, host={}, engine={},
+            simulated=False, skep_version="0",
+        )  # fmt: skip
+        asked = {"level": 1, "repeat": 0, "index": 0, "kind": "measured", "started_s": 0.0, "ended_s": 1.0}
+        told = {"prompt": "a secret", "answer": "another", "error_kind": "connect", "error": SECRET}
+        store.append_requests(run, [Request(**asked, **told)])
+        store.append_gateway_requests([
+            GatewayRequest(
+                id="x", arrived_at=1.0, path="/v1", model="m", priority="normal", flow="alice", replica=None,
+                attempts=1, outcome="answered", status=200, code=None, streamed=True, queued_s=0.0, first_byte_s=0.1,
+                ended_s=1.0, prompt_tokens=1, cached_tokens=None, output_tokens=1, request_bytes=1, response_bytes=1,
+            )
+        ])  # fmt: skip
+    return paths
+
+
+def test_the_public_connection_has_no_prompts_addresses_or_flows(paths):
+    with Site(paths, public=True).store() as store:
+        (run,) = store.runs()
+        (request,) = store.requests(run.id)
+        assert (run.url, request.prompt, request.answer, request.error) == ("", None, None, "connect")
+        assert store.gateway_requests()[0].flow is None
+        series = SeriesStore(store)
+        assert (series.target("box").url, series.target("box").key_env) == ("", None)
+        assert series.latest("box")[0].error == "connect"
+        assert [event.text for event in series.events(0, 99)] == ["down", "note", "new fan, 50/50 split"]
+        assert [alert.message for alert in series.alerts()] == ["the disk of the store has 1 GiB left", "down"]
+        whole = str([tuple(row) for table in VEILED for row in store.read(f"SELECT * FROM {table}")])
+    assert "10.9.8.7" not in whole
+    assert "secret" not in whole
+
+
+def test_the_owner_sees_all_of_it(paths):
+    with Site(paths).store() as store:
+        (run,) = store.runs()
+        assert run.url == SECRET
+        assert store.requests(run.id)[0].prompt == "a secret"
+        assert SeriesStore(store).target("box").url == SECRET
