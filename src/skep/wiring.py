@@ -25,6 +25,7 @@ from skep.launching import PullProgress, plan_launches, read_machine
 from skep.settings import OWN_ENGINES, Gateway, Monitor, Paths, Settings, make_runtime, settings_of
 
 if TYPE_CHECKING:
+    from skep.monitor.turns import Turns
     from skep.store.database import Store
 
 SLOW_START_S = 1800.0
@@ -112,6 +113,8 @@ def rebuild_hive(began: Settings, settings: Settings, hive: Hive, paths: Paths, 
         drain_s=settings.drain_s,
         wishes=asdict(settings.wishes),
         max_loaded=settings.max_loaded,
+        monitor_argv=monitor_argv(settings),
+        monitor_due=something_to_watch(paths.store),
         left_out=tuple(key for key, (before, after) in pairs.items() if before != after),
         warnings=(*locked, *([loose] if loose else [])),
     )
@@ -252,6 +255,29 @@ def monitor_lock(paths: Paths) -> Path:
     return paths.state / "monitor.lock"
 
 
+def probing_turns(paths: Paths) -> Turns:
+    """Shared by the loop and by probes that somebody asks for."""
+    from skep.monitor.turns import Turns
+
+    return Turns(paths.state / "probing")
+
+
+def replaced(path: Path) -> Callable[[], bool]:
+    """Whether another file stands there by now, or none. Where it cannot be asked, nothing is said."""
+    began = path.stat()
+
+    def is_gone() -> bool:
+        try:
+            now = path.stat()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return (now.st_dev, now.st_ino) != (began.st_dev, began.st_ino)
+
+    return is_gone
+
+
 def run_monitor(
     wanted: Monitor, paths: Paths, say: Callable[[str], None], *, env: Mapping[str, str], once: bool = False
 ) -> None:
@@ -260,11 +286,11 @@ def run_monitor(
     from skep.store.database import open_store
 
     with only_writer(monitor_lock(paths)), open_store(paths.store) as store:
-        asyncio.run(_watch_over(store, wanted, say, env, once=once))
+        asyncio.run(_watch_over(store, wanted, say, env, probing_turns(paths), once=once))
 
 
 async def _watch_over(
-    store: Store, wanted: Monitor, say: Callable[[str], None], env: Mapping[str, str], *, once: bool
+    store: Store, wanted: Monitor, say: Callable[[str], None], env: Mapping[str, str], turns: Turns, *, once: bool
 ) -> None:
     """What waits to be told when it ends gets a moment."""
     from skep.monitor.loop import Loop, prober_with
@@ -273,7 +299,9 @@ async def _watch_over(
 
     series = SeriesStore(store)
     async with Watch(series, wanted, env=env, log=say, free_bytes=lambda: free_bytes_of(store.path)) as watch:
-        watching = asyncio.ensure_future(Loop(series, prober_with(env), say=say, watch=watch).run(once=once))
+        is_gone = replaced(store.path)
+        watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=turns, is_gone=is_gone)
+        watching = asyncio.ensure_future(watcher.run(once=once))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, watching.cancel)

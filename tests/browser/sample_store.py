@@ -15,7 +15,7 @@ from skep.store.series import SeriesStore
 
 DAYS = 30
 SLOWER_AFTER_DAY = 21
-BOX = Target("box", "http://127.0.0.1:8400/v1", "gemma-4-31b", TargetKind.GATEWAY, concurrency=4, quality_items=10)
+BOX = Target("box", "http://127.0.0.1:1/v1", "gemma-4-31b", TargetKind.GATEWAY, concurrency=4, quality_items=10)
 CLOUD = Target("cloud", "https://inference.example/v1", "gemma-4-31b", key_env="CLOUD_KEY")
 SECRET_URL = CLOUD.url
 
@@ -69,7 +69,7 @@ def _of_the_box(slot: int, day: float, chance: random.Random) -> tuple[Probe, li
     busy = 15.5 <= day < 15.8
     speed = 76.9 * (0.959 if late else 1.0) * (0.72 if busy else 1.0)
     driver = "580.95" if late else "570.86"
-    host = {"power_w": chance.gauss(612, 9), "temperature_c": chance.gauss(64, 2), "sm_clock_mhz": 1695}
+    host = {"mean_w": chance.gauss(612, 9), "temperature_max_c": chance.gauss(64, 2), "sm_clock_min_mhz": 1695}
     probe = _probe(BOX, slot, chance, running=3 if busy else 0, waiting=0, idle_s=3400.0,
                    versions={"driver": driver, "engine": "vllm 0.11.0"}, host=host)  # fmt: skip
     return probe, [

@@ -10,7 +10,7 @@ DESK = {"width": 1280, "height": 900}
 
 
 def own_env(folder):
-    folders = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CONFIG", "DATA", "STATE")}
+    folders = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CONFIG", "DATA", "STATE", "CACHE")}
     kept = {key: value for key, value in os.environ.items() if key not in ("XDG_RUNTIME_DIR", "SKEP_API_KEY")}
     return {**kept, **folders, "PYTHONUNBUFFERED": "1"}
 

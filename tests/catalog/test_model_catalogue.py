@@ -133,3 +133,9 @@ def test_an_unknown_model_gets_the_nearest_names():
     with pytest.raises(UserError) as caught:
         geometry("")
     assert "config.json" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["{}", "\U0001f600", "--"])
+def test_a_name_of_signs_alone_is_no_model(name):
+    with pytest.raises(UserError, match="no model is called"):
+        geometry(name)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from datetime import UTC
 
 import pytest
@@ -41,6 +42,20 @@ def probes(*outcomes, error="refused"):
 )
 def test_a_target_is_down_after_two_failures_in_a_row_and_up_with_one_answer(outcomes, wrong):
     finding = rules.down("box", probes(*outcomes), 2)
+    assert (finding.wrong if finding else None) is wrong
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "wrong"),
+    [("b" * 23, None), ("b" * 24, True), ("bff", True), ("fbf", True), ("bbd", False), ("bf", None), ("dbbb", False)],
+)
+def test_a_target_without_room_is_busy_and_down_only_if_that_lasts(outcomes, wrong):
+    """It is there: neither a failure nor an answer. Refused for a day of hourly probes, it serves nobody."""
+    found = [
+        replace(probe, error_kind="busy") if letter == "b" else probe
+        for letter, probe in zip(outcomes, probes(*outcomes.replace("b", "f")), strict=True)
+    ]
+    finding = rules.down("box", found, 2)
     assert (finding.wrong if finding else None) is wrong
 
 
@@ -141,7 +156,7 @@ def test_a_change_for_the_worse_names_its_size_moment_and_cause():
     assert finding.wrong
     assert finding.since == 6.1 * 86400
     assert finding.message == (
-        "box, short answers tok_s -4.1 % (-5.1 to -3.1 %) since Wednesday 02:24, "
+        "box, short answers: tok/s -4.1 % (-5.1 to -3.1 %) since Wednesday 02:24, "
         "when the driver changed from 570 to 580"
     )
 

@@ -238,6 +238,22 @@ def test_down_up_upgrades_and_restarts_are_marked_once(world, series):
     }  # fmt: skip
 
 
+def test_a_target_without_room_went_neither_down_nor_up():
+    def told(*probes):
+        seen, kinds = LastSeen(), []
+        for probe in probes:
+            kinds += [event.kind for event in news_of(seen, probe)]
+            seen.take(probe)
+        return kinds
+
+    done = Probe("box", 0, 1, 1.0, 2.0, ProbeOutcome.DONE)
+    busy = replace(done, outcome=ProbeOutcome.FAILED, error_kind="busy")
+    down = replace(busy, error_kind="connect")
+    assert told(done, busy, done) == []
+    assert told(done, down, busy, done) == [EventKind.DOWN, EventKind.UP]
+    assert told(busy, down, down) == [EventKind.DOWN]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "anew"),
     [

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from skep.host.nvidia import NvidiaReport
+from skep.monitor.faults import Fault, fault_of_row
 from skep.monitor.load import Load, company, count_busy, load_of
 from skep.monitor.probing import Machine, probe_target, sample_of
 from skep.monitor.prompts import FreshPrompts, Lengths
@@ -76,6 +77,49 @@ def test_a_sample_is_the_median_of_its_streams_and_the_sum_of_their_tokens():
     broken = replace(rows[0], error_kind="cut", error="the stream broke")
     failed = sample_of([broken, *rows[1:]], 77.0, Heat.HOT, Shape.SHORT, 3)
     assert (failed.error_kind, failed.output_tokens) == ("cut", 142)
+
+
+def test_a_few_words_or_one_piece_have_no_speed():
+    """A cloud's model ends when it likes, and a proxy may hold an answer back: both would be nonsense in tok/s."""
+
+    def row(tokens, arrivals):
+        times = {"started_s": 0.0, "ended_s": 3.0, "first_byte_s": 0.5, "arrivals_s": arrivals}
+        ends = {"first_token_s": arrivals[0], "last_token_s": arrivals[-1], "prompt_tokens": 9}
+        timings = EngineTimings(decode_tok_s=1e6)
+        return Request(1, 0, 0, "fix", status=200, output_tokens=tokens, engine=timings, **times, **ends)
+
+    def speeds(one):
+        made = sample_of([one], 77.0, Heat.HOT, Shape.SHORT, 1)
+        return made.tok_s, made.engine_tok_s, made.effective_tok_s, made.ttft_ms
+
+    steady = tuple(1 + n / 10 for n in range(11))
+    assert speeds(row(3, steady[:3])) == (None, None, None, 1000.0)
+    assert speeds(row(11, steady)) == pytest.approx((10.0, 1e6, 11 / 3, 1000.0))
+    assert speeds(row(11, (1.0, 1.0, 1.001, 1.001))) == (None, 1e6, pytest.approx(11 / 3), 1000.0)
+
+
+def test_what_a_server_says_is_one_plain_line_without_the_key(engine):
+    """OpenAI repeats the key that it refuses; others may send what moves a terminal's cursor."""
+    row = Request(
+        1, 0, 0, "fix", started_s=0.0, ended_s=1.0, first_byte_s=None, first_token_s=None, last_token_s=None,
+        prompt_tokens=None, output_tokens=None, status=400, error_kind="http_400", error="bad\x1b[2J\0 key sk-hunter2",
+    )  # fmt: skip
+    fault = fault_of_row(row).without("sk-hunter2")
+    assert fault == Fault("http", "HTTP 400: bad [2J key ***")
+    assert fault.without(None) is fault
+    body = b'{"error":{"message":"no such key: sk-hunter2"}}'
+    engine.fault(kind="none")
+    with server(b"HTTP/1.1 500 no\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)) as url:
+        made, _ = probe(replace(box(engine), url=url, key_env="KEY"), key="sk-hunter2")
+    assert "hunter2" not in str(made)
+
+
+def test_an_answer_that_ends_after_its_head_fails(engine):
+    slow = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n"
+    with server(slow) as url:
+        made, samples = probe(replace(box(engine), url=url, timeout_s=0.2))
+    assert (made.outcome, samples) == (ProbeOutcome.FAILED, [])
+    assert made.error_kind in ("closed", "cut", "timeout")
 
 
 def test_prompts_are_of_the_length_asked_for_in_the_targets_own_tokens(engine):
@@ -227,10 +271,11 @@ def server(answer):
     [
         (b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 2\r\n\r\n{}", "auth"),
         (b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 15\r\n\r\n<h1>Router</h1>", "not_json"),
+        (b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 2\r\n\r\n{}", "busy"),
         (b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n", "http"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "protocol"),
     ],
-    ids=["key expired", "a router's page", "bad gateway", "another protocol"],
+    ids=["key expired", "a router's page", "no room", "bad gateway", "another protocol"],
 )
 def test_a_server_that_is_no_endpoint_fails(answer, kind):
     with server(answer) as url:

@@ -25,9 +25,9 @@ def series(tmp_path):
         yield SeriesStore(store)
 
 
-def add(series, target, values, model="qwen", **figures):
+def add(series, target, values, model="qwen", every_s=HOUR_S, **figures):
     for slot, value in enumerate(values):
-        at = START + slot * HOUR_S
+        at = START + slot * every_s
         probe = Probe(target, 0, slot, at, at + 1, ProbeOutcome.DONE, at, model=model)
         series.append_probe(probe, [Sample(at, Heat.HOT, Shape.SHORT, 1, tok_s=value, **figures)])
 
@@ -80,6 +80,14 @@ def test_before_and_after_a_note_are_compared_by_themselves(series):
     assert found.versus.judgement is Judgement.WORSE
     assert "when it was noted: NVLink bridges removed: -9.8 % (" in found.sentence
     assert found.sentence.endswith("48 values against 48 before")
+
+
+def test_a_note_inside_an_hour_of_many_probes_divides_that_hour(series):
+    add(series, "box", [*noisy(70, 20), *noisy(63, 20)], every_s=60)
+    note = Event(START + 20 * 60 - 10, EventKind.NOTE, "clock locked", "box")
+    series.append_event(note)
+    found = around_event(series, note, KEY, zone=UTC)
+    assert (found.versus.a.count, found.versus.b.count) == (20, 20)
 
 
 def test_the_windows_end_where_something_else_happened(series):

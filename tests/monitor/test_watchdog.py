@@ -271,7 +271,7 @@ def test_a_change_point_for_the_worse_is_told_with_its_cause(series):
     alive(rig, story)
     assert rig.ear.words() == ["opened", "closed"]
     assert rig.ear.heard[0][1] == (
-        "box, short answers tok_s -4.0 % (-5.0 to -3.0 %) since Monday 13:00, when the driver changed from 570 to 580"
+        "box, short answers: tok/s -4.0 % (-5.0 to -3.0 %) since Monday 13:00, when the driver changed from 570 to 580"
     )
 
 

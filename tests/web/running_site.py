@@ -19,7 +19,10 @@ def no_hive(_site):
 
 def folders(place):
     """The environment of an installation in that folder."""
-    return {"HOME": str(place), **{f"XDG_{name}_HOME": str(place / name) for name in ("CONFIG", "DATA", "STATE")}}
+    return {
+        "HOME": str(place),
+        **{f"XDG_{name}_HOME": str(place / name) for name in ("CONFIG", "DATA", "STATE", "CACHE")},
+    }
 
 
 @contextlib.contextmanager

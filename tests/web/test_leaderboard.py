@@ -8,6 +8,8 @@ import pytest
 from running_site import running
 from stored_runs import ENGINE, HOST, SIMULATED, WORKLOAD, installation, put_run
 
+from skep.web import leaderboard
+from skep.web.runs_best import Step, step_words
 from skep.web.site import Site
 
 MADE = {}
@@ -47,6 +49,46 @@ def test_the_step_that_won_is_what_differs_from_the_next_best_setup(board):
     assert board[0]["step"] == "slots 4 → 8: +10.0 %"
     assert board[0]["beaten"] == MADE["first"]
     assert (board[0]["runs"], board[0]["setups"]) == (3, 2)
+
+
+def test_a_simulated_step_names_only_what_differs(tmp_path):
+    """The rig describes itself in one sentence: two of them side by side would fill the cell."""
+    told = "simulated: qwen3.6-27b AWQ 4-bit, KV BF16, {}, {} on 2x rtx-3090, as vllm"
+
+    def fill_two(store):
+        setups = (("mtp n=3", "TP=2", 1, 100), ("mtp n=3", "2 x TP=1", 2, 125))
+        for place, (spec, layout, replicas, tokens) in enumerate(setups):
+            engine = {"engine": told.format(spec, layout), "replicas": replicas, "simulated": True, "slots": 4}
+            put_run(store, place, tokens=tokens, simulated=True, engine=engine)
+
+    with running(Site(installation(tmp_path, fill_two))) as ask:
+        one = json.loads(ask("/api/leaderboard.json")[1])["leaders"][0]
+        assert one["step"] == "TP=2 → 2 x TP=1: +25.0 %"
+        assert (one["layout"], one["setups"]) == ("2 x TP=1", 2)
+
+
+def test_long_values_of_a_step_are_cut_to_what_differs():
+    what = (("engine", "x 1, a, y", "x 1, b, y"), ("build", "v" * 90, "w" * 90), ("slots", "4", "8"), ("z", "1", "2"))
+    told = step_words(Step(what, 0.004, "r"))
+    assert told.startswith("a → b; build vvv")
+    assert told.endswith("slots 4 → 8 and 1 more: +0.4 %, about the same")
+    assert len(told) < 150
+
+
+def test_a_board_of_many_runs_shows_how_far_it_is_and_comes_to_its_end(tmp_path, monkeypatch):
+    """Whoever asks again gets at least one run more, however slow the machine is."""
+    monkeypatch.setattr(leaderboard, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(leaderboard, "A_PART_S", 0.0)
+    site = Site(installation(tmp_path, lambda store: [put_run(store, place) for place in range(3)]))
+    with running(site) as ask:
+        first = ask("/leaderboard")[1]
+        assert "1 of 3 runs were looked at" in first
+        assert 'data-fetch="/leaderboard/body?"' in first
+        second, third = ask("/leaderboard/body")[1], ask("/leaderboard/body")[1]
+    assert "2 of 3" in second
+    assert "data-more" in second
+    assert "data-more" not in third
+    assert "Measured</h2>" in third
 
 
 def test_under_another_load_no_gain_is_claimed(board):

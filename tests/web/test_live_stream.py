@@ -5,6 +5,7 @@ import contextlib
 import json
 
 import pytest
+from running_site import running
 
 from skep.engines.control import NotRunning
 from skep.errors import EngineError
@@ -221,3 +222,19 @@ def test_first_tokens_are_told_of_streamed_answers_of_late(env):
     assert found is not None
     assert found.count == 3
     assert found.median_ms == pytest.approx(200)
+
+
+@pytest.mark.parametrize("answer", [{"pid": "of another version"}, None])
+def test_a_hive_that_answers_nonsense_does_not_end_the_dashboard(env, answer):
+    """The reader is one task for all browsers: were it to end, so would every page."""
+
+    def read(_site):
+        if answer is None:
+            raise ValueError("not a status")
+        return answer
+
+    with running(Site(user_paths(env)), read=read) as ask:
+        for _ in range(2):
+            response, body = ask("/api/now.json")
+            assert response.status == 200
+            assert json.loads(body)["state"] == "silent"

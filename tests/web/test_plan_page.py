@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import math
+import re
 
 import pytest
 from running_site import running
@@ -12,9 +14,11 @@ from stored_runs import HOST, SIMULATED, installation, put_run
 from skep.bench.planning import Flags, answer
 from skep.errors import UserError
 from skep.store.database import open_store
-from skep.web.plan_chart import places_of, speed_chart
+from skep.web.plan import MOST_WAITING, PlanPages
+from skep.web.plan_chart import mark_of, places_of, speed_chart
 from skep.web.plan_form import Asked, read_query
 from skep.web.plan_measured import Measured, Point, cards_of, measured_of
+from skep.web.plan_parts import _context
 from skep.web.runs_book import RunBook
 from skep.web.site import Site
 
@@ -64,12 +68,16 @@ def test_the_plan_is_that_of_the_command_line(ask, paths):
     assert at["effective_tok_s"] == pytest.approx(found.ranked[0][1].rated.outcome.effective_tok_s, rel=1e-3)
     assert [one["run_id"] for one in told["measured"] if one["same_rig"]] == [MADE["same"], MADE["simulated"]]
     rows = list(csv.DictReader(io.StringIO(ask(f"/api/plan.csv?{TWO}&agents=8")[1])))
-    assert len(rows) == sum(len(plan["predicted"]) for plan in told["plans"])
+    sources = [row["source"] for row in rows]
+    assert sources.count("predicted") == sum(len(plan["predicted"]) for plan in told["plans"])
+    assert sources.count("simulated") == 3  # its levels
+    assert {row["run"] for row in rows} == {"", *(one["run_id"] for one in told["measured"])}
 
 
 def test_measured_runs_of_the_model_stand_beside_the_curve(ask):
     page = ask(f"/plan?{TWO}&whole=1")[1]
-    assert "Diamonds: runs on such cards" in page
+    assert "Numbers: runs on such cards" in page
+    assert '<span class="flag sky">simulated</span>' in page  # blue, as on every page
     assert all((run in page) is (name not in ("other", "broken")) for name, run in MADE.items())
     assert "Predicted, not measured." in page
 
@@ -94,12 +102,24 @@ def test_without_a_model_there_are_the_form_and_examples(ask):
     "query",
     ["model=/etc/passwd", "model=../x/config.json", "model=no-such-model-at-all", "model=qwen3-8b&card=no-card",
      "model=qwen3-8b&agents=0", "model=qwen3-8b&agents=9999999999999", "model=qwen3-8b&agents=%EF%BC%91",
+     "model=%7B%7D", "model=%00", "model=%F0%9F%90%9D",
      "model=qwen3-8b&engine=word", "model=qwen3-8b&quant=q", "model=qwen3-8b&goal=fame", "count=x"],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_one_line(ask, query):
     response, body = ask(f"/api/plan.json?{query}")
     assert response.status == 400
     assert "\n" not in json.loads(body)["error"]["message"]
+
+
+def test_when_many_plans_are_made_at_once_the_rest_is_told_to_come_again(paths):
+    """Each of them would hold a thread, and with all of them held no page at all would be answered."""
+    pages = PlanPages(Site(paths))
+    for _ in range(MOST_WAITING):
+        assert pages._queue.acquire(blocking=False)
+    with pytest.raises(UserError, match="many plans"):
+        pages._plan(Asked("qwen3-8b", "rtx-5090"))
+    pages._queue.release()
+    assert pages._plan(Asked("qwen3-8b", "rtx-5090"))["model"] == "qwen3-8b"
 
 
 def test_no_path_reaches_the_reader_of_models(tmp_path, monkeypatch):
@@ -141,8 +161,37 @@ def test_a_picture_holds_every_curve_point_and_letter():
     drawn = speed_chart([plan, plan], [run])
     assert drawn.count("<circle") == 6
     assert drawn.count("<path") == 1
+    assert mark_of(run, 1).count("<path") == 1
     assert all(f">{letter}</text>" in drawn for letter in "AB1")
     assert "style=" not in drawn
+
+
+def test_the_number_of_a_run_stands_apart_from_every_point_and_curve():
+    level = {"low": 8.0, "high": 300.0, "ttft_ms": 5.0}
+    plan = {"predicted": [{"concurrency": c, "effective_tok_s": 60.0 * c, **level} for c in (1, 2, 4)], "memory": []}
+    points = tuple(Point(c, 60.0 * c, None, None, None, client_limited=False) for c in (1, 2, 4))
+    runs = [Measured(name, 0.0, "m", "e", "", simulated=True, same_rig=True, points=points) for name in "ab"]
+    drawn = speed_chart([plan], runs)
+    dots = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', drawn)]
+    words = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*font-weight="700">([12])</text>', drawn)
+    assert [number for *_, number in words] == ["1", "2"]
+    for x, y, _ in words:
+        assert min(math.dist((float(x), float(y) - 4.5), dot) for dot in dots) > 10
+    assert words[0][:2] != words[1][:2]
+
+
+def test_a_run_under_another_load_says_so_and_leads_to_a_plan_for_its_own(ask):
+    """The stored runs had prompts of 50 tokens and answers of 100: a curve for 1,024 and 512 is none of theirs."""
+    page = ask(f"/plan?{TWO}&whole=1")[1]
+    assert "Its prompts had 50 tokens, its answers 100; planned are 1,024 and 512" in page
+    own = f"{TWO}&input_tokens=50&output_tokens=100"
+    assert f'href="/plan?{own.replace("&", "&amp;")}"' in page
+    assert "plan for its load" not in ask(f"/plan?{own}&whole=1")[1]
+
+
+def test_a_context_of_nothing_is_not_told_as_a_figure():
+    assert _context({"largest_context": 0}) == ("–", "Tokens of context", "not every slot can be full at once")
+    assert _context({"largest_context": 1792})[0] == "1,792"
 
 
 def test_a_term_has_one_colour_in_every_bar():

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 
 import pytest
 from running_site import running
@@ -61,6 +62,7 @@ def test_every_run_is_listed_newest_first_with_its_key_figures(ask):
     page = ask("/runs")[1]
     assert "7 benchmark runs are stored" in page
     assert "600" in page
+    assert '<span class="flag sky">simulated</span>' in page  # blue, as on every page
 
 
 @pytest.mark.parametrize(
@@ -158,6 +160,16 @@ def test_two_ticked_runs_go_to_the_page_that_compares(ask):
     assert ask("/runs/compare.svg?runs=x")[0].status == 400
 
 
+def test_a_cell_holds_its_label_and_one_element_for_small_screens(ask):
+    """A second one would stand under the label: there the two are columns of a grid."""
+    for path in ("/runs/rows", f"/runs/{MADE['fast']}/requests"):
+        cells = re.findall(r'<td[^>]* data-label="[^"]+"[^>]*>(.*?)</td>', ask(path)[1], re.DOTALL)
+        assert len(cells) > 20
+        for cell in cells:
+            whole = re.fullmatch(r"[^<]*|<(span|div)>.*</\1>", cell, re.DOTALL)
+            assert whole, cell
+
+
 def test_the_requests_of_a_run_can_be_read_one_by_one(ask):
     page = ask(f"/runs/{MADE['fast']}/requests?level=4")[1]
     assert page.count(PROMPT) == page.count(ANSWER) * 2 == 8  # the summary begins with the prompt
@@ -234,6 +246,9 @@ def test_a_shelf_keeps_no_more_than_it_may_and_survives_a_full_or_read_only_plac
         shelf.put(f"{place}.html", "x")
     assert len(list(shelf.folder.iterdir())) < 8
     assert shelf.get("39.html") == "x"
+    shelf.put("../../outside", "x")
+    assert shelf.get("../../outside") is None
+    assert not (tmp_path.parent / "outside").exists()
     blocked = tmp_path / "file"
     blocked.write_text("")
     Shelf(blocked).put("a", "x")

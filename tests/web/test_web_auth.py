@@ -108,10 +108,10 @@ def test_a_session_ends_by_itself_and_there_are_not_too_many(env):
     def headers(token):
         return [(b"cookie", f"{COOKIE}={token}".encode())]
 
-    first = door.enter(KEY)
-    assert door.admits(headers(first))
-    tokens = [door.enter(KEY) for _ in range(MOST_SESSIONS)]
-    assert not door.admits(headers(first))
-    assert door.admits(headers(tokens[-1]))
+    first = door.enter(KEY, "10.0.0.1")
+    assert door.admits(headers(first), "10.0.0.1")
+    tokens = [door.enter(KEY, "10.0.0.1") for _ in range(MOST_SESSIONS)]
+    assert not door.admits(headers(first), "10.0.0.1")
+    assert door.admits(headers(tokens[-1]), "10.0.0.1")
     now += SESSION_S + 1
-    assert not door.admits(headers(tokens[-1]))
+    assert not door.admits(headers(tokens[-1]), "10.0.0.1")

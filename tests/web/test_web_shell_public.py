@@ -59,6 +59,28 @@ def test_the_public_connection_has_no_prompts_addresses_or_flows(paths):
     assert "secret" not in whole
 
 
+def test_documents_are_public_without_addresses_folders_and_what_stands_under_a_telling_key(paths):
+    """Whatever a run's configuration holds: an A/B names the other address, an import the words of another tool."""
+    with open_store(paths.store) as store:
+        store.begin_run(
+            kind="ab", created_at=2.0, model="/srv/models/m.gguf", url=SECRET, fingerprint="f", simulated=False,
+            config={"against": SECRET, "file": "/srv/x/levels.json", "workload": {"seed": 1}, "shape": "50/50 mix",
+                    "results": [{"base_url": SECRET, "headers": {"x": "secret"}, "tool": "guidellm"}]},
+            host={"cpu_model": "Some CPU @ 3.0 GHz", "hostname": "secret-box"},
+            engine={"engine": "vllm", "argv": ["vllm", "serve", "secret"], "model_path": "~/secret/m.gguf"},
+            skep_version="0",
+        )  # fmt: skip
+    with Site(paths, public=True).store() as store:
+        run = next(run for run in store.runs() if run.kind == "ab")
+    assert run.model == "m.gguf"
+    assert run.config == {
+        "against": "", "file": "levels.json", "workload": {"seed": 1}, "shape": "50/50 mix",
+        "results": [{"base_url": "", "headers": {"x": ""}, "tool": "guidellm"}],
+    }  # fmt: skip
+    assert run.host == {"cpu_model": "Some CPU @ 3.0 GHz", "hostname": ""}
+    assert run.engine == {"engine": "vllm", "argv": ["", "", ""], "model_path": "m.gguf"}
+
+
 def test_the_owner_sees_all_of_it(paths):
     with Site(paths).store() as store:
         (run,) = store.runs()

@@ -103,8 +103,11 @@ def _engine_of(entry: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
 
 
 async def _props(pool: Pool, headers: Mapping[str, str]) -> dict[str, Any]:
-    """llama.cpp's own description, where there is one."""
-    answer = await fetch(pool, "GET", "/props", headers=dict(headers), timeout_s=5.0)
+    """llama.cpp's own description, where there is one. What hangs or breaks there is no reason to ask no further."""
+    try:
+        answer = await fetch(pool, "GET", "/props", headers=dict(headers), timeout_s=5.0)
+    except WireFailure:
+        return {}
     document = answer.json() if answer.status == 200 else None
     if not isinstance(document, dict):
         return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from skep.bench.imports import levels_from_json
 from skep.bench.limits import Limits
@@ -20,10 +20,15 @@ MIXED, QUALITY = "mixed", "quality"
 JUDGED = (MIXED, QUALITY)  # their answers have verdicts
 
 
-def load_run(store: Store, name: str) -> tuple[Run, SweepSummary, list[Request]]:
-    """By its id, by the beginning of it, or "last"."""
+AsRead = Callable[[Iterable[Request]], Iterable[Request]]
+
+
+def load_run(store: Store, name: str, *, as_read: AsRead | None = None) -> tuple[Run, SweepSummary, list[Request]]:
+    """By its id, by the beginning of it, or "last". `as_read` goes over the rows before anything is made of them."""
     run = store.run(name)
     rows, facts = store.requests(run.id), store.level_facts(run.id)
+    if as_read is not None:
+        rows = list(as_read(rows))
     if run.kind == IMPORTED:
         return run, _imported(run, facts), rows
     samples = store.client_samples(run.id)

@@ -32,7 +32,8 @@ def find_geometry(name: str) -> Geometry | None:
 def geometry(name: str) -> Geometry:
     found = find_geometry(name)
     if found is None:
-        names = near(model_spellings(name)[-1] if name.strip() else name, spellings(_FILE))
+        looked_for = model_spellings(name) or (name,)  # a name of signs alone has no spelling
+        names = near(looked_for[-1], spellings(_FILE))
         otherwise = "`skep catalog models` lists them; a config.json or a GGUF file serves as well"
         raise UserError(f"no model is called `{name}`", hint=did_you_mean(names, otherwise))
     return found

@@ -15,6 +15,8 @@ monitor_app = typer.Typer(
     rich_markup_mode=None,
 )
 
+MOST_TOKENS = 1_000_000
+
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A target's name, as in `skep monitor list`.")]
 TargetOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only this target. Default: all.")]
 SinceOption = Annotated[str, typer.Option(help="So long ago (7d), or a time (2026-11-15T14:30).")]
@@ -51,9 +53,9 @@ def add(
     jitter: Annotated[
         str | None, typer.Option(help="A probe comes up to so much late, at random. Default: a tenth of --every.")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=16, help="Length of a prompt, about.")] = 256,
-    short: Annotated[int, typer.Option(min=8, help="Tokens of the short answer.")] = 64,
-    long: Annotated[int, typer.Option(min=8, help="Tokens of the long answer.")] = 512,
+    prompt_tokens: Annotated[int, typer.Option(min=16, max=MOST_TOKENS, help="Length of a prompt, about.")] = 256,
+    short: Annotated[int, typer.Option(min=8, max=MOST_TOKENS, help="Tokens of the short answer.")] = 64,
+    long: Annotated[int, typer.Option(min=8, max=MOST_TOKENS, help="Tokens of the long answer.")] = 512,
     no_long: Annotated[bool, typer.Option("--no-long", help="No long answer.")] = False,
     concurrency: Annotated[
         int, typer.Option("-c", "--concurrency", min=0, max=256, help="Also a run with so many streams at once.")

@@ -79,7 +79,7 @@ def thin_samples(older: str, *, yes: bool) -> None:
     age_s = parse_seconds(older)
     if age_s < DAY_S:
         raise UserError(f"--older {older} is less than a day", hint="whole days are thinned: --older 90d")
-    before = time.time() - age_s
+    before = max(0.0, time.time() - age_s)
     with series_to_read() as series:
         total = series.count_samples()
     note(f"raw samples before {day_and_time(before)} go ({total} are stored); the summary of each day stays")

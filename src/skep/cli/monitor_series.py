@@ -44,7 +44,7 @@ def show_series(wanted: str | None, since: str, *, everything: bool, as_json: bo
 
 
 def _keys(series: SeriesStore, wanted: str | None, *, everything: bool) -> list[SeriesKey]:
-    if wanted is not None and "/" in wanted:
+    if wanted is not None and "/" in wanted and not series.keys(wanted):  # `gateway:org/model` is a target too
         return [known_key(series, wanted)]
     names = [target.name for target in series.targets()] if wanted is None else [known_target(series, wanted)]
     if everything:
@@ -105,9 +105,11 @@ def _ratio(found: Versus) -> list[str]:
 def write_note(text: str, target: str | None, at: str | None, *, as_json: bool) -> None:
     now = time.time()
     moment = now if at is None else moment_of(at, now, option="--at")
-    words = " ".join(text.split())
+    words = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     if not words or len(words) > LONGEST_NOTE:
         raise UserError(f"a note has 1 to {LONGEST_NOTE} characters", hint='skep monitor note "driver 580 installed"')
+    if moment == 0:
+        raise UserError(f"--at {at} is before 1970", hint="write it as `--at 2h` or `--at 2026-11-15T14:30`")
     if moment > now:
         raise UserError(f"--at {at} is in the future", hint="write it down when it has happened")
     with series_to_write() as series:

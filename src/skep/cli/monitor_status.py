@@ -15,18 +15,18 @@ from skep.cli.monitor_words import (
     day_and_time,
     loop_pid,
     percent,
+    runs_with_up,
     series_if_any,
     series_to_read,
 )
 from skep.cli.output import note, number, print_json, print_table
-from skep.errors import Regression
+from skep.errors import Regression, UserError
 from skep.monitor.standing import Reading, Standing, State, alert_document, standings
-from skep.series import Alert, Metric
+from skep.series import Alert, Metric, ProbeOutcome
 from skep.settings import user_paths
 
 
 def show_status(*, as_json: bool) -> None:
-
     now = time.time()
     with series_if_any() as series:
         found = standings(series, now) if series else []
@@ -56,7 +56,8 @@ def show_status(*, as_json: bool) -> None:
     for line in notes:
         note(line)
     if pid is None:
-        note("the loop is not running: `skep monitor run` starts it, and `skep up` does")
+        also = ", and `skep up` does" if runs_with_up() else ""
+        note(f"the loop is not running: `skep monitor run` starts it{also}")
 
 
 def _cells(standing: Standing, now: float, *, running: bool) -> list[str]:
@@ -85,7 +86,7 @@ def _latest(reading: Reading | None, unit: str) -> str:
 def _say_why(found: list[Standing], alerts: list[Alert]) -> None:
     for standing in found:
         last = standing.last
-        if standing.state is State.FAILING and last is not None:
+        if last is not None and last.outcome is ProbeOutcome.FAILED and standing.state is not State.SILENT:
             note(f"{standing.target.name}: {last.error or last.error_kind or 'the last probe failed'}")
         elif standing.state is State.BUSY:
             note(f"{standing.target.name}: others were there during the last probe; its figures are no regression")
@@ -103,6 +104,8 @@ def check_now(config: Path | None, *, as_json: bool) -> None:
     paths = user_paths(os.environ)
     settings = load_settings(find_config(config, paths), paths, os.environ)
     with series_to_read() as series:
+        if not series.targets():  # cron may run as somebody else: nothing watched is not the same as all well
+            raise UserError("nothing is watched here", hint=NOTHING_YET)
         document: dict[str, Any] = check_document(
             series, settings.monitor, time.time(), paths.store, running=loop_pid() is not None
         )

@@ -8,15 +8,19 @@ import re
 import time
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 
-from skep.cli.monitor_words import NOTHING_YET, loop_pid, series_if_any, series_to_read, series_to_write
+from skep.cli.monitor_words import NOTHING_YET, loop_pid, runs_with_up, series_if_any, series_to_read, series_to_write
 from skep.cli.output import note, print_json, print_table
 from skep.errors import SkepError, UserError
 from skep.series import Target, TargetKind
 from skep.units import format_seconds
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SHORTEST_S = 10.0
+LONGEST_S = 366 * 86400.0
+SHORTEST_TIMEOUT_S = 0.1
 CHECK_S = 10.0  # for the question that `add` asks
 
 
@@ -47,9 +51,12 @@ def add_target(target: Target, *, own: bool, check: bool, as_json: bool) -> None
         return
     told = f"{found.model} at {target.url} ({found.about})" if found else f"{target.url}, not asked"
     note(f"`{target.name}`: {told}")
+    if not check and target.key_env is not None and not os.environ.get(target.key_env):
+        note(f"`{target.key_env}` is not set here; probes fail until it is, where the loop is started")
     note(f"it is probed every {words_of(target.every_s)} ({runs_of(target)})")
     if not running:
-        note("nothing probes yet: `skep monitor run` does, and `skep up` with its next start")
+        also = ", and `skep up` with its next start" if runs_with_up() else ""
+        note(f"nothing probes yet: `skep monitor run` does{also}")
 
 
 def refuse_nonsense(target: Target) -> None:
@@ -59,11 +66,25 @@ def refuse_nonsense(target: Target) -> None:
         hint = "1 to 64 letters, digits, dots and dashes, the first one a letter or a digit"
         raise UserError(f"`{target.name}` is no name for a target", hint=hint)
     parse_url(target.url)
+    parts = urlsplit(target.url if "://" in target.url else f"http://{target.url}")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        hint = "it is stored and shown: keys come from a variable, `--key-env VAR`"
+        raise UserError("--url has more in it than a base URL has: a user, a `?` or a `#`", hint=hint)
+    if target.key_env is not None and not VARIABLE.fullmatch(target.key_env):
+        hint = "put the key into a variable, and write --key-env MY_KEY; the key itself is never kept"
+        raise UserError("--key-env is not the name of a variable", hint=hint)
+    if target.model is not None and not target.model.isprintable():
+        raise UserError("--model is not a name that can be printed", hint="copy it from `/v1/models`")
     if target.api not in ("openai", "ollama"):
         raise UserError(f"--api `{target.api}` is unknown", hint="choose openai or ollama")
     if target.every_s < SHORTEST_S:
         hint = "a probe is load: every minute is often, every hour is usual"
         raise UserError(f"--every {words_of(target.every_s)} is too often", hint=hint)
+    if target.every_s > LONGEST_S:
+        raise UserError(f"--every {words_of(target.every_s)} is too rare", hint="at least once a year: --every 30d")
+    if target.timeout_s < SHORTEST_TIMEOUT_S:
+        hint = "an answer takes a while; 300 s is the default"
+        raise UserError(f"--timeout {words_of(target.timeout_s)} is too short", hint=hint)
     if target.jitter >= target.every_s:
         raise UserError(
             "--jitter is not shorter than --every", hint="a tenth of it is the default; --jitter 0s is none"

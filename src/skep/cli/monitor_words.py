@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skep.errors import UserError
+from skep.errors import SkepError, UserError
 from skep.units import format_seconds, parse_seconds
 
 if TYPE_CHECKING:
@@ -70,6 +70,18 @@ def loop_pid() -> int | None:
         return None
 
 
+def runs_with_up() -> bool:
+    """Whether `skep up` brings the loop along; a file that cannot be read starts nothing."""
+    from skep.configfile import find_config, load_settings
+    from skep.settings import user_paths
+
+    paths = user_paths(os.environ)
+    try:
+        return load_settings(find_config(None, paths), paths, os.environ).monitor.with_up
+    except SkepError:
+        return False
+
+
 def _is_same(path: Path, opened: Path) -> bool:
     try:
         return path.samefile(opened)
@@ -78,13 +90,13 @@ def _is_same(path: Path, opened: Path) -> bool:
 
 
 def moment_of(text: str, now: float, *, option: str) -> float:
-    """`7d` is so long ago; `2026-11-15` and `2026-11-15 14:30` are of the local clock."""
+    """`7d` is so long ago; `2026-11-15` and `2026-11-15 14:30` are of the local clock. None lies before 1970."""
     try:
-        return datetime.fromisoformat(text.strip()).timestamp()
+        return max(0.0, datetime.fromisoformat(text.strip()).timestamp())
     except (ValueError, OverflowError, OSError):
         pass
     try:
-        return now - parse_seconds(text)
+        return max(0.0, now - parse_seconds(text))
     except UserError:
         hint = f"write it as `{option} 7d` (so long ago) or `{option} 2026-11-15T14:30`"
         raise UserError(f"{option} `{text}` is not a time", hint=hint) from None

@@ -16,13 +16,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from skep.cli.monitor_words import NOTHING_YET, loop_pid, series_if_any, series_to_write
+from skep.cli.monitor_words import NOTHING_YET, loop_pid, series_if_any, series_to_read, series_to_write
 from skep.cli.output import note, number, print_json, print_table
-from skep.errors import EndpointError
+from skep.errors import EndpointError, SkepError
 from skep.series import Probe, ProbeOutcome, Sample
 
 ANOTHER_RUNS_S = 30.0  # between two looks whether the other loop is gone
 END_S = 5.0
+READY_LOOK_S = 0.5
+ASK_S = 5.0
 
 
 def run_loop(config: Path | None, *, once: bool, quiet: bool, parent_fd: int | None) -> None:
@@ -33,7 +35,7 @@ def run_loop(config: Path | None, *, once: bool, quiet: bool, parent_fd: int | N
     paths = user_paths(os.environ)
     settings = load_settings(find_config(config, paths), paths, os.environ)
     if parent_fd is not None:
-        if not _alone(parent_fd):
+        if not _alone(parent_fd) or not when_ready(parent_fd, _phase):
             return
         _end_with(parent_fd)
     with series_if_any() as series:
@@ -53,6 +55,26 @@ def _alone(parent_fd: int) -> bool:
         if select.select([parent_fd], [], [], ANOTHER_RUNS_S)[0]:
             return False
     return True
+
+
+def when_ready(parent_fd: int, phase: Callable[[], str | None]) -> bool:
+    """Wait until the hive beside it serves: models that are being loaded are not down. False: the parent has gone."""
+    while phase() == "starting":
+        if select.select([parent_fd], [], [], READY_LOOK_S)[0]:
+            return False
+    return True
+
+
+def _phase() -> str | None:
+    """Of the hive; None where it cannot be asked, which is no reason to wait."""
+    from skep.engines.control import ask, socket_of
+    from skep.settings import user_paths
+
+    paths = user_paths(os.environ)
+    try:
+        return str(ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=ASK_S).get("phase"))
+    except SkepError:
+        return None
 
 
 def _end_with(parent_fd: int) -> None:
@@ -82,19 +104,30 @@ def _say(*, quiet: bool) -> Callable[[str], None]:
 
 def probe_now(name: str, *, as_json: bool) -> None:
     """Raises EndpointError where it failed: what is wrong is one line."""
+    from skep.monitor.faults import BUSY
     from skep.monitor.loop import probe_by_hand
+    from skep.settings import user_paths
+    from skep.wiring import probing_turns
+
+    with series_to_read() as series:
+        target = series.target(name)
+    turns = probing_turns(user_paths(os.environ))
+    if not as_json:
+        note(f"probing {target.url} ...")
+
+    def waits() -> None:
+        note("waiting for the probe under way on that machine ...")
 
     with series_to_write() as series:
-        target = series.target(name)
-        if not as_json:
-            note(f"probing {target.url} ...")
-        probe, samples = asyncio.run(probe_by_hand(series, target, os.environ))
+        probe, samples = asyncio.run(probe_by_hand(series, target, os.environ, turns=turns, waits=waits))
     if as_json:
         print_json({"probe": probe_document(probe), "samples": [sample_document(sample) for sample in samples]})
     else:
         _show(probe, samples)
     if probe.outcome is ProbeOutcome.FAILED:
         hint = f"`skep monitor status` shows it; it counts as a failed probe of `{name}`"
+        if probe.error_kind == BUSY:
+            hint = "it is there and has no room now; that is no outage"
         raise EndpointError(f"{name}: {probe.error or probe.error_kind}", hint=hint)
 
 

@@ -359,6 +359,7 @@ class Supervisor:
             plan = changes(running, hive.replicas)
             self.hive = hive
             self.crew.set_policy(hive.policy)
+            await self._monitor.become(hive.monitor_argv, begin=hive.monitor_due)
             self._reloading = self._tasks.create_task(self._carry_out(hive, running))
         except BaseException:
             self._reload_begun = False

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from skep.monitor.standing import Reading, Standing, State, fresh_s, reading_of, standings
+from skep.monitor.standing import Standing, State, fresh_s, latest_and_week, standings
 from skep.series import HOUR_S, Heat, Metric, SeriesKey
+from skep.stats.percentiles import mad, median
 from skep.store.series import SeriesStore
 
 MOST_SERIES = 400
 MOST_TARGETS = 200
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_Reading = tuple[SeriesKey, float | None, float | None, float | None]  # latest, median and MAD of 7 days
 
 # Name, factor to the base unit, what it is.
 NAMES = {
@@ -47,11 +50,11 @@ class _Family:
 
 def text(series: SeriesStore, now: float) -> bytes:
     """What `GET /metrics` of the dashboard answers."""
-    standing = standings(series, now)[:MOST_TARGETS]
+    standing = standings(series, now, with_readings=False)[:MOST_TARGETS]
     fresh = {one.target.name: fresh_s(one.target) for one in standing}
     keys = [key for key in series.keys(None) if key.target in fresh or key.heat is Heat.SEEN]
     chosen = sorted(keys, key=_importance)[:MOST_SERIES]
-    readings = [reading_of(series, key, now, fresh.get(key.target, 2 * HOUR_S)) for key in sorted(chosen)]
+    readings = [_reading(series, key, now, fresh.get(key.target, 2 * HOUR_S)) for key in sorted(chosen)]
     families = [*_of_targets(standing), *_of_series(readings), *_of_alerts(series, {"", *fresh})]
     left_out = _Family("skep_monitor_series_left_out", f"Series beyond the {MOST_SERIES} that are told here.")
     left_out.add(float(len(keys) - len(chosen)))
@@ -79,17 +82,22 @@ def _of_targets(standing: Iterable[Standing]) -> list[_Family]:
     return [state, probed, due, occasions]
 
 
-def _of_series(readings: Iterable[Reading]) -> list[_Family]:
+def _reading(series: SeriesStore, key: SeriesKey, now: float, fresh: float) -> _Reading:
+    """Only what is told here: hundreds of them are asked for every few seconds."""
+    latest, week = latest_and_week(series, key, now, fresh)
+    found = (median(week), mad(week)) if week else (None, None)
+    return key, None if latest is None else latest.value, *found
+
+
+def _of_series(readings: Iterable[_Reading]) -> list[_Family]:
     families: dict[str, _Family] = {}
-    for reading in readings:
-        key = reading.key
+    for key, latest, middle, spread in readings:
         name, factor, what = NAMES[key.metric]
         labels = {"target": key.target, "heat": key.heat, "shape": key.shape, "concurrency": key.concurrency}
-        week = reading.week
         values = {
-            (name, f"{what}."): None if reading.latest is None else reading.latest.value,
-            (f"{name}_median_7d", f"{what}: median of 7 days."): None if week is None else week.median,
-            (f"{name}_mad_7d", f"{what}: median absolute deviation over 7 days."): None if week is None else week.mad,
+            (name, f"{what}."): latest,
+            (f"{name}_median_7d", f"{what}: median of 7 days."): middle,
+            (f"{name}_mad_7d", f"{what}: median absolute deviation over 7 days."): spread,
         }
         for (full, help_text), value in values.items():
             family = families.setdefault(full, _Family(full, help_text))

@@ -22,6 +22,10 @@ class Fault:
     kind: str
     text: str
 
+    def without(self, secret: str | None) -> Fault:
+        """A server may repeat the key that it refuses."""
+        return Fault(self.kind, self.text.replace(secret, "***")) if secret else self
+
 
 class ProbeFailed(Exception):
     def __init__(self, fault: Fault) -> None:
@@ -69,4 +73,5 @@ def _kind_of_status(status: int) -> str:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())[:LONGEST]
+    """One line that a terminal can be shown: a server may say anything."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:LONGEST]

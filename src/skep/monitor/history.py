@@ -122,7 +122,8 @@ def read_window(series: SeriesStore, key: SeriesKey, since: float, until: float,
     if known > most or key.heat is Heat.SEEN:
         return Reading(spans=tuple(hours), kind=SpanKind.HOUR)
     points = series.points(key, since, until)
-    if len(points) < known:  # some were thinned
+    whole = [hour for hour in hours if since <= hour.start and hour.start + HOUR_S <= until]
+    if len(points) < sum(hour.count + hour.busy for hour in whole):  # some were thinned
         return Reading(spans=tuple(hours), kind=SpanKind.HOUR)
     return Reading(points=tuple(points))
 

@@ -23,6 +23,7 @@ from skep.monitor.passive import PassiveHours
 from skep.monitor.probing import probe_target
 from skep.monitor.prompts import Lengths
 from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, Schedule
+from skep.monitor.turns import Turns
 from skep.monitor.versions import LastSeen, machine_of, news_of
 from skep.series import Event, EventKind, Probe, ProbeOutcome, Sample, Target
 from skep.store.series import SeriesStore
@@ -32,6 +33,7 @@ POLL_S = 5.0  # targets are added and removed while it runs
 TICK_S = 60.0
 BY_HAND = -1  # the era of probes that somebody asked for
 _LOOKED_BACK = 50  # probes, for the versions that were seen last
+_AT_WORK = ("timeout", "cut", "closed", "no_usage", "engine_error")  # it failed, and may have made the target work
 
 Made = tuple[Probe, list[Sample]]
 Prober = Callable[[Due, float | None], Awaitable[Made]]  # what is due, and how long the target has been idle
@@ -64,6 +66,8 @@ class Loop:
         moment: Callable[[], Moment] = this_moment,
         look_for_changes: Callable[[SeriesStore, str, float], object] = find_changes,
         in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread,
+        turns: Turns | None = None,
+        is_gone: Callable[[], bool] = lambda: False,
         poll_s: float = POLL_S,
         most_waiting: int = MOST,
     ) -> None:
@@ -74,6 +78,8 @@ class Loop:
         self._moment = moment
         self._look_for_changes = look_for_changes
         self._in_thread = in_thread
+        self._turns = turns or Turns(None)
+        self._is_gone = is_gone
         self._poll_s = poll_s
         self._backlog = Backlog(series, say, most_waiting)
         self._schedule = Schedule()
@@ -100,12 +106,19 @@ class Loop:
                     if once and not self._busy and not (agenda and agenda.due):
                         break
                     await self._wait(None if agenda is None else agenda.wake_at)
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
         finally:
             self._backlog.write()
 
     async def _turn(self, tasks: asyncio.TaskGroup) -> Agenda | None:
-        """None: nothing can be written, and as much waits as is safe."""
+        """None: nothing can be written, and as much waits as is safe.
+
+        Raises StoreError where the file was deleted or replaced: what is written into it nobody would find.
+        """
         now = self._moment()
+        if self._is_gone():
+            raise StoreError("the store was deleted or replaced while the monitor ran", hint="start it anew")
         self._begin_tick(tasks, now)
         if len(self._backlog):
             await self._write()
@@ -152,7 +165,8 @@ class Loop:
 
     async def _probe(self, due: Due, machine: str) -> None:
         try:
-            probe, samples = await self._made(due)
+            async with self._turns.at(machine, lambda: self._say(f"monitor.queued target={due.target.name!r}")):
+                probe, samples = await self._made(due)
             self._schedule.finished(due)
             self._backlog.put(Entry(probe, samples, await self._news(probe)))
             await self._write()
@@ -168,8 +182,7 @@ class Loop:
     async def _made(self, due: Due) -> Made:
         started_at = self._moment().wall
         try:
-            ended = await self._in_thread(self._series.last_ended, due.target.name)
-            idle_s = None if ended is None or ended > started_at else started_at - ended
+            idle_s = await self._in_thread(idle_before, self._series, due.target.name, started_at)
             return await self._prober(due, idle_s)
         except Exception as error:  # a bug in one probe must not end the watch over all
             self._say(f"monitor.failed target={due.target.name!r} why={error!r}")
@@ -260,15 +273,29 @@ def prober_with(env: Mapping[str, str]) -> Prober:
     return probe
 
 
+def idle_before(series: SeriesStore, target: str, now: float) -> float | None:
+    """Since the last probe whose requests came to the target; None: not known."""
+    made = series.probes(target, -math.inf, math.inf, _LOOKED_BACK)
+    reached = (one for one in made if one.outcome is ProbeOutcome.DONE or one.error_kind in _AT_WORK)
+    ended = next((one.ended_at for one in reached), None)
+    return None if ended is None or ended > now else now - ended
+
+
 async def probe_by_hand(
-    series: SeriesStore, target: Target, env: Mapping[str, str], *, clock: Callable[[], float] = time.time
+    series: SeriesStore,
+    target: Target,
+    env: Mapping[str, str],
+    *,
+    turns: Turns | None = None,
+    waits: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.time,
 ) -> Made:
     """Once, now, beside whatever is scheduled. Stored, with the events that it shows."""
-    now = clock()
-    ended, seen = series.last_ended(target.name), last_seen(series, target.name)
-    idle_s = None if ended is None or ended > now else now - ended
-    slot = int(now)  # seconds: two by hand in one second are one
-    probe, samples = await prober_with(env)(Due(target, BY_HAND, slot, now), idle_s)
+    async with (turns or Turns(None)).at(machine_of(target.url), waits):
+        now, seen = clock(), last_seen(series, target.name)
+        slot = int(now)  # seconds: two by hand in one second are one
+        due = Due(target, BY_HAND, slot, now)
+        probe, samples = await prober_with(env)(due, idle_before(series, target.name, now))
     for event in news_of(seen, probe):
         series.append_event(event)
     series.append_probe(probe, samples)

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Protocol
 
@@ -35,6 +35,8 @@ FIND_S = 10.0  # to tell which models it serves
 WHOLE = 2.0  # a probe takes at most so many times a request's timeout
 QUALITY_SEED = 8  # the same small tasks at every probe, for ever
 QUALITY_GRADE = 1
+FEWEST_TOKENS = 8  # of an answer: fewer have no speed
+FEWEST_READS = 4  # it came in: what a proxy held back and sent at once has none on our clock
 THINKING_TOKENS = 1024  # for those that think before they answer
 # These go on to `max_tokens` when asked to; a server of others may refuse a field that it does not know.
 _KNOWS_FIXED_OUTPUT = ("llamacpp", "llama.cpp", "vllm", "sglang", "skep", "skep-fake")
@@ -97,7 +99,7 @@ async def probe_target(
     except TimeoutError:
         fault = Fault("timeout", f"the whole probe was not done within {whole_s:g} s")
     except Exception as error:  # nothing that a target says may end the watch over it
-        fault = fault_of(error)
+        fault = fault_of(error).without(key)
     running, waiting = company(found.before, found.after or Load(), found.own_tokens)
     probe = Probe(
         target=target.name,
@@ -117,7 +119,13 @@ async def probe_target(
         host=found.host,
         simulated=found.endpoint is not None and found.endpoint.simulated,
     )
-    return probe, found.samples
+    return probe, [_without(sample, key) for sample in found.samples]
+
+
+def _without(sample: Sample, secret: str | None) -> Sample:
+    if sample.error_kind is None or sample.error is None:
+        return sample
+    return replace(sample, error=Fault(sample.error_kind, sample.error).without(secret).text)
 
 
 class _Course:
@@ -223,11 +231,15 @@ class _Course:
 
 
 def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: Shape, concurrency: int) -> Sample:
-    """Of a stream: medians over the streams that succeeded. Of the run: all their tokens over its wall time."""
+    """Of a stream: medians over the streams that succeeded. Of the run: all their tokens over its wall time.
+
+    An answer of a few words has no speed: a model may end when it likes where it cannot be told to go on.
+    """
     fault = next((fault for row in rows if (fault := fault_of_row(row))), None)
     good = [row for row in rows if row.ok]
-    gaps = [gap for row in good if (gap := tpot_ms(row))]
-    engine = [row.engine.decode_tok_s for row in good if row.engine.decode_tok_s]
+    whole = [row for row in good if (row.output_tokens or 0) >= FEWEST_TOKENS]
+    gaps = [gap for row in whole if _came_bit_by_bit(row) and (gap := tpot_ms(row))]
+    engine = [row.engine.decode_tok_s for row in whole if row.engine.decode_tok_s]
     first = [(row.first_token_s - row.due_s) * 1000 for row in good if row.first_token_s is not None]
     wall_s = max(row.ended_s for row in rows) - min(row.due_s for row in rows)
     tokens = _sum(row.output_tokens for row in good)
@@ -238,13 +250,17 @@ def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: Shape, conc
         concurrency=concurrency,
         tok_s=1000 / median(gaps) if gaps else None,
         engine_tok_s=median(engine) if engine else None,
-        effective_tok_s=tokens / wall_s if tokens and wall_s > 0 else None,
+        effective_tok_s=tokens / wall_s if tokens and wall_s > 0 and len(whole) == len(good) else None,
         ttft_ms=median(first) if first else None,
         prompt_tokens=_sum(row.prompt_tokens for row in good),
         output_tokens=tokens,
         error_kind=None if fault is None else fault.kind,
         error=None if fault is None else fault.text,
     )
+
+
+def _came_bit_by_bit(row: Request) -> bool:
+    return not row.arrivals_s or len(set(row.arrivals_s)) >= FEWEST_READS
 
 
 def knows_fixed_output(target: Target, endpoint: Endpoint) -> bool:

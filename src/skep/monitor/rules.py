@@ -145,7 +145,7 @@ def shift(target: str, changes: Sequence[Change], now: float, zone: tzinfo | Non
     low, high = (100 * (ratio - 1) for ratio in (change.ratio_low, change.ratio_high))
     size = f"{100 * (change.ratio - 1):+.1f} % ({low:+.1f} to {high:+.1f} %)"
     because = f", when {change.because}" if change.because else ""
-    text = f"{describe(change.key)} {change.key.metric} {size} since {when}{because}"
+    text = f"{describe(change.key)}: {_FIGURES.get(change.key.metric, change.key.metric)} {size} since {when}{because}"
     return Finding(
         Rule.SHIFT, target, wrong=True, message=text, value=change.after, limit=change.before, since=change.at
     )
@@ -176,6 +176,15 @@ def worst(findings: Sequence[Finding]) -> Finding | None:
     if wrong:
         return min(wrong, key=lambda finding: (finding.value or 0) / (finding.limit or 1))
     return next((finding for finding in findings if finding.wrong is None), findings[0] if findings else None)
+
+
+_FIGURES = {
+    Metric.TOK_S: "tok/s",
+    Metric.ENGINE_TOK_S: "tok/s",
+    Metric.EFFECTIVE_TOK_S: "tok/s of all",
+    Metric.TTFT_MS: "time to first token",
+    Metric.QUALITY: "share of right answers",
+}
 
 
 def describe(key: SeriesKey) -> str:

@@ -24,6 +24,7 @@ MOST_POINTS_AN_HOUR = 4  # beyond it, hours stand for their samples
 class State(StrEnum):
     NEW = "new"  # never probed
     OK = "ok"
+    ALERT = "alert"  # it answers, and something about it is wrong
     BUSY = "busy"  # others were there: its figures are no regression, and having no room for a probe is no fault
     FAILING = "failing"  # the last probe brought no figures
     SILENT = "silent"  # nobody probes it: the loop is away
@@ -110,22 +111,34 @@ def alert_document(alert: Alert) -> dict[str, Any]:
     }
 
 
-def standings(series: SeriesStore, now: float) -> list[Standing]:
+def standings(series: SeriesStore, now: float, *, with_readings: bool = True) -> list[Standing]:
     """Of every target that is watched, by name."""
     alerts = series.alerts(open_only=True)
     slots = series.last_slots()
-    return [_standing(series, target, now, slots.get(target.name), alerts) for target in series.targets()]
+    return [
+        _standing(series, target, now, slots.get(target.name), alerts, with_readings=with_readings)
+        for target in series.targets()
+    ]
 
 
 def standing_of(series: SeriesStore, target: Target, now: float) -> Standing:
-    return _standing(series, target, now, series.last_slots().get(target.name), series.alerts(open_only=True))
+    covered = series.last_slots().get(target.name)
+    return _standing(series, target, now, covered, series.alerts(open_only=True), with_readings=True)
 
 
 def reading_of(series: SeriesStore, key: SeriesKey, now: float, fresh_s: float) -> Reading:
     """A value older than `fresh_s` is not the latest one: it tells of another time."""
+    newest, quiet = latest_and_week(series, key, now, fresh_s)
+    return Reading(key, newest, window_stats(quiet))
+
+
+def latest_and_week(
+    series: SeriesStore, key: SeriesKey, now: float, fresh_s: float
+) -> tuple[Point | None, list[float]]:
+    """The latest value, None where it is older than `fresh_s`, and those of 7 days without the busy ones."""
     points = _points(series, key, now)
     newest = points[-1] if points and now - points[-1].at <= fresh_s else None
-    return Reading(key, newest, window_stats([point.value for point in points if not point.busy]))
+    return newest, [point.value for point in points if not point.busy]
 
 
 def fresh_s(target: Target) -> float:
@@ -134,30 +147,41 @@ def fresh_s(target: Target) -> float:
 
 
 def _standing(
-    series: SeriesStore, target: Target, now: float, covered: tuple[int, int] | None, alerts: list[Alert]
+    series: SeriesStore,
+    target: Target,
+    now: float,
+    covered: tuple[int, int] | None,
+    alerts: list[Alert],
+    *,
+    with_readings: bool,
 ) -> Standing:
     found = series.latest(target.name)
     last = None if found is None else found[0]
+    keys = primary_keys(series, target.name) if with_readings else []
     slot = None if covered is None or covered[0] < 0 else covered[1]  # below 0: only asked for by hand
     return Standing(
         target=target,
-        state=_state(target, last, now),
+        state=_state(target, last, now, alerts=any(alert.target == target.name for alert in alerts)),
         last=last,
         due_at=now if slot is None else due_at(target, max(slot + 1, int(now // target.every_s))),
         coverage=series.coverage(target.name, now - WINDOW_S, now),
-        readings=tuple(reading_of(series, key, now, fresh_s(target)) for key in primary_keys(series, target.name)),
+        readings=tuple(reading_of(series, key, now, fresh_s(target)) for key in keys),
         alerts=tuple(alert for alert in alerts if alert.target == target.name),
     )
 
 
-def _state(target: Target, last: Probe | None, now: float) -> State:
+def _state(target: Target, last: Probe | None, now: float, *, alerts: bool) -> State:
     if last is None:
         return State.NEW
     if now - last.ended_at > fresh_s(target):
         return State.SILENT
-    if last.busy or last.error_kind == BUSY:
+    if last.error_kind == BUSY:
         return State.BUSY
-    return State.FAILING if last.outcome is ProbeOutcome.FAILED else State.OK
+    if last.outcome is ProbeOutcome.FAILED:
+        return State.FAILING
+    if alerts:
+        return State.ALERT
+    return State.BUSY if last.busy else State.OK
 
 
 def _points(series: SeriesStore, key: SeriesKey, now: float) -> list[Point]:

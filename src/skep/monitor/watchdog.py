@@ -19,6 +19,7 @@ from skep.monitor import rules
 from skep.monitor.alarms import Action, Alarms, Opened
 from skep.monitor.config import Monitor
 from skep.monitor.couriers import Courier, Log, Rounds, couriers_of
+from skep.monitor.faults import BUSY
 from skep.monitor.judging import findings_of, judge
 from skep.monitor.notices import Notice, Secrets, log_line, put_into_words
 from skep.monitor.quiet import Discretion, Word, parse_quiet_hours
@@ -124,7 +125,9 @@ class Watch:
     def _look_at_target(self, name: str) -> None:
         with self._never_raising("after_probe"):
             self._begin()
-            target = self._series.target(name)
+            target = next((one for one in self._series.targets() if one.name == name), None)
+            if target is None:  # removed while it was probed
+                return
             self._secrets = Secrets(self._known_secrets([target]))
             findings = findings_of(self._series, target, self._wanted, self._now, self._zone)
             self._carry_out(self._alarms.feed(findings, self._now))
@@ -273,7 +276,12 @@ def _target_document(series: SeriesStore, target: Target, now: float) -> dict[st
     last = None if found is None else found[0]
     since = target.added_at if last is None else max(last.ended_at, target.added_at)
     overdue = now - since > fresh_s(target)
-    state = "new" if last is None else "ok" if last.outcome is ProbeOutcome.DONE else "failing"
+    if last is None:
+        state = "new"
+    elif last.error_kind == BUSY:
+        state = "busy"
+    else:
+        state = "ok" if last.outcome is ProbeOutcome.DONE else "failing"
     return {
         "name": target.name,
         "state": "silent" if overdue else state,

@@ -5,16 +5,35 @@ Gives text; knows nothing of where it goes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePath
 from typing import Any
 
 from skep.bench.loaded import JUDGED, MIXED, QUALITY, TIMED, check_drawn_together, load_run, nothing_measured
 from skep.errors import UserError
 from skep.records import Request, Run, RunState, SweepSummary
+from skep.report.figures import public_name
 from skep.store.database import Store
 from skep.verdicts import MixedSummary, QualitySummary, Verdict
+
+_HIDDEN = object()
+# Names under which skep, an engine or a driver writes words of its own.
+_WORDS = frozenset({
+    "arrivals", "backend", "bank", "build", "compute_capability", "cpu_features", "cpu_model", "cuda_version",
+    "driver_version", "engine", "form", "kind", "kv", "kv_dtype", "layout", "levels", "links", "machine",
+    "measured_by", "name", "os", "python", "quant", "sandbox", "server", "shape", "size", "slo", "tool", "version",
+})  # fmt: skip
+_SECRET = re.compile(r"key|secret|passw|auth|credential|cookie|header", re.IGNORECASE)
+# An address of the net, of a mail or of a machine, or a path, anywhere in some words.
+_PLACE = re.compile(
+    r"://|[\\@~]|(?:^|[^\w])/|\.\.?/|/.*/|\blocalhost\b|::|:\d{2,5}\b|\b\d{1,3}(?:\.\d{1,3}){3}\b"
+    r"|\b[\w-]+\.(?:local|lan|internal|intranet|home|corp|private|test|example|localdomain|arpa"
+    r"|com|net|org|io|ai|dev|cloud|app|co|de|eu|uk|us|ch|fr)\b",
+    re.IGNORECASE,
+)
+_LONGEST_WORDS, _LONGEST_NAME = 160, 40
+_REASONS = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter", "abort"})
 
 
 def run_page(store: Store, run: Run, *, texts: bool = True) -> str:
@@ -23,10 +42,10 @@ def run_page(store: Store, run: Run, *, texts: bool = True) -> str:
         run = without_texts(run)
     if run.kind in JUDGED:
         return _judged_page(store, run, texts=texts)
-    _, summary, rows = load_run(store, run.id)
+    _, summary, rows = load_run(store, run.id, as_read=None if texts else bare_rows)
     if not summary.levels:
         raise nothing_measured(run)
-    return measured_page(run, summary, rows if texts else list(bare_rows(rows)))
+    return measured_page(run, summary, rows)
 
 
 def measured_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
@@ -54,18 +73,18 @@ def run_picture(store: Store, run: Run) -> str:
     return sweep_picture(run, summary)
 
 
-def runs_page(store: Store, runs: Sequence[Run]) -> str:
-    """Several runs of kinds that can stand beside each other."""
+def runs_page(store: Store, runs: Sequence[Run], *, texts: bool = True) -> str:
+    """Several runs of kinds that can stand beside each other; `texts` as in `run_page`."""
     from skep.report.comparison import comparison_page
     from skep.report.mixed import mixed_page
 
     check_drawn_together(runs)
     if runs[0].kind == MIXED:
         return mixed_page(*_mixed_entries(store, runs))
-    return comparison_page([(run, load_run(store, run.id)[1]) for run in runs])
+    return comparison_page(_summaries(store, runs, texts=texts))
 
 
-def runs_picture(store: Store, runs: Sequence[Run]) -> str:
+def runs_picture(store: Store, runs: Sequence[Run], *, texts: bool = True) -> str:
     """One SVG document of several runs."""
     from skep.report.comparison import comparison_picture
     from skep.report.mixed import mixed_picture
@@ -73,7 +92,13 @@ def runs_picture(store: Store, runs: Sequence[Run]) -> str:
     check_drawn_together(runs)
     if runs[0].kind == MIXED:
         return mixed_picture(_mixed_entries(store, runs)[0])
-    return comparison_picture([(run, load_run(store, run.id)[1]) for run in runs])
+    return comparison_picture(_summaries(store, runs, texts=texts))
+
+
+def _summaries(store: Store, runs: Sequence[Run], *, texts: bool) -> list[tuple[Run, SweepSummary]]:
+    shown = runs if texts else [without_texts(run) for run in runs]
+    as_read = None if texts else bare_rows
+    return [(run, load_run(store, run.id, as_read=as_read)[1]) for run in shown]
 
 
 def quality_of(store: Store, run: Run) -> QualitySummary:
@@ -90,24 +115,50 @@ def mixed_of(store: Store, run: Run) -> MixedSummary:
 
 
 def without_texts(run: Run) -> Run:
-    """As anybody may see it: no words of a server, no address, and of a file only its name."""
+    """As anybody may see it: no words of a server or a person, no address, and of a file only its name.
+
+    Of what was configured and told there are numbers, and words only under names that hold no others.
+    """
     error = "it ended with an error" if run.error else None
-    model = PurePath(run.model).name if run.model.startswith(("/", "~", ".")) else run.model
-    return replace(
-        run, model=model, url="", engine=_without_paths(run.engine), config=_without_paths(run.config), error=error
-    )
+    engine, config, host = (public_facts(facts) for facts in (run.engine, run.config, run.host))
+    return replace(run, model=public_name(run.model), url="", engine=engine, config=config, host=host, error=error)
 
 
-def _without_paths(value: Any) -> Any:
-    """A configuration with the bare names of its files."""
-    if isinstance(value, Mapping):
-        return {key: _without_paths(item) for key, item in value.items()}
-    return PurePath(value).name if isinstance(value, str) and value.startswith(("/", "~", "./", "../")) else value
+def public_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is not for everybody; unknown names keep numbers only, as their words may be anything."""
+    found = ((name, _public(name, value)) for name, value in facts.items() if _plain(name) and not _SECRET.search(name))
+    return {name: value for name, value in found if value is not _HIDDEN}
+
+
+def _public(name: str, value: Any) -> Any:
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case Mapping():
+            return public_facts(value)
+        case list() | tuple():
+            kept = [_public(name, item) for item in value]
+            return [item for item in kept if item is not _HIDDEN]
+        case str():
+            return value if value and name in _WORDS and _plain(value) else _HIDDEN
+        case _:
+            return _HIDDEN
+
+
+def _plain(said: str) -> bool:
+    """Whether it is neither an address nor a path, nor long enough to be somebody's text."""
+    return len(said) <= _LONGEST_WORDS and not _PLACE.search(said)
 
 
 def bare_rows(rows: Iterable[Request]) -> Iterable[Request]:
-    """The same figures without prompts, answers and the words of errors."""
-    return (replace(row, prompt=None, answer=None, reasoning=None, error=None) for row in rows)
+    """The same figures without prompts, answers and the words of errors, servers and people."""
+    for row in rows:
+        reason = row.finish_reason if row.finish_reason in _REASONS else None
+        kind, traffic = (
+            said if len(said) <= _LONGEST_NAME and _plain(said) else "task" for said in (row.kind, row.traffic)
+        )
+        yield replace(row, prompt=None, answer=None, reasoning=None, error=None, replica=None,
+                      finish_reason=reason, kind=kind, traffic=traffic)  # fmt: skip
 
 
 def _judged_page(store: Store, run: Run, *, texts: bool) -> str:
@@ -115,9 +166,15 @@ def _judged_page(store: Store, run: Run, *, texts: bool) -> str:
     from skep.report.quality import quality_page
 
     if run.kind == QUALITY:
-        return quality_page(run, quality_of(store, run))
+        found = quality_of(store, run)
+        return quality_page(run, found if texts else _without_families(found))
     entries, verdicts = _mixed_entries(store, [run])
     return mixed_page(entries, verdicts if texts else None)
+
+
+def _without_families(found: QualitySummary) -> QualitySummary:
+    """Items are grouped by words of whoever wrote them: those that could be an address or a path are not told."""
+    return replace(found, by_family=tuple(one for one in found.by_family if _plain(one[0])))
 
 
 def _mixed_entries(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sized
 from datetime import UTC, datetime
 from typing import Any
@@ -96,3 +97,12 @@ def _fact(key: str, value: Any) -> str:
             return ("; " if nested else ", ").join(_fact(key, item) for item in value)
         case _:
             return str(value)
+
+
+def public_name(model: str) -> str:
+    """Of a model that is a file or an address, its last part; names of the hub stay as they are."""
+    if "://" in model:
+        _, slash, path = re.split(r"[?#]", model.partition("://")[2])[0].partition("/")
+        model = slash + path
+    far = model.startswith(("/", "~", ".")) or "\\" in model or model.count("/") > 1
+    return (re.split(r"[/\\]", model.rstrip("/\\"))[-1] if far else model) or "a model"

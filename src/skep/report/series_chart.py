@@ -8,6 +8,7 @@ phone; the style sheet shows the one that fits.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
@@ -30,12 +31,16 @@ Band = tuple[float, float, float, float]  # at, median, lower and upper edge
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One line of a picture. `band` is drawn as a line with a shade around it, `points` as dots beneath."""
+    """One line of a picture. `band` is drawn as a line with a shade around it, `points` as dots beneath.
+
+    At `steps` the line begins anew: nothing joins what was before to what came after.
+    """
 
     name: str
     points: Sequence[Point] = ()
     band: Sequence[Band] = ()
     colour: str = theme.SKY
+    steps: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,19 +203,22 @@ def _gaps(missed: Sequence[tuple[float, float]], frame: Frame, name: str) -> str
     )
 
 
-def _runs(band: Sequence[Band]) -> Iterable[Sequence[Band]]:
+def _runs(track: Track) -> Iterable[Sequence[Band]]:
     """The band in pieces: where nothing was measured for long, no line claims to know."""
-    if len(band) < 3:
-        return [band] if band else []
-    steps = sorted(b[0] - a[0] for a, b in pairwise(band))
-    longest = 6 * max(steps[len(steps) // 2], 1.0)
-    cuts = [i for i in range(1, len(band)) if band[i][0] - band[i - 1][0] > longest]
+    band = track.band
+    if not band:
+        return []
+    strides = sorted(b[0] - a[0] for a, b in pairwise(band))
+    longest = 6 * max(strides[len(strides) // 2], 1.0) if len(strides) > 1 else float("inf")
+    moments = [row[0] for row in band]
+    anew = {bisect_left(moments, step) for step in track.steps}
+    cuts = [i for i in range(1, len(band)) if i in anew or moments[i] - moments[i - 1] > longest]
     return [band[a:b] for a, b in zip([0, *cuts], [*cuts, len(band)], strict=True)]
 
 
 def band_path(track: Track, frame: Frame) -> str:
     parts = []
-    for piece in _runs(track.band):
+    for piece in _runs(track):
         if len(piece) < 2:
             continue
         places = [(frame.x(at), frame.y(low), frame.y(high)) for at, _, low, high in _thinned(piece, frame)]
@@ -222,7 +230,7 @@ def band_path(track: Track, frame: Frame) -> str:
 
 def line_path(track: Track, frame: Frame) -> str:
     parts = []
-    for piece in _runs(track.band):
+    for piece in _runs(track):
         places = "L".join([f"{frame.x(one[0]):.1f} {frame.y(one[1]):.1f}" for one in _thinned(piece, frame)])
         parts.append(f"M{places}" + ("" if len(piece) > 1 else "h.1"))
     return "".join(parts)

@@ -15,6 +15,7 @@ from skep.report.series_marks import Shift
 from skep.report.ticks import tick_number, time_ticks
 
 SIZE = (320, 96)
+_MOST_DAYS = 5  # moments told beneath it
 
 
 def spark(
@@ -54,7 +55,7 @@ def _ticks(frame: Frame, zone: tzinfo | None) -> list[str]:
             f"{tick_number(tick, frame.scale.ticks)}</text>"
         )
     parts.append(f'<path d="M{frame.left} {frame.bottom}H{frame.right}" stroke="{theme.STONE}"/>')
-    for one in time_ticks(frame.since, frame.until, 3, zone):
+    for one in time_ticks(frame.since, frame.until, _MOST_DAYS, zone):
         half = 3.4 * len(one.label)
         x = min(max(frame.x(one.at), half), frame.width - half)
         look = f'font-size="11" text-anchor="middle" fill="{theme.MUTED}"'

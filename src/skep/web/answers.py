@@ -58,7 +58,13 @@ def problem(site: Site, error: SkepError, *, status: int | None = None, as_json:
 
 
 def plain_problem(site: Site, message: str, hint: str | None, status: int) -> Response:
-    title = {400: "That cannot be shown", 401: "A key is wanted", 403: "Not from here", 404: "Nothing here"}
+    title = {
+        400: "That cannot be shown",
+        401: "A key is wanted",
+        403: "Not from here",
+        404: "Nothing here",
+        405: "Only read",
+    }
     lines: list[Markup] = [tag("p", marked(message), class_="banner incomplete", role="alert")]
     if hint:
         lines.append(tag("p", marked(hint), class_="below"))

@@ -23,6 +23,7 @@ from skep.web.live import Live
 from skep.web.site import Site
 
 log = logging.getLogger("skep.web")
+WARM_S = 1.0  # a store or a hive that takes longer is waited for by nobody
 WARM_AFTER_S = 2.0  # the first page comes before the pictures' engine
 
 
@@ -36,6 +37,8 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
         async with asyncio.TaskGroup() as tasks:
             services = [tasks.create_task(reader.run())]
             if warm:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.warm(), WARM_S)
                 services.append(tasks.create_task(_warm_pictures()))
             yield
             reader.close()

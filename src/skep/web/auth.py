@@ -7,6 +7,7 @@ stored digest in constant time.
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from collections.abc import Sequence
 from http.cookies import CookieError, SimpleCookie
@@ -18,6 +19,7 @@ from starlette.routing import BaseRoute, Route
 from skep.gateway.keys import KeyRing, KeySpec, digest_of, given_keys
 from skep.report.markup import Markup, join, tag, text
 from skep.series import DAY_S
+from skep.web.attempts import Attempts
 from skep.web.forms import form_of, way_back
 from skep.web.layout import page, void
 from skep.web.site import Site
@@ -38,20 +40,26 @@ class Door:
         self._ring = KeyRing((*(site.keys or ()), *own))
         self._site = site
         self._sessions: dict[bytes, float] = {}  # digest of a token to its end; oldest first
+        self._attempts = Attempts()
 
     def __repr__(self) -> str:
         return f"<Door {len(self._ring)} keys, {len(self._sessions)} sessions>"
 
-    def has_key(self, headers: Headers) -> bool:
+    def wait_s(self, source: str) -> float:
+        """How long keys from there are not looked at, after too many wrong ones."""
+        return self._attempts.wait_s(source, self._site.clock())
+
+    def has_key(self, headers: Headers, source: str) -> bool:
         """Of programs: a browser never sends these headers by itself."""
-        return any(self._ring.find(key) is not None for key in given_keys(headers))
+        given = list(given_keys(headers))
+        return bool(given) and self._opens(given, source)
 
-    def admits(self, headers: Headers) -> bool:
-        return not self._site.guarded or self.has_key(headers) or self._in_session(headers)
+    def admits(self, headers: Headers, source: str) -> bool:
+        return not self._site.guarded or self._in_session(headers) or self.has_key(headers, source)
 
-    def enter(self, key: str) -> str | None:
-        """A new session's token; None: no such key."""
-        if len(key) > _LONGEST_KEY or self._ring.find(key.encode(errors="replace")) is None:
+    def enter(self, key: str, source: str) -> str | None:
+        """A new session's token; None: no such key, or too many wrong ones before it."""
+        if not self._opens([key.encode(errors="replace")], source):
             return None
         now = self._site.clock()
         token = secrets.token_urlsafe(32)
@@ -65,6 +73,15 @@ class Door:
         if (token := _token_of(headers)) is not None:
             self._sessions.pop(_digest(token), None)
 
+    def _opens(self, keys: Sequence[bytes], source: str) -> bool:
+        now = self._site.clock()
+        if self._attempts.wait_s(source, now) > 0:
+            return False
+        if any(len(key) <= _LONGEST_KEY and self._ring.find(key) is not None for key in keys):
+            return True
+        self._attempts.note_wrong(source, now)
+        return False
+
     def _in_session(self, headers: Headers) -> bool:
         token = _token_of(headers)
         ends = self._sessions.get(_digest(token)) if token is not None else None
@@ -74,13 +91,23 @@ class Door:
 def routes(site: Site, door: Door) -> list[BaseRoute]:
     async def show(request: Request) -> Response:
         wanted = way_back(request.query_params.get("next"))
-        return RedirectResponse(wanted, 303) if door.admits(request.headers.raw) else login_page(site, wanted)
+        return (
+            RedirectResponse(wanted, 303)
+            if door.admits(request.headers.raw, source_of(request))
+            else login_page(site, wanted)
+        )
 
     async def enter(request: Request) -> Response:
         form = await form_of(request)
-        wanted, token = way_back(form.get("next")), door.enter(form.get("key", "").strip())
+        source = source_of(request)
+        wanted, token = way_back(form.get("next")), door.enter(form.get("key", "").strip(), source)
         if token is None:
-            return login_page(site, wanted, "That key does not open this dashboard.")
+            wait_s = math.ceil(door.wait_s(source))
+            if not wait_s:
+                return login_page(site, wanted, "That key does not open this dashboard.")
+            refused = login_page(site, wanted, f"Too many wrong keys came from there: try again in {wait_s} s.", 429)
+            refused.headers["retry-after"] = str(wait_s)
+            return refused
         answer = RedirectResponse(wanted, 303)
         secure = request.url.scheme == "https"
         answer.set_cookie(
@@ -101,7 +128,7 @@ def routes(site: Site, door: Door) -> list[BaseRoute]:
     ]
 
 
-def login_page(site: Site, wanted: str, wrong: str = "") -> Response:
+def login_page(site: Site, wanted: str, wrong: str = "", status: int = 401) -> Response:
     """A link from elsewhere brings no cookie along; the link on this page does."""
     field: list[Markup] = [
         void("input", name="username", value="skep", autocomplete="username", hidden=""),  # for keepers of passwords
@@ -118,7 +145,11 @@ def login_page(site: Site, wanted: str, wrong: str = "") -> Response:
         tag("p", text(note), class_="below", id="key-note"),
         tag("p", tag("a", text("Already logged in? Go on"), href=wanted), class_="below"),
     ]
-    return page(site, "", "A key is wanted", join(part for part in body if part), status=401 if wrong else 200)
+    return page(site, "", "A key is wanted", join(part for part in body if part), status=status if wrong else 200)
+
+
+def source_of(request: Request) -> str:
+    return request.client.host if request.client is not None else ""
 
 
 def _token_of(headers: Headers) -> str | None:

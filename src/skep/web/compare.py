@@ -20,6 +20,7 @@ from skep.web.layout import downloads, page
 from skep.web.site import Site
 
 _STYLES, _SCRIPTS = ("history.css",), ("history.js",)
+_LEAD = "Targets on one axis, warm and after a pause, and how many times as fast the one is as the other."
 _AT_FIRST = 3  # targets shown where none were picked
 
 
@@ -76,7 +77,9 @@ def _targets_page(site: Site, store: Store | None, asked: Asked) -> Response:
     known = all_targets(SeriesStore(store))
     form = compare_targets.pick(full, known, compare_targets.kinds(store, full))
     body = join([form, PLACE, _about_runs(), downloads("compare", full.query())])
-    frame = page(site, "compare", "Compare", body, scripts=_SCRIPTS, styles=_STYLES)
+    *others, last = asked.targets or ("",)
+    title = f"Compare {', '.join(others)} and {last}" if others else "Compare"
+    frame = page(site, "compare", title, body, scripts=_SCRIPTS, styles=_STYLES, lead=_LEAD)
     return streamed(site, frame, _parts(site, full))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from skep.bench.compare import Side, compare
 from skep.bench.loaded import JUDGED, TIMED, check_drawn_together, load_run
 from skep.errors import UserError
-from skep.quality.drawing import without_texts
+from skep.quality.drawing import bare_rows, without_texts
 from skep.records import Comparison, Run
 from skep.report.comparison import comparison_table
 from skep.report.figures import moment
@@ -62,7 +62,11 @@ def runs_parts(site: Site, store: Store, runs: Sequence[Run]) -> Iterator[Markup
 
 def runs_document(site: Site, store: Store, runs: Sequence[Run]) -> dict[str, Any]:
     shown = [without_texts(run) if site.public else run for run in runs]
-    levels = {run.id: load_run(store, run.id)[1].levels for run in runs if run.kind not in JUDGED}
+    levels = {
+        run.id: load_run(store, run.id, as_read=bare_rows if site.public else None)[1].levels
+        for run in runs
+        if run.kind not in JUDGED
+    }
     return {
         "runs": [
             {

@@ -11,15 +11,16 @@ from skep.monitor.versus import Row, TargetComparison, compare_targets
 from skep.records import Judgement
 from skep.report import theme
 from skep.report.figures import UNKNOWN, number, percent
-from skep.report.markup import Markup, join, section, table, tag, text, trusted
+from skep.report.markup import Markup, banner, join, section, table, tag, text, trusted
 from skep.report.series_chart import Picture, legend, series_picture
 from skep.report.ticks import when, zone_name
 from skep.series import Heat, SeriesKey, Shape
 from skep.stats.rolling import WindowStats
 from skep.store.database import Store
 from skep.store.series import SeriesStore
-from skep.web.history_data import chosen_key, first_moment
-from skep.web.history_parts import track_of, value_text, window_links
+from skep.web.history_band import with_steps
+from skep.web.history_data import chosen_key, first_moment, simulated_share
+from skep.web.history_parts import simulated_words, track_of, value_text, window_links
 from skep.web.history_query import Asked, in_order, in_words, key_of, series_of
 from skep.web.layout import void
 from skep.web.site import Site
@@ -30,6 +31,7 @@ CSV_COLUMNS = (
 )  # fmt: skip
 _STYLES = {Judgement.BETTER: "left up", Judgement.WORSE: "left bad"}
 _STRIP = 150  # pixels of the picture of two ranges
+Stepped = tuple[History, tuple[float, ...]]  # with the moments at which its band begins anew
 
 
 def pick(asked: Asked, known: Sequence[str], series: Sequence[SeriesKey]) -> Markup:
@@ -67,6 +69,9 @@ def kinds(store: Store, asked: Asked) -> list[SeriesKey]:
 def parts(site: Site, store: Store, asked: Asked) -> Iterator[Markup]:
     """The pictures first; the figures of each pair as they are worked out."""
     since, histories = _histories(store, asked, _chosen(store, asked))
+    shares = {name: simulated_share(store, name, since, asked.until) for name in asked.targets}
+    if (said := simulated_words(shares)) is not None:
+        yield banner("simulated", "Simulated", said)
     if histories:
         yield _figure(asked, since, histories, "hot")
     cold = _cold(store, histories)
@@ -101,7 +106,7 @@ def document(site: Site, store: Store, asked: Asked) -> dict[str, Any]:
                 "spans": one.spans,
                 "band": one.band,
             }
-            for one in histories
+            for one, _ in histories
         ],
         "pairs": [_pair_document(pair) for pair in pairs(site, store, asked, since)] if asked.targets else [],
     }
@@ -160,11 +165,11 @@ def _speeds(names: set[str]) -> list[str]:
     return sorted(name for name in names if name.startswith("hot/short/c1/") and name.endswith("tok_s"))
 
 
-def _cold(store: Store, hot: Sequence[History]) -> list[SeriesKey]:
+def _cold(store: Store, hot: Sequence[Stepped]) -> list[SeriesKey]:
     """The cold series of the same figure, of those targets that have one."""
     series = SeriesStore(store)
     found = []
-    for one in hot:
+    for one, _ in hot:
         if one.key.heat is Heat.HOT:
             cold = [key for key in series.keys(one.key.target) if key.heat is Heat.COLD]
             same = [key for key in cold if key.metric is one.key.metric] or [
@@ -181,16 +186,17 @@ def _since(store: Store, asked: Asked, keys: Sequence[SeriesKey]) -> float:
     return min((first_moment(series, key, asked.until) for key in keys), default=asked.until - 86_400)
 
 
-def _histories(store: Store, asked: Asked, keys: Sequence[SeriesKey]) -> tuple[float, list[History]]:
+def _histories(store: Store, asked: Asked, keys: Sequence[SeriesKey]) -> tuple[float, list[Stepped]]:
     since = _since(store, asked, keys)
     series = SeriesStore(store)
-    return since, [history_of(series, key, since, asked.until) for key in keys]
+    return since, [with_steps(series, history_of(series, key, since, asked.until)) for key in keys]
 
 
-def _figure(asked: Asked, since: float, histories: Sequence[History], name: str) -> Markup:
+def _figure(asked: Asked, since: float, histories: Sequence[Stepped], name: str) -> Markup:
     """Only what is told in the same unit stands on one axis."""
-    unit = histories[0].key.metric.unit
-    alike = [one for one in histories if one.key.metric.unit == unit]
+    unit = histories[0][0].key.metric.unit
+    drawn_steps = [(one, steps) for one, steps in histories if one.key.metric.unit == unit]
+    alike = [one for one, _ in drawn_steps]
     same = {series_of(one.key) for one in alike}
     title = in_words(alike[0].key) if len(same) == 1 else f"{alike[0].key.heat} runs, {unit}"
     drawn = Picture(
@@ -200,8 +206,8 @@ def _figure(asked: Asked, since: float, histories: Sequence[History], name: str)
         since=since,
         until=asked.until,
         tracks=[
-            track_of(one, theme.SERIES[place % len(theme.SERIES)], _label(one, len(same)))
-            for place, one in enumerate(alike)
+            track_of(one, theme.SERIES[place % len(theme.SERIES)], _label(one, len(same)), steps)
+            for place, (one, steps) in enumerate(drawn_steps)
         ],
     )
     caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"

@@ -6,6 +6,7 @@ An error that nobody expected becomes one line for the reader and one line in th
 from __future__ import annotations
 
 import logging
+import math
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from skep.errors import SkepError, UserError
 from skep.web.answers import json_answer, plain_problem, problem, wants_json
-from skep.web.auth import Door
+from skep.web.auth import Door, source_of
 from skep.web.site import Site
 
 log = logging.getLogger("skep.web")
@@ -77,20 +78,27 @@ class Guard:
         if site.hosts is not None and host_of(headers.get("host", "")) not in site.hosts:
             message = f"this dashboard does not answer to the name {headers.get('host', '')[:100]!r}\n"
             return PlainTextResponse(message, status_code=421)
+        if request.method not in (*_READING, "POST"):
+            refused = self._say(request, 405, "pages are only read")
+            refused.headers["allow"] = "GET, HEAD"
+            return refused
         if request.method not in _READING:
             if site.public:
                 return self._say(request, 405, "this dashboard is read-only")
-            if not (same_origin(headers) or (site.guarded and self._door.has_key(headers.raw))):
+            if not (same_origin(headers) or (site.guarded and self._door.has_key(headers.raw, source_of(request)))):
                 return self._say(request, 403, "forms are taken from this dashboard's own pages only")
-        if not request.url.path.startswith(OPEN_PATHS) and not self._door.admits(headers.raw):
+        if not request.url.path.startswith(OPEN_PATHS) and not self._door.admits(headers.raw, source_of(request)):
             return self._unknown(request)
         return None
 
     def _unknown(self, request: Request) -> Response:
         if wants_json(request) or request.method not in _READING:
             error = {"message": "an API key is wanted", "hint": "send it as `Authorization: Bearer KEY`"}
-            answer = json_answer({"error": error}, 401)
-            answer.headers["www-authenticate"] = "Bearer"
+            wait_s = math.ceil(self._door.wait_s(source_of(request)))
+            if wait_s:
+                error = {"message": "too many wrong keys came from there", "hint": f"try again in {wait_s} s"}
+            answer = json_answer({"error": error}, 429 if wait_s else 401)
+            answer.headers.update({"retry-after": str(wait_s)} if wait_s else {"www-authenticate": "Bearer"})
             return answer
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"/login?next={quote(request.url.path + query, safe='')}", 303)

@@ -38,6 +38,9 @@ from skep.web.layout import downloads, page
 from skep.web.notes import note_form
 from skep.web.site import Site
 
+_LEAD = (
+    "Each target over time: its median, and the middle half of its values around it. Pick one for all there is of it."
+)
 _STYLES, _SCRIPTS = ("history.css",), ("history.js",)
 
 
@@ -80,10 +83,11 @@ def _frame(
         link = tag("a", text("These targets on one axis"), href=f"/compare?{asked.query()}")
         parts.append(tag("p", link, class_="below"))
     probed = [name for name in targets if not name.startswith("gateway:")]
-    note = note_form(site, probed, f"/history?{asked.query()}")
+    note = note_form(site, probed, f"/history?{asked.query()}", asked.targets[0] if len(asked.targets) == 1 else "")
     whole = join([*parts, *([note] if note else []), downloads("history", asked.query())])
     title = "History" if len(asked.targets) != 1 else f"History of {asked.targets[0]}"
-    return page(site, "history", title, whole, scripts=_SCRIPTS, styles=_STYLES)
+    lead = "" if asked.targets else _LEAD
+    return page(site, "history", title, whole, scripts=_SCRIPTS, styles=_STYLES, lead=lead)
 
 
 def _parts(site: Site, asked: Asked, targets: Sequence[str]) -> Iterator[Markup]:
@@ -94,7 +98,7 @@ def _parts(site: Site, asked: Asked, targets: Sequence[str]) -> Iterator[Markup]
             yield from target_cards(store, asked, targets)
         for place, name in enumerate(asked.targets):
             view = begin(store, asked, name)
-            yield _first(view, place)
+            yield _first(view, place, alone=len(asked.targets) == 1)
             yield _rest(_shown(site, complete(store, view)), place)
 
 
@@ -116,20 +120,21 @@ def _shown(site: Site, view: View) -> View:
     return replace(view, alerts=bare)
 
 
-def _first(view: View, place: int) -> Markup:
+def _first(view: View, place: int, *, alone: bool) -> Markup:
     """What the series did, in words and as a picture."""
     anchor = f"t{place}"
     if view.key is None or view.history is None:
         told = "was probed without a figure so far" if view.failed else "was not probed yet"
         return section(anchor, view.target, tag("p", text(f"{view.target} {told}."), class_="below"))
     history = view.history
-    sentences = tag("ul", *(tag("li", text(one)) for one in history.sentences), class_="told")
+    lead, rest = history.sentences[:1], history.sentences[1:]
     return section(
         anchor,
-        key_title(view.key),
+        in_words(view.key) if alone else key_title(view.key),
         simulated_banner(view),
-        sentences if history.sentences else None,
-        history_figure(view, history, f"c{place}", title=in_words(view.key)),
+        tag("p", text(lead[0]), class_="told-first") if lead else None,
+        history_figure(view, history, f"c{place}", title=in_words(view.key), steps=view.steps, headed=True),
+        tag("ul", *(tag("li", text(one)) for one in rest), class_="told") if rest else None,
         stats_table(history),
     )
 
@@ -151,7 +156,9 @@ def _cold(view: View, place: int) -> Markup | None:
     """The first request after a pause, beside the hot ones that hide it."""
     if view.cold is None:
         return None
-    figure = history_figure(view, view.cold, f"c{place}-cold", title=in_words(view.cold.key), flags=False)
+    figure = history_figure(
+        view, view.cold, f"c{place}-cold", title=in_words(view.cold.key), flags=False, steps=view.cold_steps
+    )
     told = tag("ul", *(tag("li", text(one)) for one in view.cold.sentences), class_="told")
     return join(
         [

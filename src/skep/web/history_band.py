@@ -17,6 +17,8 @@ from skep.series import Heat, Metric, SeriesKey
 from skep.stats.rolling import rolling_median
 from skep.store.series import SeriesStore
 
+_UNSURE = 4  # values after a change whose median tells little
+
 
 def steps_of(series: SeriesStore, key: SeriesKey, since: float, until: float) -> tuple[float, ...]:
     """When the series changed, oldest first. For cold runs changes are not looked for: those of hot ones stand in."""
@@ -45,7 +47,13 @@ def stepped(values: Sequence[tuple[float, float]], steps: Sequence[float], width
     """A rolling median that forgets what was before the last step. `values` and `steps` are oldest first."""
     moments = [at for at, _ in values]
     cuts = [0, *(bisect_left(moments, step) for step in steps), len(values)]
-    return [row for begin, end in pairwise(cuts) for row in rolling_median(values[begin:end], width_s)]
+    pieces = [rolling_median(values[begin:end], width_s) for begin, end in pairwise(cuts)]
+    return [row for place, piece in enumerate(pieces) for row in (_settled(piece) if place else piece)]
+
+
+def _settled(piece: Sequence[Band]) -> Sequence[Band]:
+    """Without its first rows, which are medians of next to nothing."""
+    return piece[_UNSURE:] if len(piece) > 2 * _UNSURE else piece
 
 
 def _alike(one: SeriesKey, other: SeriesKey) -> bool:

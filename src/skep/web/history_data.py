@@ -11,9 +11,10 @@ from skep.catalog.names import did_you_mean, near, squeeze
 from skep.errors import UserError
 from skep.monitor.history import History, history_of, primary_keys
 from skep.monitor.versus import around_event
-from skep.series import DAY_S, Alert, EventKind, Heat, Point, Probe, ProbeOutcome, SeriesKey, Shape, SpanKind
+from skep.series import DAY_S, Alert, EventKind, Heat, Metric, Point, Probe, ProbeOutcome, SeriesKey, Shape, SpanKind
 from skep.store.database import Store
 from skep.store.series import SeriesStore
+from skep.web.history_band import with_steps
 from skep.web.history_query import Asked, in_order, key_of
 
 _MOST_PROBES = 1500  # of which power, clocks and idle times are read
@@ -26,6 +27,12 @@ WHERE target = ?1 AND due_at >= ?2 AND due_at < ?3 AND outcome <> 'done'
 UNION ALL
 SELECT due_at, ended_at, outcome FROM probes WHERE target = ?1 AND slots > 1 AND ended_at >= ?2 AND due_at < ?2
 ORDER BY due_at DESC LIMIT ?4
+"""
+_SIMULATED = """
+SELECT count(*) AS made, coalesce(sum(simulated), 0) AS simulated FROM (
+    SELECT simulated FROM probes WHERE target = ?1 AND due_at >= ?2 AND due_at < ?3 AND outcome <> 'missed'
+    ORDER BY due_at DESC LIMIT ?4
+)
 """
 _IDLE_BINS = (
     (300.0, "under 5 minutes"),
@@ -65,7 +72,9 @@ class View:
     since: float
     until: float
     history: History | None = None
+    steps: tuple[float, ...] = ()  # where the band begins anew
     cold: History | None = None
+    cold_steps: tuple[float, ...] = ()
     idle: tuple[IdleRow, ...] = ()
     failed: tuple[float, ...] = ()
     missed: tuple[tuple[float, float], ...] = ()
@@ -73,7 +82,7 @@ class View:
     host: tuple[HostLine, ...] = ()
     throttled: tuple[str, ...] = ()  # reasons that were seen
     alerts: tuple[Alert, ...] = ()
-    simulated: bool = False
+    simulated: float = 0.0  # share of the probes in the window that no model answered
 
 
 def all_targets(series: SeriesStore) -> list[str]:
@@ -121,17 +130,18 @@ def begin(store: Store, asked: Asked, target: str) -> View:
         return View(target, None, (), since, asked.until, failed=failed, missed=missed)
     since = first_moment(series, key, asked.until) if asked.since is None else asked.since
     failed, missed = _not_done(store, target, since, asked.until)
-    latest = series.latest(target)
+    history, steps = with_steps(series, history_of(series, key, since, asked.until))
     return View(
         target=target,
         key=key,
         keys=keys,
         since=since,
         until=asked.until,
-        history=history_of(series, key, since, asked.until),
+        history=history,
+        steps=steps,
         failed=failed,
         missed=missed,
-        simulated=latest is not None and latest[0].simulated,
+        simulated=simulated_share(store, target, since, asked.until),
     )
 
 
@@ -143,11 +153,15 @@ def complete(store: Store, view: View) -> View:
     brief = view.until - view.since <= _IN_DETAIL_S
     probes = series.probes(view.target, view.since, view.until, _MOST_PROBES) if brief else []
     cold_key = _cold_beside(view.key, view.keys)
-    cold = history_of(series, cold_key, view.since, view.until) if cold_key else None
+    cold: History | None = None
+    cold_steps: tuple[float, ...] = ()
+    if cold_key:
+        cold, cold_steps = with_steps(series, history_of(series, cold_key, view.since, view.until))
     alerts = series.alerts(since=view.since)
     return replace(
         view,
         cold=cold,
+        cold_steps=cold_steps,
         idle=idle_rows(cold.points, probes) if cold else (),
         around=around_events(series, view.history),
         host=host_lines(probes),
@@ -216,11 +230,19 @@ def _not_done(
     return failed[::-1], missed[::-1]
 
 
+def simulated_share(store: Store, target: str, since: float, until: float) -> float:
+    """Of the probes in the window that were made. A long window is judged by its newest ones."""
+    row = store.read(_SIMULATED, target, since, until, _MOST_MARKS)[0]
+    return row["simulated"] / row["made"] if row["made"] else 0.0
+
+
 def _cold_beside(key: SeriesKey, keys: Sequence[SeriesKey]) -> SeriesKey | None:
     """The cold series that tells the same figure."""
     if key.heat is not Heat.HOT:
         return None
     cold = [one for one in keys if one.heat is Heat.COLD]
     same = [one for one in cold if one.metric is key.metric]
+    if not same and key.metric is Metric.ENGINE_TOK_S:
+        same = [one for one in cold if one.metric is Metric.TOK_S]
     short = [one for one in same if one.shape in (key.shape, Shape.SHORT)]
     return next(iter(short or same), None)

@@ -74,17 +74,27 @@ def _days_form(asked: Asked, days: Markup) -> Markup:
     return tag("form", *hidden, days, method="get", class_="days")
 
 
-def history_figure(view: View, history: History, name: str, *, title: str, flags: bool = True) -> Markup:
-    """The picture of a series, what its marks mean, and its figures as a table."""
-    drawn = picture_of(view, history, title, flags=flags)
+def history_figure(
+    view: View,
+    history: History,
+    name: str,
+    *,
+    title: str,
+    flags: bool = True,
+    steps: Sequence[float] = (),
+    headed: bool = False,
+) -> Markup:
+    """The picture of a series, what its marks mean, and its figures as a table. `headed`: the title stands above it."""
+    drawn = picture_of(view, history, title, flags=flags, steps=steps)
     zone = zone_name(view.until)
-    caption = f"{when(view.since, now=view.until)} to {when(view.until, now=view.until)}, {zone}"
+    span = f"{when(view.since, now=view.until)} to {when(view.until, now=view.until)}, {zone}"
+    caption = tag("figcaption", tag("span", text(span))) if headed else _caption(title, span)
     if drawn.empty:
         body = tag("p", text("nothing was measured in this window"), class_="empty")
-        return tag("figure", _caption(title, caption), body, class_="wide")
+        return tag("figure", caption, body, class_="wide")
     return tag(
         "figure",
-        _caption(title, caption),
+        caption,
         series_picture(drawn, name),
         legend(drawn),
         data_table(history, title),
@@ -92,7 +102,7 @@ def history_figure(view: View, history: History, name: str, *, title: str, flags
     )
 
 
-def picture_of(view: View, history: History, title: str, *, flags: bool = True) -> Picture:
+def picture_of(view: View, history: History, title: str, *, flags: bool = True, steps: Sequence[float] = ()) -> Picture:
     events = history.events[-_MOST_FLAGS:] if flags else ()
     first = len(history.events) - len(events) + 1
     return Picture(
@@ -101,7 +111,7 @@ def picture_of(view: View, history: History, title: str, *, flags: bool = True) 
         unit=history.key.metric.unit,
         since=view.since,
         until=view.until,
-        tracks=[track_of(history, theme.SKY)],
+        tracks=[track_of(history, theme.SKY, steps=steps)],
         shifts=[shift_of(change) for change in history.changes],
         flags=[Flag(event.at, first + place, event.text) for place, event in enumerate(events)],
         failed=view.failed,
@@ -110,9 +120,9 @@ def picture_of(view: View, history: History, title: str, *, flags: bool = True) 
     )
 
 
-def track_of(history: History, colour: str, name: str | None = None) -> Track:
+def track_of(history: History, colour: str, name: str | None = None, steps: Sequence[float] = ()) -> Track:
     """Where the window is long there are hours or days instead of points: their middle, from p10 to p90."""
-    return Track(name or history.key.target, history.points, band_of(history), colour)
+    return Track(name or history.key.target, history.points, band_of(history), colour, steps)
 
 
 def band_of(history: History) -> Sequence[Band]:
@@ -232,7 +242,8 @@ def events_table(events: Sequence[Event], around: Mapping[int, str]) -> Markup |
         for place, event in reversed(list(enumerate(events, 1)))
     ]
     names = ("No", "When", "Kind", "What happened", "Target")
-    return table("Events", [_head(*names, left=names)], rows[:_MOST_ROWS]) if rows else None
+    drawn = table("Events", [_head(*names, left=names)], rows[:_MOST_ROWS]) if rows else None
+    return drawn and tag("div", drawn, class_="stacked")
 
 
 def _said(words: str | None) -> Markup | None:
@@ -242,7 +253,8 @@ def _said(words: str | None) -> Markup | None:
 def alerts_table(alerts: Sequence[Alert]) -> Markup | None:
     names = ("Opened", "Closed", "Rule", "What was wrong", "Why it was closed")
     rows = [_alert_row(alert) for alert in alerts[:_MOST_ROWS]]
-    return table("Alerts", [_head(*names, left=names)], rows) if rows else None
+    drawn = table("Alerts", [_head(*names, left=names)], rows) if rows else None
+    return drawn and tag("div", drawn, class_="stacked")
 
 
 def _alert_row(alert: Alert) -> Markup:
@@ -286,9 +298,19 @@ def host_figures(view: View) -> Markup | None:
 
 
 def simulated_banner(view: View) -> Markup | None:
-    if not view.simulated:
+    said = simulated_words({view.target: view.simulated})
+    return None if said is None else banner("simulated", "Simulated", said)
+
+
+def simulated_words(shares: Mapping[str, float]) -> str | None:
+    """By target: the share of its probes that no model answered. None: a model answered them all."""
+    some = {name: share for name, share in shares.items() if share > 0}
+    if not some:
         return None
-    return banner("simulated", "Simulated", "No model answered these probes: the figures are a prediction.")
+    if min(shares.values()) >= 1:
+        return "No model answered these probes: the figures are a prediction."
+    of_whom = [f"{'all' if share >= 1 else percent(100 * share)} of those of {name}" for name, share in some.items()]
+    return f"No model answered some of these probes: {', '.join(of_whom)} are a prediction."
 
 
 def value_text(metric: Metric, value: float | None) -> str:

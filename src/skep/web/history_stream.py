@@ -5,6 +5,7 @@ A browser paints what it has, so a reader sees the page while the store is still
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from starlette.responses import HTMLResponse, StreamingResponse
@@ -13,6 +14,7 @@ from skep.errors import SkepError
 from skep.report.markup import Markup, tag, text, trusted
 from skep.web.site import Site
 
+log = logging.getLogger("skep.web")
 PLACE = trusted("<!--parts-->")  # of the parts, in the body handed to `page`
 
 
@@ -27,7 +29,14 @@ def streamed(site: Site, whole: HTMLResponse, parts: Iterator[Markup]) -> Stream
                 yield part.encode()
         except SkepError as error:
             told = "this cannot be shown right now" if site.public else error.message
-            yield tag("p", text(told), class_="banner incomplete", role="alert").encode()
+            yield _told(told)
+        except Exception as error:  # the border of the process: the reader gets a whole page, the log the reason
+            log.error("page.failed error=%r", error)
+            yield _told("the rest of this page could not be made")
         yield after
 
     return StreamingResponse(pieces(), status_code=whole.status_code, media_type="text/html; charset=utf-8")
+
+
+def _told(words: str) -> bytes:
+    return tag("p", text(words), class_="banner incomplete", role="alert").encode()

@@ -13,6 +13,7 @@ from skep import __version__
 from skep.report import theme
 from skep.report.figures import printable
 from skep.report.markup import Markup, join, tag, text, trusted
+from skep.report.ticks import zone_name
 from skep.web.assets import asset
 from skep.web.site import Site
 
@@ -116,6 +117,7 @@ def _header(site: Site, current: str) -> Markup:
 
 def _footer(site: Site) -> Markup:
     shown = " · read-only, public" if site.public else ""
+    shown += f" · times in {zone_name(site.clock())}"
     keys = tag("span", text(" · press "), tag("kbd", text("?")), text(" for keys"), class_="hint")
     return tag("footer", text(f"skep {__version__}{shown}"), keys)
 

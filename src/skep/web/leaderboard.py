@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,7 +15,6 @@ from skep.report.figures import milliseconds, number, shortened
 from skep.report.markup import Markup, banner, join, section, table, tag, text
 from skep.web.answers import csv_answer, json_answer
 from skep.web.layout import downloads, page
-from skep.web.pictures import fetched
 from skep.web.runs_best import Leader, candidates, leaders, step_words
 from skep.web.runs_book import PATIENCE_S, RunBook
 from skep.web.runs_list import minute
@@ -26,8 +25,20 @@ COLUMNS = (
     "model", "machine", "simulated", "engine", "layout", "best_tok_s", "best_at", "ttft_ms", "client_limited", "step",
     "gain", "beaten", "runs", "setups", "run", "created_at",
 )  # fmt: skip
+A_PART_S, WITHOUT_SCRIPT_S = 0.8, 10.0  # how long one answer reads runs that were not looked at yet
 _HEAD = ("Model", "Machine", "Setup", "Best tok/s", "at C", "TTFT p50, C = 1", "The step that won", "When")
 _LEFT = ("Model", "Machine", "Setup", "The step that won", "When")
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    leaders: list[Leader]
+    read: int  # runs that were looked at
+    runs: int  # that there are
+
+    @property
+    def missing(self) -> bool:
+        return self.read < self.runs
 
 
 class BoardPages:
@@ -42,39 +53,53 @@ class BoardPages:
         whole = request.query_params.get("whole") == "1"
         model = request.query_params.get("model", "")
         query = urlencode({"model": model}) if model else ""
-        found = self._leaders(model, None if whole else PATIENCE_S)
-        if found is None:
-            body = fetched(f"/leaderboard/body?{query}", f"/leaderboard?{query}&whole=1", "the board")
-        else:
-            body = self._board(found)
+        found = self._leaders(model, WITHOUT_SCRIPT_S if whole else PATIENCE_S)
+        otherwise = f"/leaderboard?{query}&whole=1" if query else "/leaderboard?whole=1"
+        body = self._filling(found, otherwise)
+        if found.missing and not whole:
+            body = tag("div", body, data_fetch=f"/leaderboard/body?{query}", class_="fetched")
         body = join([body, downloads("leaderboard", query)])
         lead = "The best configuration of each model on each machine, by effective tok/s."
         return page(self.site, "leaderboard", "Leaderboard", body, scripts=SCRIPTS, styles=STYLES, lead=lead)
 
     def body(self, request: Request) -> Response:
-        """The board with every figure, for the script."""
-        return HTMLResponse(self._board(self._leaders(request.query_params.get("model", ""), None) or []))
+        """The board for the script, which asks again as long as there are runs that nobody has looked at."""
+        model = request.query_params.get("model", "")
+        query = urlencode({"model": model}) if model else ""
+        return HTMLResponse(self._filling(self._leaders(model, A_PART_S), f"/leaderboard?{query}"))
 
     def as_json(self, request: Request) -> Response:
-        found = self._leaders(request.query_params.get("model", ""), None) or []
-        return json_answer({"leaders": [self._document(one) for one in found]})
+        found = self._leaders(request.query_params.get("model", ""), None)
+        return json_answer({"leaders": [self._document(one) for one in found.leaders]})
 
     def as_csv(self, request: Request) -> Response:
-        found = self._leaders(request.query_params.get("model", ""), None) or []
-        documents = [self._document(one) for one in found]
+        found = self._leaders(request.query_params.get("model", ""), None)
+        documents = [self._document(one) for one in found.leaders]
         return csv_answer("leaderboard", COLUMNS, [[one[name] for name in COLUMNS] for one in documents])
 
-    def _leaders(self, model: str, patience_s: float | None) -> list[Leader] | None:
-        """None: it would take longer than the patience."""
+    def _leaders(self, model: str, patience_s: float | None) -> Board:
+        """Of the runs whose figures are known, or worked out within the patience."""
         with self.site.store() as store:
             if store is None:
-                return []
+                return Board([], 0, 0)
             runs = candidates([run for run in self.book.runs(store) if not model or run.model == model])
-            figures = self.book.figures(store, runs, patience_s)
-        if len(figures) < len(runs):
-            return None
+            if patience_s is None:
+                figures = self.book.figures(store, runs)
+            else:
+                figures = self.book.most_figures(store, runs, patience_s)
         found = leaders(runs, figures, public=self.site.public)
-        return [replace(one, run=replace(one.run, model=self.site.label(one.run.model))) for one in found]
+        shown = [replace(one, run=replace(one.run, model=self.site.label(one.run.model))) for one in found]
+        return Board(shown, len(figures), len(runs))
+
+    def _filling(self, found: Board, again: str) -> Markup:
+        """The board, and while runs are missing how many of them were looked at."""
+        if not found.missing:
+            return self._board(found.leaders)
+        bar = tag("progress", value=str(found.read), max=str(found.runs), aria_label="Runs that were looked at")
+        said = f" {found.read:,} of {found.runs:,} runs were looked at; the others may change the board."
+        retry = tag("noscript", tag("a", text("Go on"), href=again))
+        line = tag("p", bar, text(said), retry, class_="filling", role="status", data_more="")
+        return join([line, self._board(found.leaders) if found.leaders else text("")])
 
     def _document(self, one: Leader) -> dict[str, Any]:
         told = one.figures

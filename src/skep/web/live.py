@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -16,12 +17,13 @@ from starlette.types import Receive, Scope, Send
 
 from skep.engines.control import NotRunning, ask, socket_of
 from skep.engines.shown import Status, up_s
-from skep.errors import SkepError
+from skep.errors import EngineError, SkepError
 from skep.web.answers import json_answer, json_text
 from skep.web.pulse import Pulse
 from skep.web.site import Site
 from skep.web.watched import TTFT_WINDOW_S, Ttft, Watched, read_ttft, read_watched
 
+log = logging.getLogger("skep.web")
 EVERY_S = 1.0
 ANSWER_S = 2.0  # for the hive to say how it is
 LINGER_S = 30.0  # the reader goes on so long after the last browser: most come back
@@ -44,7 +46,7 @@ def read_status(site: Site) -> Status:
 class Live:
     """`run` reads while somebody watches; `document` is the last reading; `watching` counts a browser.
 
-    Everything but `_read` is of the event loop's thread.
+    Everything but `_told` and `_ask_hive` is of the event loop's thread.
     """
 
     def __init__(
@@ -79,6 +81,11 @@ class Live:
             if not self._streams and self._clock() - self._left_at > LINGER_S:
                 self._wanted.clear()
                 self._pulse = Pulse()  # rates over a rest would be rates of long ago
+                self.document = {}  # and so would all the rest be
+
+    async def warm(self) -> None:
+        """Before the first page: what the store says, so that no page says that nothing is there."""
+        await self._read_once()
 
     async def fresh(self) -> dict[str, Any]:
         """For a page: a reading of the last seconds, or whatever there is after a short wait."""
@@ -120,29 +127,54 @@ class Live:
         before.set()
 
     async def _read_once(self) -> None:
+        """The store first: it answers at once, and a hive that hangs must not hold back what it says."""
         async with self._reading:
-            began = self._clock()
-            due = (began - self._ttft_at >= TTFT_EVERY_S, began - self._watched_at >= WATCHED_EVERY_S)
-            found, ttft, watched = await asyncio.to_thread(self._read, *due)
+            await self._read_store()
+            found = await asyncio.to_thread(self._ask_hive)
             self._read_at = now = self._clock()
-            if due[0]:
-                self._ttft, self._ttft_at = ttft, now
-            if watched is not None:
-                self.watched, self._watched_at = watched, now
-            self.document = self._document(found, now)
+            try:
+                self.document = self._document(found, now)
+            except (LookupError, TypeError, ValueError) as error:  # a hive of another version
+                log.error("hive.unknown error=%r", error)
+                self._pulse = Pulse()
+                self.document = self._document(EngineError("the hive answers what this skep does not know"), now)
         self._wake()
 
-    def _read(self, ttft_due: bool, watched_due: bool) -> tuple[Status | SkepError, Ttft | None, Watched | None]:
-        """In a thread of its own. What the store does not tell now it may tell the next time."""
-        ttft, watched = None, None
+    async def _read_store(self) -> None:
+        """What it does not tell now it may tell the next time."""
+        began = self._clock()
+        ttft_due, watched_due = began - self._ttft_at >= TTFT_EVERY_S, began - self._watched_at >= WATCHED_EVERY_S
+        if not (ttft_due or watched_due):
+            return
+        ttft, watched = await asyncio.to_thread(self._told, ttft_due, watched_due)
+        if ttft_due:
+            self._ttft, self._ttft_at = ttft, began
+        if watched is not None:
+            self.watched = watched
+            self._watched_at = began if watched.fault is None else float("-inf")
+
+    def _told(self, ttft_due: bool, watched_due: bool) -> tuple[Ttft | None, Watched | None]:
+        """In a thread of its own."""
+        now = self._site.clock()
         try:
-            found: Status | SkepError = self._read_status(self._site)
+            ttft = read_ttft(self._site, now) if ttft_due else None
+            return ttft, read_watched(self._site, now) if watched_due else None
         except SkepError as error:
-            found = error
-        with contextlib.suppress(SkepError):
-            ttft = read_ttft(self._site, self._site.clock()) if ttft_due else None
-            watched = read_watched(self._site, self._site.clock()) if watched_due else None
-        return found, ttft, watched
+            said = "the store cannot be read right now" if self._site.public else error.message
+            return None, Watched(fault=said) if watched_due else None
+        except Exception as error:  # whatever it was, the dashboard goes on
+            log.error("store.failed error=%r", error)
+            return None, Watched(fault="the store cannot be read right now") if watched_due else None
+
+    def _ask_hive(self) -> Status | SkepError:
+        """In a thread of its own."""
+        try:
+            return self._read_status(self._site)
+        except SkepError as error:
+            return error
+        except Exception as error:  # whatever it was, the dashboard goes on
+            log.error("hive.failed error=%r", error)
+            return EngineError("the hive cannot be asked", hint="look at `skep logs skep`")
 
     def _document(self, found: Status | SkepError, now: float) -> dict[str, Any]:
         document: dict[str, Any] = {"at": self._site.clock(), "state": "up", "message": None, "hint": None}

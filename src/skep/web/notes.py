@@ -48,13 +48,16 @@ def write_note(site: Site, note: str, target: str) -> None:
         series.append_event(Event(site.clock(), EventKind.NOTE, words, target or None))
 
 
-def note_form(site: Site, targets: Sequence[str], back: str = "/") -> Markup | None:
-    """For the foot of a page; None where nothing may be written."""
+def note_form(site: Site, targets: Sequence[str], back: str = "/", chosen: str = "") -> Markup | None:
+    """For the foot of a page; None where nothing may be written. `chosen` is the target that it is about."""
     if not site.writable:
         return None
-    options = [tag("option", text("all targets"), value=""), *(tag("option", text(name)) for name in targets)]
+    options = [
+        tag("option", text("all targets"), value=""),
+        *(tag("option", text(name), selected="" if name == chosen else None) for name in targets),
+    ]
     fields = (
-        tag("label", text("Write a note on the time axis"), for_="note"),
+        tag("label", text("Write a note on the time axis: before and after it are compared"), for_="note"),
         tag(
             "div",
             void("input", id="note", name="text", required="", maxlength=str(LONGEST_NOTE), autocomplete="off",

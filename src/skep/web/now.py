@@ -17,7 +17,7 @@ from skep.web.now_parts import parts
 from skep.web.site import Site
 from skep.web.watched import Watched
 
-PARTS = ("state", "alerts", "cards", "replicas", "queues", "watched")
+PARTS = ("state", "alerts", "cards", "replicas", "queues", "watched", "lately", "begin")
 
 
 def routes(site: Site, live: Live) -> list[BaseRoute]:
@@ -49,7 +49,7 @@ def now_page(site: Site, document: dict[str, Any], watched: Watched) -> Response
         lamp,
         said,
         *(tag("div", trusted(made[name]), data_part=name) for name in PARTS),
-        note_form(site, [standing.target.name for standing in watched.standings]),
+        note_form(site, names) if (names := [one.target.name for one in watched.standings]) else None,
         downloads("now"),
     ]
     return page(site, "now", "Now", join(piece for piece in pieces if piece), scripts=("live.js",))

@@ -9,8 +9,10 @@ from skep.monitor.standing import Reading, Standing
 from skep.monitor.standing import State as Stands
 from skep.report.figures import UNKNOWN, milliseconds, moment, number
 from skep.report.markup import Markup, join, table, tag, text
+from skep.report.ticks import when
 from skep.series import DAY_S, HOUR_S, Alert, Point
 from skep.web.answers import marked
+from skep.web.history_query import in_words
 from skep.web.site import Site
 from skep.web.sparks import slot_picture, sparkline
 from skep.web.watched import Watched
@@ -26,8 +28,7 @@ def state_part(document: Document) -> Markup:
     if not document:
         return _state("waiting", [text("reading the hive …")])
     if state == "down":
-        hint = [text("; "), marked(document["hint"])] if document["hint"] else []
-        return _state("down", [tag("strong", text("No hive is running")), *hint])
+        return _state("down", [tag("strong", text("No hive is running")), text(" on this machine")])
     if state == "silent" or not hive:
         said = document["message"] or "the hive does not answer"
         return _state("silent", [tag("strong", text("Silent")), text(f" {said}")])
@@ -69,7 +70,7 @@ def cards_part(document: Document) -> Markup:
     pace = f"{number(hive['requests_per_s'])} /s · " if hive["requests_per_s"] is not None else ""
     return tag(
         "dl",
-        _card("tok/s", number(hive["tok_s"]), "of answers ended up to 10 s ago", speed),
+        _card("tok/s", number(hive["tok_s"]), "mean of the last 10 s", speed),
         _card("First token", milliseconds(ttft["median_ms"]) if ttft else UNKNOWN, early),
         _card("Slots busy", busy, f"{_count(hive['in_flight'])} under way{going}", taken),
         _card("Waiting", _count(hive["queued"]), "requests in the queue", waiting),
@@ -114,14 +115,50 @@ def queues_part(document: Document) -> Markup:
     return tag("section", tag("h2", text("Waiting by class")), table("Requests that wait, by class", [head], rows))
 
 
-def watched_part(site: Site, watched: Watched, now: float) -> Markup:
+def watched_part(watched: Watched, now: float) -> Markup:
+    if watched.fault is not None:
+        return tag("section", tag("h2", text("Watched")), tag("p", marked(watched.fault), class_="quiet"))
     if not watched.standings:
-        how = [] if site.public else [text(": "), tag("code", text("skep monitor add NAME --url URL")), text(" begins")]
-        body: Markup = tag("p", text("No target is watched yet"), *how, class_="quiet")
-    else:
-        pairs = zip(watched.standings, watched.lines, strict=True)
-        body = tag("ul", *(_target(standing, line, now) for standing, line in pairs), class_="targets")
-    return tag("section", tag("h2", text("Watched")), body)
+        return Markup("")
+    pairs = zip(watched.standings, watched.lines, strict=True)
+    body = tag("ul", *(_target(standing, line, now) for standing, line in pairs), class_="targets")
+    how = "The newest probe of each target against its own week. The line: medians by the hour; dashed: of 7 days."
+    return tag("section", tag("h2", text("Watched")), body, tag("p", text(how), class_="below"))
+
+
+def lately_part(watched: Watched, now: float) -> Markup:
+    """What happened in the last week, newest first."""
+    if not watched.notes:
+        return Markup("")
+    rows = [
+        tag(
+            "li",
+            tag("span", text(when(event.at, now=now)), class_="soft"),
+            tag("span", text(event.text), *([text(f" · {event.target}")] if event.target else [])),
+        )
+        for event in watched.notes
+    ]
+    return tag("section", tag("h2", text("What happened lately")), tag("ul", *rows, class_="lately"))
+
+
+def begin_part(site: Site, document: Document, watched: Watched) -> Markup:
+    """What to do first, as long as there is something to do: a page of dashes would tell nothing."""
+    rows = []
+    if document.get("state") == "down":
+        rows.append(("Serve models here", "skep up -d", "then replicas, slots, queues and speeds are shown here, live"))
+    if watched.fault is None and not watched.standings:
+        words = "then every hour is on the page History"
+        rows.append(("Watch an endpoint", "skep monitor add NAME --url URL\nskep monitor run", words))
+    if site.public or not rows:
+        return Markup("")
+    steps = [
+        tag("li", tag("strong", text(what)), tag("pre", tag("code", text(how))), tag("span", text(then), class_="soft"))
+        for what, how, then in rows
+    ]
+    plan = tag("p", text("Nothing needs to run for the page "), tag("a", text("Plan"), href="/plan"),
+               text(": which layout fits which cards, and how fast it would be."), class_="below")  # fmt: skip
+    title = "To begin" if not watched.standings else "Start a hive"
+    return tag("section", tag("h2", text(title)), tag("ul", *steps, class_="begin"), plan)
 
 
 def parts(site: Site, document: Document, watched: Watched) -> dict[str, str]:
@@ -133,7 +170,9 @@ def parts(site: Site, document: Document, watched: Watched) -> dict[str, str]:
         "cards": cards_part(document),
         "replicas": replicas_part(document),
         "queues": queues_part(document),
-        "watched": watched_part(site, watched, now),
+        "watched": watched_part(watched, now),
+        "lately": lately_part(watched, now),
+        "begin": begin_part(site, document, watched),
     }
 
 
@@ -192,13 +231,17 @@ def _target(standing: Standing, line: tuple[Point, ...], now: float) -> Markup:
     )
     link = "/history?" + urlencode({"target": name})
     probed = "never probed" if standing.last is None else f"probed {_ago(now, standing.last.ended_at)} ago"
+    simulated = None
+    if standing.last is not None and standing.last.simulated:
+        simulated = tag("span", text("simulated"), class_="flag sky")
     state = "" if standing.state is Stands.OK else f"{standing.state} · "
     return tag(
         "li",
-        tag("a", tag("strong", text(name)), href=link, class_="name"),
+        tag("a", tag("strong", text(name)), simulated, href=link, class_="name"),
         tag("span", text(f"{state}{probed}"), class_=f"when {standing.state}"),
         tag("span", tag("b", text(number(value))), text(f" {unit}"), class_="figure"),
         tag("span", *_against(reading), class_="against"),
+        tag("span", text("no figure yet" if reading is None else in_words(reading.key)), class_="kind"),
         picture or tag("span", text("too few hours for a line"), class_="spark empty"),
         class_="target",
     )
@@ -215,7 +258,7 @@ def _against(reading: Reading | None) -> list[Markup]:
     far = reading.week.mad and abs(reading.ratio - 1) * reading.week.median > 3 * 1.4826 * reading.week.mad
     kind = ("worse" if worse else "better") if far else "same"
     sign = "+" if change >= 0.05 else ""
-    return [tag("b", text(f"{sign}{number(change, digits=1)} %"), class_=kind), text(f" to its {against}")]
+    return [tag("b", text(f"{sign}{number(change, digits=1)} %"), class_=kind), text(f" · {against}")]
 
 
 def _ago(now: float, then: float) -> str:

@@ -24,6 +24,7 @@ from skep.web.site import Site
 
 MOST_COMPARED = 8
 _PRUNED_EVERY = 50  # looking through the folder takes longer than writing one file
+_FILE = re.compile(r"[\w+-][\w+.-]{0,250}", re.ASCII)
 _MAIN = re.compile(r"<main>(?P<main>.*)</main>", re.DOTALL)
 _STACKED = ' style="display:grid;gap:16px"'
 _STYLED = re.compile(r' style="[^"]*"')  # headings that begin a little lower
@@ -42,12 +43,16 @@ class Shelf:
         return f"<Shelf {self.folder}>"
 
     def get(self, name: str) -> str | None:
+        if not _FILE.fullmatch(name):
+            return None
         try:
             return (self.folder / name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return None
 
     def put(self, name: str, body: str) -> None:
+        if not _FILE.fullmatch(name):
+            return  # of a run whose id is none of skep's own
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle, draft = tempfile.mkstemp(dir=self.folder, prefix=".draft-")
@@ -109,13 +114,13 @@ class Pictures:
         """The HTML document that `skep report A B` writes. Raises UserError where they cannot be drawn together."""
         name = "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + ".html"
         shown = [without_texts(run) if self._site.public else run for run in runs]
-        return self._shelf.kept(name, runs, lambda: runs_page(store, shown))
+        return self._shelf.kept(name, runs, lambda: runs_page(store, shown, texts=not self._site.public))
 
     def comparison_picture(self, store: Store, runs: Sequence[Run]) -> str:
         """One SVG document of several runs."""
         name = "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + ".svg"
         shown = [without_texts(run) if self._site.public else run for run in runs]
-        return self._shelf.kept(name, runs, lambda: runs_picture(store, shown))
+        return self._shelf.kept(name, runs, lambda: runs_picture(store, shown, texts=not self._site.public))
 
 
 def body_of(report: str) -> Markup:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -30,6 +30,7 @@ from skep.web.site import Site
 
 SCRIPTS, STYLES = ("runs.js", "plan.js"), ("runs.css",)
 _KEPT = 64
+MOST_WAITING = 8  # plans at a time; one takes up to some seconds
 _EXAMPLES = (
     ("qwen3.6-27b on two RTX 3090, 4 agents", "model=qwen3.6-27b&card=rtx-3090&count=2"),
     ("qwen3-30b-a3b on one RTX 5090, 16 agents", "model=qwen3-30b-a3b&card=rtx-5090&agents=16"),
@@ -44,6 +45,7 @@ class PlanPages:
         self._plans: OrderedDict[Asked, dict[str, Any]] = OrderedDict()
         self._lock = threading.Lock()  # the plans that are kept
         self._one_at_a_time = threading.Lock()  # planning is all CPU: two at once would only be slower
+        self._queue = threading.BoundedSemaphore(MOST_WAITING)  # so that other pages are still answered
 
     def __repr__(self) -> str:
         return f"<PlanPages {len(self._plans)} kept>"
@@ -76,7 +78,9 @@ class PlanPages:
         return json_answer({**found, "measured": [asdict(one) for one in self._measured(asked, found)]})
 
     def as_csv(self, request: Request) -> Response:
-        return csv_answer("plan", COLUMNS, plan_rows(self._plan(self._wanted(request))))
+        asked = self._wanted(request)
+        found = self._plan(asked)
+        return csv_answer("plan", COLUMNS, plan_rows(found, self._measured(asked, found)))
 
     def _wanted(self, request: Request) -> Asked:
         asked = read_query(request.query_params)
@@ -95,15 +99,26 @@ class PlanPages:
             return join([said, tag("p", marked(error.hint), class_="below") if error.hint else text("")])
 
     def _drawn(self, asked: Asked, found: dict[str, Any]) -> Markup:
-        return tag("div", plan_parts(found, self._measured(asked, found), asked.command()), class_="planned")
+        def again(input_tokens: int, output_tokens: int) -> str:
+            return f"/plan?{replace(asked, input_tokens=input_tokens, output_tokens=output_tokens).query()}"
+
+        return tag("div", plan_parts(found, self._measured(asked, found), asked.command(), again), class_="planned")
 
     def _plan(self, asked: Asked) -> dict[str, Any]:
         """The document of `skep plan --json`. Raises DoesNotFit where no layout does."""
         kept = self._kept(asked)
         if kept is not None:
             return kept
-        with self._one_at_a_time:
-            found = answer(asked.flags(), self.site.paths.store)
+        if not self._queue.acquire(blocking=False):
+            raise UserError("many plans are being made at this moment", hint="try again in a few seconds")
+        try:
+            with self._one_at_a_time:
+                return self._kept(asked) or self._made(asked)
+        finally:
+            self._queue.release()
+
+    def _made(self, asked: Asked) -> dict[str, Any]:
+        found = answer(asked.flags(), self.site.paths.store)
         error = nothing_fits(found)
         if error is not None:
             raise error

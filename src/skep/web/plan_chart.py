@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from skep.report import theme
@@ -20,9 +21,11 @@ Document = Mapping[str, Any]
 Axis = Callable[[float], float]
 Dot = tuple[int, float, float | None, float | None]  # C, value, low, high
 WIDTH, HEIGHT = 500, 290
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 30, 22, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 30, 22, 46
 BAR = 1000
 _DASHES = ("", "7 4", "2 3")
+_SHAPES = ("l6 11l-12 0z", "l6 6l-6 6l-6 -6z", "l10 0l0 10l-10 0z")  # triangle, diamond, square
+_AROUND = tuple((15 * math.cos(turn * math.pi / 4), 15 * math.sin(turn * math.pi / 4)) for turn in range(8))
 _WIDE = 24  # from this ratio of the levels on, the axis is logarithmic
 
 
@@ -64,6 +67,9 @@ def _chart(
     parts += [
         _dots(one, dots, place, unit, x, y) for place, (one, dots) in enumerate(zip(measured, points, strict=True), 1)
     ]
+    taken = [spot for plan in plans for spot in _way([(p["concurrency"], p[field]) for p in plan["predicted"]], x, y)]
+    taken += [(x(dot[0]), y(value)) for dots in points for dot in dots for value in dot[1:] if value is not None]
+    parts.append(_numbers(points, taken, x, y))
     return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
 
 
@@ -168,7 +174,7 @@ def _letters(plans: Sequence[Document], field: str, x: Axis, y: Axis) -> Markup:
 
 
 def _dots(one: Measured, dots: Sequence[Dot], place: int, unit: str, x: Axis, y: Axis) -> Markup:
-    """Diamonds, hollow where nothing real ran; upright the interval of the mean."""
+    """Each run has its own shape, hollow where nothing real ran; upright the interval of the mean."""
     parts = []
     for level, value, low, high in dots:
         a, b = x(level), y(value)
@@ -179,13 +185,43 @@ def _dots(one: Measured, dots: Sequence[Dot], place: int, unit: str, x: Axis, y:
         said = (
             f"{'simulated' if one.simulated else 'measured'}, run {one.run_id}: {number(value)} {unit} at C = {level}"
         )
-        way = f"M{a:.1f} {b - 6:.1f}l6 6l-6 6l-6 -6z"
-        parts.append(tag("path", tag("title", text(said)), d=way, fill=theme.PAPER if one.simulated else theme.ROSE,
-                         stroke=theme.ROSE, stroke_width="1.5"))  # fmt: skip
-    if dots:
-        level, value, *_ = dots[-1]
-        parts.append(_word(str(place), x(level) + 9, y(value) - 6, "start", theme.ROSE, bold=True))
+        parts.append(_mark(a, b, place, tag("title", text(said)), hollow=one.simulated))
     return join(parts)
+
+
+def _mark(a: float, b: float, place: int, inside: Markup | None = None, *, hollow: bool) -> Markup:
+    start = f"M{a:.1f} {b - 6:.1f}" if place % 3 != 2 else f"M{a - 5:.1f} {b - 5:.1f}"
+    return tag("path", inside, d=start + _SHAPES[place % 3], fill=theme.PAPER if hollow else theme.ROSE,
+               stroke=theme.ROSE, stroke_width="1.5")  # fmt: skip
+
+
+def mark_of(one: Measured, place: int) -> Markup:
+    """The shape of a measured run, for the list below the pictures."""
+    shape = _mark(8, 8, place, hollow=one.simulated)
+    return tag("svg", shape, viewBox="0 0 16 16", aria_hidden="true", class_="mark-of")
+
+
+def _numbers(points: Sequence[Sequence[Dot]], taken: list[tuple[float, float]], x: Axis, y: Axis) -> Markup:
+    """Each at one of its run's points, where it is farthest from all that is drawn."""
+    found = []
+    for place, dots in enumerate(points, 1):
+        spots = [(x(dot[0]) + across, y(dot[1]) + up) for dot in dots for across, up in _AROUND]
+        inside = [(a, b) for a, b in spots if _LEFT + 6 < a < WIDTH - _RIGHT - 6 and _TOP < b < HEIGHT - _BOTTOM - 6]
+        if inside:
+            a, b = max(inside, key=lambda spot: min(math.dist(spot, other) for other in taken))
+            taken.append((a, b))
+            found.append(_word(str(place), a, b + 4.5, "middle", theme.ROSE, bold=True))
+    return join(found)
+
+
+def _way(points: Sequence[tuple[int, float]], x: Axis, y: Axis) -> list[tuple[float, float]]:
+    """A curve as places that are near to each other."""
+    ends = [(x(level), y(value)) for level, value in points]
+    between = [
+        (a + (c - a) * step / 8, b + (d - b) * step / 8)
+        for (a, b), (c, d) in pairwise(ends) for step in range(8)
+    ]  # fmt: skip
+    return between + ends[-1:]
 
 
 def _told(point: Document) -> str:

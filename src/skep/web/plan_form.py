@@ -138,7 +138,7 @@ def plan_form(asked: Asked) -> Markup:
 def _model(name: str) -> str:
     if not name:
         return ""
-    if len(name) > 120 or name.startswith((".", "/", "~")):
+    if len(name) > 120 or name.startswith((".", "/", "~")) or not any(one.isascii() and one.isalnum() for one in name):
         raise UserError(
             f"`{name[:60]}` is no model of the catalogue", hint="`skep plan` takes paths; this page does not"
         )

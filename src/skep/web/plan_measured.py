@@ -43,6 +43,8 @@ class Measured:
     simulated: bool
     same_rig: bool
     points: tuple[Point, ...]
+    input_tokens: int | None = None  # of a request, on the average: a plan is for a load, and the run had its own
+    output_tokens: int | None = None
 
 
 def measured_of(
@@ -56,11 +58,13 @@ def measured_of(
     told = sorted(known, key=lambda run: (not _same(run, cards, host), run.simulated, -run.created_at))[:MOST_TOLD]
     found = []
     for run in told:
-        points = _points(book.levels(store, run))
+        levels = book.levels(store, run)
+        points = _points(levels)
         if points:
             found.append(
                 Measured(run.id, run.created_at, machine_of(run, public=public), engine_of(run), layout_of(run),
-                         run.simulated, _same(run, cards, host), points)
+                         run.simulated, _same(run, cards, host), points,
+                         _mean(levels, "prompt_tokens"), _mean(levels, "output_tokens_each"))
             )  # fmt: skip
     return found
 
@@ -97,6 +101,12 @@ def _host_cards(host: Facts) -> tuple[str, ...]:
     names = [str(card.get("name", "")) for card in host.get("gpus") or () if isinstance(card, Mapping)]
     found = [find_device(name) for name in names]
     return tuple(card.id for card in found if card is not None) if all(found) else ()
+
+
+def _mean(levels: Sequence[LevelSummary], name: str) -> int | None:
+    """Over the levels; None where no answer told."""
+    told = [value for level in levels if (value := getattr(level, name)) is not None]
+    return max(1, round(sum(told) / len(told))) if told else None
 
 
 def _points(levels: Sequence[LevelSummary]) -> tuple[Point, ...]:

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from skep.bench.loaded import JUDGED, load_run
 from skep.errors import UserError
-from skep.quality.drawing import without_texts
+from skep.quality.drawing import bare_rows, without_texts
 from skep.records import Run
 from skep.report.markup import Markup, join, table, tag, text
 from skep.store.database import Store
@@ -114,14 +114,18 @@ class RunsPages:
 
     def requests(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
-            body = requests_body(run, store.requests(run.id), request.query_params, self.site)
+            rows = store.requests(run.id)
+            rows = list(bare_rows(rows)) if self.site.public else rows
+            body = requests_body(run, rows, request.query_params, self.site)
         title = f"Requests of {self.site.label(run.model)}"
         return page(self.site, "runs", title, body, scripts=SCRIPTS, styles=STYLES)
 
     def run_json(self, request: Request) -> Response:
         with self._stored(request.query_params.get("id", "")) as (store, run):
             figures = self.book.figures(store, [run]).get(run.id)
-            levels = [] if run.kind in JUDGED else [asdict(one) for one in load_run(store, run.id)[1].levels]
+            as_read = bare_rows if self.site.public else None
+            summary = None if run.kind in JUDGED else load_run(store, run.id, as_read=as_read)[1]
+            levels = [asdict(one) for one in summary.levels] if summary else []
         return json_answer(run_json(without_texts(run) if self.site.public else run, figures, self.site, levels))
 
     def compare(self, request: Request) -> Response:
@@ -176,7 +180,10 @@ class RunsPages:
                            for name in _HEAD))  # fmt: skip
         made = table("Stored runs, newest first", [head], [rows])
         button = tag("button", text("Compare"), data_compare="")
-        hint = tag("span", text("tick two runs to put them side by side"), class_="hint")
+        keys = (tag("kbd", text(key)) for key in ("Space", "↑", "↓", "Enter"))
+        said = (text(said) for said in ("tick two runs to put them side by side: ", " ticks, ", " ", " move, "))
+        mixed = [part for pair in zip(said, keys, strict=True) for part in pair]
+        hint = tag("span", *mixed, text(" compares"), class_="hint")
         return tag("form", made, tag("p", button, hint, class_="choice"), method="get", action="/runs/compare",
                    class_="runs stacked", data_rows=waiting)  # fmt: skip
 

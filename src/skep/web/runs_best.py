@@ -8,8 +8,9 @@ from typing import Any
 
 from skep.bench.loaded import JUDGED, TIMED
 from skep.records import Run, RunState
+from skep.report.figures import shortened
 from skep.web.runs_book import Figures
-from skep.web.runs_words import engine_of, layout_of, machine_key, machine_of
+from skep.web.runs_words import engine_of, layout_of, machine_key, machine_of, setup_of
 
 # What may differ between repeats of the same work: chance, patience and how the client is built.
 _NO_MATTER = frozenset({
@@ -17,7 +18,11 @@ _NO_MATTER = frozenset({
     "overhead_tokens", "quick_warm_up", "runs", "max_concurrency", "same_tasks", "kind",
 })  # fmt: skip
 _HOST = ("driver_version", "cuda_version")
-_MOST_TOLD = 4
+_MOST_TOLD = 3
+_LONGEST = 32  # letters of a value
+_HARDLY = 0.01  # of a gain: less is what repeats differ by
+_SPEAKING = ("layout", "engine", "speculation", "weights")  # values that say by themselves what they are
+_IN_THE_LAYOUT = ("replicas", "simulated", "rig")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +70,25 @@ def step_words(step: Step) -> str:
     """In one line."""
     if step.beaten is None:
         return "the only setup that was tried"
-    told = "; ".join(f"{name} {there} → {here}" for name, there, here in step.what[:_MOST_TOLD])
+    told = "; ".join(_change(*one) for one in step.what[:_MOST_TOLD])
     told += f" and {len(step.what) - _MOST_TOLD} more" if len(step.what) > _MOST_TOLD else ""
     if step.other_load:
         return f"{told}; how much it brought is not known, as the load was another: {', '.join(step.other_load)}"
-    return told if step.gain is None else f"{told}: {step.gain * 100:+.1f} %"
+    if step.gain is None:
+        return told
+    return f"{told}: {step.gain * 100:+.1f} %" + (", about the same" if step.gain < _HARDLY else "")
+
+
+def _change(name: str, there: str, here: str) -> str:
+    """Only what differs: the same words before and behind it are left out."""
+    a, b = there.split(", "), here.split(", ")
+    while a and b and a[0] == b[0]:
+        a, b = a[1:], b[1:]
+    while a and b and a[-1] == b[-1]:
+        a, b = a[:-1], b[:-1]
+    short = (shortened(", ".join(part), _LONGEST) or "nothing" for part in (a, b))
+    told = " → ".join(short)
+    return told if name in _SPEAKING else f"{name.replace('_', ' ')} {told}"
 
 
 def _leader(group: Sequence[Run], figures: Mapping[str, Figures], *, public: bool) -> Leader:
@@ -105,6 +124,8 @@ def _unlike(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
 def _setup(run: Run) -> dict[str, str]:
     """What served: the engine as the endpoint told it, the layout, the driver."""
     told = _flat(run.engine)
+    if parts := setup_of(run):
+        told = {name: value for name, value in told.items() if name not in _IN_THE_LAYOUT} | parts
     told |= {name: str(run.host[name]) for name in _HOST if run.host.get(name)}
     return told
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from skep.bench.loaded import JUDGED, QUALITY, TIMED, load_run
 from skep.errors import SkepError
-from skep.quality.drawing import mixed_of, quality_of
+from skep.quality.drawing import mixed_of, quality_of, without_texts
 from skep.records import LevelSummary, Run, RunState
 from skep.report.quality_words import conclusion
 from skep.store.database import Store
@@ -30,7 +30,7 @@ _A_REQUEST_S = 0.0004  # what the figures of a run take for each of its requests
 _FEW = 20  # runs that are read one by one
 ELSEWHERE = "//another-machine"  # stands for a hidden address
 _KEPT = (RunState.DONE, RunState.FAILED)
-PATIENCE_S = 0.12  # for figures that are not known yet, before a list is shown without them
+PATIENCE_S = 0.05  # for figures that are not known yet, before a list is shown without them
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class RunBook:
         self._figures: OrderedDict[str, Figures] = OrderedDict()
         self._levels: OrderedDict[str, tuple[LevelSummary, ...]] = OrderedDict()
         self._lock = threading.Lock()  # the dictionaries
+        self._making = threading.Lock()  # figures: two that ask at once share what is worked out
 
     def __repr__(self) -> str:
         return f"<RunBook {len(self._runs)} runs, {len(self._figures)} figures>"
@@ -81,12 +82,11 @@ class RunBook:
         return self._placed(store, [store.run(name)])[0]
 
     def _placed(self, store: Store, runs: Sequence[Run]) -> list[Run]:
-        """In public the address is hidden, but whether it was the client's own machine decides whose cards are told."""
+        """In public nothing private is left; whether it was the client's own machine decides whose cards are told."""
         if not self._site.public or not runs:
             return list(runs)
         near = {row["id"]: is_near(row["url"]) for row in store.read("SELECT id, url FROM main.runs")}
-        label = self._site.label
-        return [replace(run, model=label(run.model), url="" if near.get(run.id) else ELSEWHERE) for run in runs]
+        return [replace(without_texts(run), url="" if near.get(run.id) else ELSEWHERE) for run in runs]
 
     def figures(self, store: Store, runs: Sequence[Run], patience_s: float | None = None) -> dict[str, Figures]:
         """By run. With a patience, those that would take longer are left out, and found the next time."""
@@ -96,10 +96,17 @@ class RunBook:
             known = self._known(run)
             wait = _A_REQUEST_S * run.requests
             if known is None and (patience_s is None or self._clock() - began + wait < patience_s):
-                known = self._made(store, run)
+                with self._making:
+                    known = self._known(run) or self._made(store, run)
             if known is not None:
                 found[run.id] = known
         return found
+
+    def most_figures(self, store: Store, runs: Sequence[Run], patience_s: float) -> dict[str, Figures]:
+        """As `figures`, but at least one more each time, however long it takes: whoever asks again comes to an end."""
+        found = self.figures(store, runs, patience_s)
+        missing = [run for run in runs if run.id not in found]
+        return found if not missing else {**found, **self.figures(store, missing[:1])}
 
     def levels(self, store: Store, run: Run) -> tuple[LevelSummary, ...]:
         """Of one run, as measured; empty where nothing was."""

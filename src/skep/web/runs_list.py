@@ -164,7 +164,7 @@ def run_document(run: Run, figures: Figures | None, site: Site) -> dict[str, Any
 def _row(run: Run, figures: Figures | None, site: Site) -> Markup:
     tick = void("input", type="checkbox", name="run", value=run.id, aria_label=f"Compare run {run.id}")
     when = tag("a", text(minute(run.created_at)), href=f"/runs/{run.id}", title=moment(run.created_at))
-    flags = [tag("span", text("simulated"), class_="flag") if run.simulated else None]
+    flags = [tag("span", text("simulated"), class_="flag sky") if run.simulated else None]
     if run.state is not RunState.DONE:
         flags.append(tag("span", text(run.state.value), class_="flag bad"))
     where = " · ".join(filter(None, (machine_of(run, public=site.public), engine_of(run), layout_of(run))))
@@ -200,7 +200,8 @@ def _figure_cells(figures: Figures | None) -> list[Markup]:
 
 
 def _cell(label: str, shown: Markup, style: str | None) -> Markup:
-    return tag("td", shown, class_=style, data_label=label)
+    """Its content is one element: on a phone the label stands beside it, in two columns."""
+    return tag("td", tag("span", shown), class_=style, data_label=label)
 
 
 def _page(said: str) -> int:

@@ -127,7 +127,8 @@ def requests_body(run: Run, rows: Sequence[Request], query: QueryParams, site: S
     left = ("task", "end", "asked and answered")
     head = tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in left else None) for name in _HEAD))
     body = [_row(row, site) for row in shown]
-    listed = table(f"{len(found)} requests", [head], body) if body else tag("p", text("None."), class_="empty")
+    made = table(f"{len(found)} requests", [head], body)
+    listed = tag("div", made, class_="stacked") if body else tag("p", text("None."), class_="empty")
     query_of = {"level": "" if level is None else str(level), "failed": "yes" if failed else ""}
     return join([back, tag("p", *ways, class_="ways"), listed, _pages(here, page, pages, query_of)])
 
@@ -144,11 +145,11 @@ def _row(row: Request, site: Site) -> Markup:
              number(row.output_tokens, digits=0))  # fmt: skip
     return tag(
         "tr",
-        tag("th", text(f"{row.level or 'warm-up'}"), scope="row"),
-        tag("td", text(task), class_="left"),
-        *(tag("td", text(cell)) for cell in cells),
-        tag("td", text(end), class_="left" if row.ok else "left bad"),
-        tag("td", _words(row, site), class_="left note"),
+        tag("th", text(f"{row.level or 'warm-up'}"), scope="row", data_label=_HEAD[0]),
+        tag("td", text(task), class_="left", data_label=_HEAD[1]),
+        *(tag("td", text(cell), data_label=name) for name, cell in zip(_HEAD[2:6], cells, strict=True)),
+        tag("td", text(end), class_="left" if row.ok else "left bad", data_label=_HEAD[6]),
+        tag("td", tag("div", _words(row, site)), class_="left note", data_label=_HEAD[7]),
     )
 
 

@@ -14,7 +14,11 @@ from skep.settings import LOOPBACK
 from skep.units import GIB
 
 # What a hive with `--simulate` says of itself.
-_SIMULATED = re.compile(r"simulated: .+?, (?P<layout>(?:\d+ x )?TP=.+?) on (?P<rig>.+), as (?P<engine>\w+)")
+_SIMULATED = re.compile(
+    r"simulated: (?P<weights>.+?), (?:KV (?P<kv>[^,]+), )?(?:(?P<speculation>[^,]+), )?"
+    r"(?P<layout>(?:\d+ x )?TP=.+?) on (?P<rig>.+), as (?P<engine>\w+)"
+)
+_LONGEST = 400  # letters of such a sentence
 _MAKERS = re.compile(r"^(NVIDIA |AMD |Intel\(R\) )(GeForce |Radeon )?")
 
 
@@ -77,6 +81,15 @@ def engine_of(run: Run) -> str:
     return told if not version or str(version) in told or "unknown" in str(version) else f"{told} {version}"
 
 
+def setup_of(run: Run) -> dict[str, str]:
+    """What a simulated rig says of itself in one sentence, by its parts; empty of any other."""
+    found = _simulated(run)
+    if found is None:
+        return {}
+    told = {name: said for name, said in found.groupdict().items() if name != "rig"}
+    return {**told, "kv": told["kv"] or "", "speculation": told["speculation"] or "no speculation"}
+
+
 def layout_of(run: Run) -> str:
     """Replicas and slots, where the endpoint told; of a simulated rig how its cards are divided."""
     if found := _simulated(run):
@@ -89,4 +102,4 @@ def layout_of(run: Run) -> str:
 
 def _simulated(run: Run) -> re.Match[str] | None:
     told = run.engine.get("engine")
-    return _SIMULATED.match(told) if run.simulated and isinstance(told, str) else None
+    return _SIMULATED.match(told[:_LONGEST]) if run.simulated and isinstance(told, str) else None

@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from skep.errors import UserError
 from skep.gateway.keys import KeySpec
 from skep.keyfile import keys_path, read_keys
-from skep.report.figures import UNKNOWN, public_url
+from skep.report.figures import UNKNOWN, public_name, public_url
 from skep.settings import LOOPBACK, Paths
 from skep.store.database import Store, open_store
 from skep.store.series import SeriesStore
@@ -60,10 +59,10 @@ class Site:
         return public_url(url)
 
     def label(self, model: str | None) -> str:
-        """The name of a model. Where it is a file, a public page shows the file's name without its folder."""
+        """The name of a model. Where it is a file or an address, a public page shows its last part alone."""
         if model is None:
             return UNKNOWN
-        return PurePath(model).name if self.public and model.startswith(("/", "~", ".")) else model
+        return public_name(model) if self.public else model
 
 
 def make_site(

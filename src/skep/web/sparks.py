@@ -29,6 +29,7 @@ def sparkline(
         return None
     low = min([0.0] if from_zero else [*known, *([] if median is None else [median])])
     high = max([*known, *([] if median is None else [median])])
+    flat = min(known) == max(known)
     along = list(range(len(values))) if places is None else list(places)
     start, width = along[0], (along[-1] - along[0]) or 1.0
 
@@ -37,6 +38,7 @@ def sparkline(
 
     def y(value: float) -> float:
         share = (value - low) / (high - low) if high > low else 0.5 if not from_zero else 0.0
+        share = 0.5 if from_zero and flat and value else share  # along the upper edge it would look like a frame
         return HEIGHT - _EDGE - (HEIGHT - 2 * _EDGE) * share
 
     line: list[str] = []

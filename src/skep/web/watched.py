@@ -15,6 +15,7 @@ from skep.web.site import Site
 WEEK_S = 7 * 24 * HOUR_S
 TTFT_WINDOW_S = 300.0
 _MOST_ROWS = 2000
+READING = "reading the store …"
 # Of an answer that came in one piece, the first byte says nothing of the first token.
 _FIRST_BYTES = """
 SELECT first_byte_s FROM gateway_requests
@@ -38,6 +39,7 @@ class Watched:
     lines: tuple[tuple[Point, ...], ...] = ()  # of the first series of each: hours of 7 days
     alerts: tuple[Alert, ...] = ()
     notes: tuple[Event, ...] = ()  # the newest events, newest first
+    fault: str | None = READING  # why nothing is known; None: the store was read
 
     def document(self, site: Site) -> dict[str, Any]:
         """A public one has no addresses, and no words of others: an error may hold both."""
@@ -61,7 +63,7 @@ def public_alert(alert: dict[str, Any]) -> dict[str, Any]:
 def read_watched(site: Site, now: float) -> Watched:
     with site.series() as series:
         if series is None:
-            return Watched()
+            return Watched(fault=None)
         found = tuple(standings(series, now))
         newest = series.events(now - WEEK_S, now)[-5:]
         return Watched(
@@ -69,6 +71,7 @@ def read_watched(site: Site, now: float) -> Watched:
             lines=tuple(_line(series, standing, now) for standing in found),
             alerts=tuple(series.alerts(open_only=True)),
             notes=tuple(reversed(newest)),
+            fault=None,
         )
 
 

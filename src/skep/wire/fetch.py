@@ -10,6 +10,8 @@ from typing import Any
 from skep.wire.client import Pool, Unchunked, WireFailure
 from skep.wire.heads import Origin, ResponseHead, request_bytes
 
+LARGEST_ANSWER_BYTES = 64 << 20  # one that never ends must not fill the memory
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -31,14 +33,22 @@ class Answer:
 @dataclass(slots=True)
 class _Collector(Unchunked):
     done: asyncio.Future[Answer]
+    most_bytes: int
     head: ResponseHead | None = None
     parts: list[bytes] = field(default_factory=list)
+    size: int = 0
 
     def on_head(self, head: ResponseHead, at: float) -> None:  # noqa: ARG002
         self.head = head
 
-    def on_body(self, data: bytes, at: float) -> None:  # noqa: ARG002
-        self.parts.append(data)
+    def on_body(self, data: bytes, at: float) -> None:
+        self.size += len(data)
+        if self.size <= self.most_bytes:
+            self.parts.append(data)
+        else:
+            self.parts.clear()
+            message = f"an answer of more than {self.most_bytes:,} bytes"
+            self.on_failure(WireFailure("protocol", message), at)
 
     def on_end(self, at: float) -> None:  # noqa: ARG002
         if not self.done.done():
@@ -71,9 +81,10 @@ async def fetch(
     body: Any = None,
     headers: dict[str, str] | None = None,
     timeout_s: float = 10.0,
+    most_bytes: int = LARGEST_ANSWER_BYTES,
 ) -> Answer:
     """One request, its whole answer. Raises WireFailure; a cancelled caller aborts the request."""
-    collector = _Collector(asyncio.get_running_loop().create_future())
+    collector = _Collector(asyncio.get_running_loop().create_future(), most_bytes)
     target = f"{pool.prefix.decode()}{target}"
     call = pool.send(json_request(pool.origin, method, target, body, headers), collector)
     try:
@@ -83,7 +94,7 @@ async def fetch(
         message = f"{pool.origin}{target} did not answer within {timeout_s:g} s"
         raise WireFailure("timeout", message) from None
     finally:
-        if not collector.done.done() or collector.done.cancelled():
+        if collector.size > most_bytes or not collector.done.done() or collector.done.cancelled():
             call.abort()
 
 

@@ -73,7 +73,8 @@
         lines.push(`${name}${found[1].toLocaleString("en")} ${data.unit}${busy}`);
         if (track.points.length && track.band.length && tracks.length === 1) {
           const band = track.band[nearest(track.band, at)];
-          lines.push(`rolling median ${band[1].toLocaleString("en")}, half of all ${band[2].toLocaleString("en")}–${band[3].toLocaleString("en")}`);
+          const [middle, low, high] = band.slice(1).map((value) => value.toLocaleString("en"));
+          lines.push(`rolling median ${middle}`, `middle half ${low}–${high}`);
         }
       }
       for (const [moment, words] of data.flags) {
@@ -86,11 +87,12 @@
       const drawn = svg.getBoundingClientRect();
       const left = drawn.left - box.left + (x / svg.viewBox.baseVal.width) * drawn.width;
       const over = left + 14 + tip.offsetWidth > box.width;
-      tip.style.left = `${Math.max(0, over ? left - 14 - tip.offsetWidth : left + 14)}px`;
+      const most = Math.max(0, box.width - tip.offsetWidth);
+      tip.style.left = `${Math.min(most, Math.max(0, over ? left - 14 - tip.offsetWidth : left + 14))}px`;
       tip.style.top = `${drawn.top - box.top + (frame.top / svg.viewBox.baseVal.height) * drawn.height + 4}px`;
     };
 
-    chart.addEventListener("pointermove", (event) => {
+    const follow = (event) => {
       const svg = shown();
       if (!svg) return;
       const drawn = svg.getBoundingClientRect();
@@ -99,8 +101,12 @@
       const at = ((x - left) / (right - left)) * (until - since);
       if (x < left - 8 || x > Number(right) + 8) clear();
       else show(nearest(steps, at));
-    });
-    chart.addEventListener("pointerleave", clear);
+    };
+    // A finger that was lifted has left, but what it pointed at is still to be read; a tap elsewhere ends it.
+    chart.addEventListener("pointermove", follow);
+    chart.addEventListener("pointerdown", follow);
+    chart.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && clear());
+    document.addEventListener("pointerdown", (event) => chart.contains(event.target) || clear());
     chart.addEventListener("blur", clear);
     chart.addEventListener("keydown", (event) => {
       const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];

@@ -1,0 +1,160 @@
+"""One probe at a time on a machine, over processes; and what the loop does when its file is taken away."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from skep.errors import StoreError
+from skep.monitor.loop import Loop, idle_before, probe_by_hand
+from skep.monitor.turns import Turns
+from skep.series import Probe, ProbeOutcome, Target
+from skep.store.database import open_store
+from skep.store.series import SeriesStore
+from skep.testing.process import FakeEngine
+from skep.wiring import replaced
+
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from skep.monitor.turns import Turns
+async def hold():
+    async with Turns(Path(sys.argv[1])).at("here", lambda: None):
+        print("held", flush=True)
+        await asyncio.sleep(600)
+asyncio.run(hold())
+"""
+
+
+@pytest.fixture
+def series(tmp_path):
+    with open_store(tmp_path / "store.sqlite3") as store:
+        yield SeriesStore(store)
+
+
+def test_who_comes_second_waits_and_is_told_so_once(tmp_path):
+    async def run():
+        order, waiting, done = [], asyncio.Event(), asyncio.Event()
+
+        async def second():
+            async with Turns(tmp_path).at("here", waiting.set):
+                order.append("second")
+            done.set()
+
+        async with Turns(tmp_path).at("here", lambda: order.append("waited")):
+            task = asyncio.ensure_future(second())
+            await asyncio.wait_for(waiting.wait(), 5)
+            order.append("first")
+        await asyncio.wait_for(done.wait(), 5)
+        await task
+        return order
+
+    assert asyncio.run(run()) == ["first", "second"]
+
+
+def test_other_machines_are_not_waited_for(tmp_path):
+    async def run():
+        async with Turns(tmp_path).at("here", pytest.fail), Turns(tmp_path).at("there", pytest.fail):
+            return True
+
+    assert asyncio.run(run())
+
+
+def test_a_turn_ends_with_its_holder_and_can_be_waited_for_in_vain(tmp_path):
+    """The holder is killed: nobody gives the turn back but the kernel. Who breaks off its wait has none."""
+
+    async def run():
+        waiting = asyncio.Event()
+        words = (sys.executable, "-c", HOLDER, str(tmp_path))
+        child = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
+        try:
+            assert await child.stdout.readline() == b"held\n"
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05), Turns(tmp_path).at("here", waiting.set):
+                    pytest.fail("two at once")
+            child.kill()
+            async with asyncio.timeout(10), Turns(tmp_path).at("here", lambda: None):
+                return waiting.is_set()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+    assert asyncio.run(run())
+
+
+def test_who_never_ends_is_not_waited_for_for_ever(tmp_path):
+    """A probe by hand that was stopped with Ctrl-Z must not end the watch."""
+
+    async def run():
+        async with Turns(tmp_path).at("here", pytest.fail), Turns(tmp_path, longest_s=0.05).at("here", lambda: None):
+            return True
+
+    assert asyncio.run(run())
+
+
+def test_without_a_place_for_the_file_probes_go_on(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    async def run():
+        async with Turns(tmp_path / "file" / "folder").at("here", pytest.fail):
+            return True
+
+    assert asyncio.run(run())
+
+
+def test_a_probe_by_hand_waits_for_the_one_under_way(tmp_path, series):
+    """Both would have been busy with each other."""
+
+    async def run(engine):
+        box = Target("box", engine.url, short_tokens=8, long_tokens=0)
+        series.put_target(box)
+        said = []
+        turns = Turns(tmp_path / "probing")
+        async with turns.at("here", pytest.fail):
+            task = asyncio.ensure_future(
+                probe_by_hand(series, box, {}, turns=turns, waits=lambda: said.append("waits"))
+            )
+            while not said:
+                await asyncio.sleep(0)
+        probe, _ = await asyncio.wait_for(task, 20)
+        return said, probe
+
+    with FakeEngine(slots=2, token_ms=1) as engine:
+        said, probe = asyncio.run(run(engine))
+    assert (said, probe.outcome, probe.busy) == (["waits"], ProbeOutcome.DONE, False)
+
+
+def test_idle_is_counted_from_the_last_probe_that_came_to_the_target(series):
+    """One that found nobody there, or was turned away at the door, has woken nothing."""
+    done = Probe("box", 0, 1, 100.0, 110.0, ProbeOutcome.DONE)
+    assert idle_before(series, "box", 50.0) is None
+    series.append_probe(done)
+    failed = replace(done, outcome=ProbeOutcome.FAILED, error="x")
+    for slot, kind in ((2, "connect"), (3, "auth"), (4, "busy")):
+        series.append_probe(replace(failed, slot=slot, due_at=100.0 * slot, ended_at=100.0 * slot, error_kind=kind))
+    assert idle_before(series, "box", 1000.0) == 890.0
+    series.append_probe(replace(failed, slot=5, due_at=500.0, ended_at=500.0, error_kind="timeout"))
+    assert idle_before(series, "box", 1000.0) == 500.0
+    assert idle_before(series, "box", 400.0) is None  # the clock was set back
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_store_that_is_taken_away_ends_the_loop_in_one_line(tmp_path, how):
+    """What it would write from then on into the old file nobody would ever find."""
+    path = tmp_path / "store.sqlite3"
+
+    async def run(store):
+        loop = Loop(SeriesStore(store), pytest.fail, say=lambda _line: None, is_gone=replaced(path), poll_s=0.01)
+        watching = asyncio.ensure_future(loop.run())
+        await asyncio.sleep(0.03)
+        path.unlink()
+        if how == "replaced":
+            path.write_bytes(b"")
+        await asyncio.wait_for(watching, 10)
+
+    with open_store(path) as store, pytest.raises(StoreError, match="deleted or replaced"):
+        asyncio.run(run(store))

@@ -1,0 +1,143 @@
+"""What anybody may see of stored runs: figures, and nothing that a person, a server or a machine would call its own."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from running_site import running
+from stored_runs import ANSWER, ENGINE, PROMPT, RTX, WORKLOAD, installation, put_run, requests
+
+from skep.quality.drawing import bare_rows, public_facts, without_texts
+from skep.quality.trial_figures import PAIRED_WITH, WHOLE_BLOCK
+from skep.records import Request
+from skep.report.figures import public_name
+from skep.store.database import open_store
+from skep.store.rows import LevelFact
+from skep.verdicts import Outcome, Verdict
+from skep.web.site import Site
+from skep.workload.items import Checker, Item
+
+MADE = {}
+SECRETS = ("10.9.8.7", "box.internal", "/srv/", "LEAK", PROMPT, ANSWER, "127.0.0.1:8400")
+CONFIG = {
+    "concurrency": [1, 2, 4], "workload": {**WORKLOAD, "shape": "see http://10.9.8.7/LEAK", "system_prompt": "LEAK"},
+    "trace": "LEAK.jsonl", "target": "http://box.internal", "api_key": 12345678, "note": "LEAK", "headers": {"x": 1},
+    "file": "/srv/LEAK", "results": [{"tokenizer_id": "/srv/LEAK", "backend": "vllm", "requests": 7}],
+}  # fmt: skip
+TOLD = {**ENGINE, "server": "nginx at box.internal", "model_path": "/srv/LEAK.gguf", "argv": ["--key", "LEAK"],
+        "meta": {"n_params": 8, "general.name": "LEAK"}, "/srv/LEAK": 1}  # fmt: skip
+NEAR = {**RTX, "hostname": "LEAK", "user": "LEAK", "os": "Linux 6.1 box.internal"}
+
+
+def fill(store):
+    told = {"config": CONFIG, "engine": TOLD, "host": NEAR, "model": "https://me:LEAK@box.internal/m/qwen3-8b?k=LEAK"}
+    MADE["a"] = put_run(store, 0, **told)
+    MADE["b"] = put_run(store, 1, tokens=120, **{**told, "engine": {**TOLD, "slots": 8, "build": "in /srv/LEAK"}})
+    MADE["server"] = run = put_run(store, 2, levels=(), end=None, **told)
+    private = {"finish_reason": "LEAK", "replica": "http://10.9.8.7", "kind": "/srv/LEAK"}
+    store.append_requests(run, (replace(row, **private) for row in requests((1, 2))))
+    store.end_run(run, 1_790_300_000.0, "done")
+    MADE["quality"] = _quality(store, told)
+
+
+def _quality(store, told):
+    items = [Item(f"/srv/LEAK/{n}", ({"role": "user", "content": PROMPT},), Checker("exact", {"answer": "LEAK"}),
+                  keywords=("LEAK",), family=f"/srv/LEAK{n % 2}") for n in range(4)]  # fmt: skip
+    run = put_run(store, 3, kind="quality", levels=(), end=None, **{**told, "config": {
+        "bank": "/srv/mine.toml", "concurrency": [1, 4], "delta": 0.03, "items": 4}})  # fmt: skip
+    store.append_items(run, items)
+    for repeat, (level, arm) in enumerate(((1, "base"), (4, "load"))):
+        rows = [Request(level, repeat, n, item.id, n, n + 1.0, first_token_s=n + 0.1, last_token_s=n + 1.0,
+                        prompt_tokens=9, output_tokens=9, status=200, traffic=arm, prompt=PROMPT, answer=ANSWER)
+                for n, item in enumerate(items)]  # fmt: skip
+        store.append_requests(run, rows)
+        store.append_verdicts(run, [Verdict(level, repeat, n, item.id, Outcome.PASSED, detail="LEAK",
+                                            keywords_missing=("LEAK",)) for n, item in enumerate(items)])  # fmt: skip
+        store.append_level_facts(run, [LevelFact(level, repeat, WHOLE_BLOCK, {"begin": 0, "end": 4})])
+    store.append_level_facts(run, [LevelFact(4, 1, PAIRED_WITH, {"level": 1, "repeat": 0})])
+    store.end_run(run, 1_790_300_000.0, "failed", "http://10.9.8.7/LEAK")
+    return run
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    return installation(tmp_path_factory.mktemp("public"), fill)
+
+
+@pytest.fixture(scope="module")
+def ask(paths):
+    with running(Site(paths, public=True)) as asked:
+        yield asked
+
+
+def test_nothing_private_is_in_any_list_page_or_file(ask):
+    looked = ["/runs", "/runs?q=leak", "/runs/rows", "/api/runs.json", "/api/runs.csv", "/leaderboard?whole=1",
+              "/api/leaderboard.json", "/api/leaderboard.csv", "/api/plan.json?model=qwen3-8b&card=rtx-3090&count=2",
+              "/runs/nobody", "/plan/fragment?model=qwen3-8b&card=rtx-3090&count=2"]  # fmt: skip
+    for run in MADE.values():
+        looked += [f"/runs/{run}", f"/runs/{run}/requests", f"/api/run.json?id={run}"]
+    for path in looked:
+        _, body = ask(path)
+        assert [secret for secret in SECRETS if secret in body] == [], path
+
+
+@pytest.mark.parametrize("end", ["a/report.html", "server/body", "quality/body", "a/picture.svg"])
+def test_nothing_private_is_in_any_report_or_picture(ask, end):
+    name, _, rest = end.partition("/")
+    response, body = ask(f"/runs/{MADE[name]}/{rest}")
+    assert response.status == 200
+    assert len(body) > 3000
+    assert [secret for secret in SECRETS if secret in body] == []
+
+
+def test_two_runs_side_by_side_tell_nothing_private_either(ask):
+    body = ask(f"/runs/compare.svg?runs={MADE['a']},{MADE['b']}")[1]
+    assert body.startswith("<svg")
+    assert [secret for secret in SECRETS if secret in body] == []
+
+
+def test_the_figures_are_still_told(ask):
+    told = json.loads(ask(f"/api/run.json?id={MADE['a']}")[1])
+    assert told["config"]["concurrency"] == [1, 2, 4]
+    assert told["config"]["workload"] == WORKLOAD
+    assert told["config"]["results"] == [{"backend": "vllm", "requests": 7}]
+    assert told["engine"] == "vllm 0.19"
+    assert told["machine"] == "2x RTX 3090"
+    assert told["levels"][0]["finish_reasons"] == [["stop", 1]]
+
+
+def test_words_are_told_only_under_names_that_hold_no_others():
+    facts = {"engine": "vllm", "remark": "mine", "slots": 4, "secret": 1, "gpus": [{"name": "RTX 3090", "uuid": "x"}]}
+    assert public_facts(facts) == {"engine": "vllm", "slots": 4, "gpus": [{"name": "RTX 3090"}]}
+    for said in (
+        "http://x",
+        "see /etc/x",
+        "at 10.0.0.1",
+        "host.lan",
+        "~me",
+        "me@there",
+        "C:\\x",
+        "localhost",
+        "x:8000",
+    ):
+        assert public_facts({"engine": said}) == {}, said
+    for said in ("simulated: Qwen/Qwen3-8B AWQ, KV BF16, TP=2 on 2x rtx-3090, as vllm", "b6123-1a2b", "570.86.10"):
+        assert public_facts({"engine": said}) == {"engine": said}
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"), ("/srv/m/a.gguf", "a.gguf"), ("~/a.gguf", "a.gguf"), ("/", "a model"),
+     ("C:\\m\\a.gguf", "a.gguf"), ("s3://bucket/a/b.gguf", "b.gguf"), ("https://me:pw@host", "a model"),
+     ("data/private/b.gguf", "b.gguf")],
+)  # fmt: skip
+def test_a_model_that_is_a_file_or_an_address_is_told_by_its_last_part(model, shown):
+    assert public_name(model) == shown
+
+
+def test_a_run_without_its_texts_is_the_same_when_it_is_bared_again(paths):
+    with open_store(paths.store, read_only=True) as store:
+        once = without_texts(store.run(MADE["a"]))
+        rows = list(bare_rows(store.requests(MADE["server"])))
+    assert without_texts(once) == once
+    assert {(row.kind, row.replica, row.finish_reason, row.answer) for row in rows} == {("task", None, None, None)}
