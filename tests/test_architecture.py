@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,13 @@ def piece(module):
     return parts[1] if len(parts) > 1 else "__init__"
 
 
+@cache
 def imports(path):
     """Every imported module, wherever in the file it is imported."""
+    return tuple(_imports(path))
+
+
+def _imports(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

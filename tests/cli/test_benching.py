@@ -54,9 +54,9 @@ TRACES = {
 
 
 @pytest.fixture
-def skep(env, tmp_path):
+def skep(env, tmp_path, forked):
     """As in the other suites, but for the end: nothing of `skep bench` stays behind that would have to be stopped."""
-    return lambda *args, check=None: call(env, tmp_path, *args, check=check)
+    return lambda *args, check=None: call(forked, env, tmp_path, *args, check=check)
 
 
 @pytest.fixture
@@ -66,13 +66,13 @@ def engine():
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+def pair(tmp_path_factory, forked):
     """Two runs of an A/B measurement, made once: B is much slower. Gives the command, its outcome and the ids."""
     folder = tmp_path_factory.mktemp("pair")
     env = {**os.environ, "XDG_DATA_HOME": str(folder / "data"), "COLUMNS": "120", "NO_COLOR": "1"}
 
     def run(*args, check):
-        return call(env, folder, "bench", *args, check=check)
+        return call(forked, env, folder, "bench", *args, check=check)
 
     slow = {"slots": 2, "ttft_ms": 20}
     with FakeEngine(token_ms=3, **slow) as a, FakeEngine(token_ms=12, **slow) as b:
@@ -369,9 +369,8 @@ def test_the_examples_of_the_page_are_valid():
     assert {one.shape for one in parse_classes(mix["class"])} == {"conversation", "open", "steady"}
 
 
-def call(env, folder, *args, check):
-    argv = [sys.executable, "-m", "skep", *map(str, args)]
-    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, timeout=120)
+def call(forked, env, folder, *args, check):
+    done = forked.run([*map(str, args)], env=env, cwd=folder, timeout=120)
     assert "Traceback" not in done.stderr, done.stderr
     assert check in (None, done.returncode), (done.returncode, done.stdout, done.stderr)
     return done

@@ -103,6 +103,7 @@ def test_the_child_ends_when_its_keeper_is_gone_without_a_word(tmp_path):
         async with asyncio.timeout(10):
             while alive(pid):
                 await asyncio.sleep(0.01)
+            await sidecar._process.wait()  # collected, before its loop ends
 
     asyncio.run(run())
 
