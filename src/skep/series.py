@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+PROBES_FLOW = "skep-monitor"  # what a probe calls itself at skep's gateway: passive series are of others' requests
 HOUR_S = 3600.0
 DAY_S = 86400.0
 

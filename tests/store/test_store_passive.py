@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from skep.series import DAY_S, HOUR_S, Heat, Metric, SeriesKey, Shape, SpanKind
+from skep.series import DAY_S, HOUR_S, PROBES_FLOW, Heat, Metric, SeriesKey, Shape, SpanKind
 from skep.store.series import SeriesStore
 
 DAY = 20_000 * DAY_S
@@ -44,6 +44,13 @@ def test_an_hour_is_closed_two_minutes_after_its_end(series, served):
     assert series.summarise_gateway(DAY + HOUR_S + 119.0) == 0
     assert series.keys() == []
     assert series.summarise_gateway(DAY + HOUR_S + 120.0) == 1
+    assert told(series, Metric.REQUESTS) == [(0.0, 1.0)]
+
+
+def test_requests_of_probes_are_no_requests_of_others(series, served):
+    served(10.0)
+    served(11.0, flow=PROBES_FLOW)
+    series.summarise_gateway(DAY + 2 * HOUR_S)
     assert told(series, Metric.REQUESTS) == [(0.0, 1.0)]
 
 

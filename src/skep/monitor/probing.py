@@ -25,7 +25,7 @@ from skep.monitor.load import Load, company, read_load, read_load_after
 from skep.monitor.prompts import FreshPrompts, Lengths, task_of
 from skep.monitor.versions import BEGAN_AT, HERE, TOKENS_TOTAL, machine_of, read_versions
 from skep.records import Request
-from skep.series import Heat, Probe, ProbeOutcome, Sample, Shape, Target, TargetKind
+from skep.series import PROBES_FLOW, Heat, Probe, ProbeOutcome, Sample, Shape, Target, TargetKind
 from skep.wire.client import Pool
 from skep.workload.drills import drills
 from skep.workload.items import Item
@@ -140,6 +140,8 @@ class _Course:
     async def run(self, key: str | None, machine: Machine) -> None:
         target, found = self._target, self._found
         endpoint = await find_endpoint(target.url, target.model, key=key, api=target.api, timeout_s=FIND_S)
+        if target.kind is TargetKind.GATEWAY:
+            endpoint = replace(endpoint, headers={**endpoint.headers, "x-skep-agent": PROBES_FLOW})
         found.endpoint = endpoint
         self._fixed = knows_fixed_output(target, endpoint)
         is_here = machine_of(target.url) == HERE

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from sqlite3 import Connection, Row
 
-from skep.series import DAY_S, HOUR_S, Heat, Metric, SeriesKey, Shape, SpanKind
+from skep.series import DAY_S, HOUR_S, PROBES_FLOW, Heat, Metric, SeriesKey, Shape, SpanKind
 from skep.store.database import Store
 from skep.store.series_spans import put_span, series_id, start_of
 
@@ -32,7 +32,7 @@ SELECT model, replica IS NOT NULL, outcome IN ('broken', 'refused') OR coalesce(
     arrived_at + ended_s
 FROM (
     SELECT *, outcome = 'answered' AND streamed AND coalesce(status, 0) < 400 AS told
-    FROM gateway_requests WHERE arrived_at >= ? AND arrived_at < ?
+    FROM gateway_requests WHERE arrived_at >= ? AND arrived_at < ? AND coalesce(flow, '') <> '{PROBES_FLOW}'
 )
 WHERE arrived_at + ended_s >= ? AND ended_s <= {LONGEST_S}
 """  # noqa: S608
