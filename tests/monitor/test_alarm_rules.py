@@ -175,6 +175,15 @@ def test_a_longer_wait_for_the_first_token_is_worse():
     assert rules.shift("box", [change(1.2, now - 3600, TTFT)], now).wrong is True
 
 
+def test_a_fall_to_nothing_is_told_like_any_other():
+    """None of the small tasks right any more: a ratio of zero has no logarithm."""
+    now = 20 * 86400.0
+    gone = replace(change(0.5, now - 3600, QUALITY), before=0.9, after=0.0, ratio_low=0.0, ratio_high=0.0)
+    finding = rules.shift("box", [gone, change(0.8, now - 3600)], now, UTC)
+    assert finding.wrong
+    assert "share of right answers -100.0 %" in finding.message
+
+
 def test_of_several_changes_the_latest_is_told():
     now = 20 * 86400.0
     other = SeriesKey("box", Heat.HOT, Shape.LONG, 1, Metric.TOK_S)

@@ -217,6 +217,53 @@ def test_it_is_looked_at_after_each_probe_and_each_minute(world, series):
     assert any("a watch with a bug" in text for text in one.said)
 
 
+def test_hours_and_changes_that_cannot_be_written_keep_nobody_from_hearing_of_it(world, series):
+    """On a full disk both fail, and it is the watch that says so."""
+
+    class Unwritable(SeriesStore):
+        def summarise_gateway(self, *_):
+            raise StoreError("no space left")
+
+    def no_changes(*_):
+        raise StoreError("no space left")
+
+    watch = Watch()
+    one = world(BOX, watch=watch)
+    loop = one.loop_of(Unwritable(series._store))
+    loop._look_for_changes = no_changes
+    one.loop_of = lambda _series: loop
+    one.run(0.5 * HOUR)
+    assert len(watch.ticks) >= 29
+    assert [name for name, *_ in watch.after] == ["box"]
+
+
+def test_what_was_probed_by_hand_meanwhile_is_not_news_to_the_loop(world, series):
+    one = world(BOX)
+
+    async def by_hand():
+        await asyncio.sleep(600)
+        for place, driver in enumerate(("570", "580")):
+            at = one.moment().wall + place
+            made = Probe("box", -1, int(at), at, at, ProbeOutcome.DONE, started_at=at, versions={"driver": driver})
+            series.append_probe(made)
+        one.versions = {"driver": "580"}
+
+    one.run(2 * HOUR, meanwhile=by_hand)
+    assert len(outcomes(series)) >= 4
+    assert [event for event in series.events(*ALL) if event.kind is EventKind.VERSION] == []
+
+
+def test_a_past_that_cannot_be_read_does_not_end_the_watch(world, series):
+    class Garbled(SeriesStore):
+        def latest(self, *_):
+            raise ValueError("no JSON")
+
+    one = world(BOX)
+    one.run(2 * HOUR, series=Garbled(series._store))
+    assert set(outcomes(series)) == {"done"}
+    assert any("no JSON" in text for text in one.said)
+
+
 def test_down_up_upgrades_and_restarts_are_marked_once(world, series):
     one = world(BOX)
     one.run(100)

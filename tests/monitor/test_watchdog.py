@@ -308,6 +308,34 @@ def test_a_disk_that_fills_is_told_even_where_nothing_can_be_stored(series):
     assert any("watch.failed in=store" in line for line in rig.log)
 
 
+def test_an_end_that_cannot_be_stored_is_stored_later(series):
+    """Else the alert would stand there as open until the next process, and beside the next one of its kind."""
+
+    class FullStore(SeriesStore):
+        full = True
+
+        def close_alert(self, alert_id, at, because):
+            if self.full:
+                raise StoreError("the store cannot grow: no space left on its disk")
+            super().close_alert(alert_id, at, because)
+
+    full = FullStore(series._store)
+    rig = Rig(full)
+
+    async def story():
+        for failed in ("refused", "refused", None):
+            await rig.probe(failed=failed)
+        assert rig.ear.words() == ["opened", "closed"]
+        assert len(series.alerts(open_only=True)) == 1
+        full.full = False
+        await rig.tick()
+        assert series.alerts(open_only=True) == []
+
+    alive(rig, story)
+    (alert,) = series.alerts()
+    assert alert.closed_at == START + 3 * HOUR
+
+
 def test_a_disk_that_will_be_full_in_three_days_is_told(series):
     rig = Rig(series, free=100 * GIB)
 

@@ -224,7 +224,7 @@ def test_first_tokens_are_told_of_streamed_answers_of_late(env):
     assert found.median_ms == pytest.approx(200)
 
 
-@pytest.mark.parametrize("answer", [{"pid": "of another version"}, None])
+@pytest.mark.parametrize("answer", [{"pid": "of another version"}, {**status(), "gateway": {"tokens": [1]}}, None])
 def test_a_hive_that_answers_nonsense_does_not_end_the_dashboard(env, answer):
     """The reader is one task for all browsers: were it to end, so would every page."""
 

@@ -75,6 +75,18 @@ def test_a_key_entered_once_opens_a_session(ask):
     assert ask("/", headers=session)[0].status == 303
 
 
+@pytest.mark.parametrize("other", ['seen={"tour":1}', "name=a b", "=x", "caf\xe9=1"])
+def test_cookies_of_other_programs_on_the_machine_do_not_hide_the_session(ask, other):
+    """Cookies know no ports: whatever else runs there is sent along, before ours."""
+    session = cookie_of(log_in(ask)[0])
+    assert ask("/", headers={"cookie": f"{other}; {session}"})[0].status == 200
+
+
+@pytest.mark.parametrize("host", ["x/login?", "x/static/#", "x/healthz?"])
+def test_a_host_header_does_not_pass_for_a_page_that_is_open_to_all(ask, host):
+    assert ask("/api/now.json", headers={"host": host})[0].status == 401
+
+
 def test_a_wrong_key_opens_nothing(ask):
     for key in ("", "wrong", "x" * 5000, "ключ"):
         response, page = log_in(ask, key)

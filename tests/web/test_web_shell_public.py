@@ -24,6 +24,8 @@ def paths(env):
         series.append_event(Event(11.0, EventKind.DOWN, f"down: {SECRET}", "box"))
         series.append_event(Event(12.0, EventKind.NOTE, "moved to /srv/models"))
         series.append_event(Event(13.0, EventKind.NOTE, "new fan, 50/50 split"))
+        for place, note in enumerate(("/srv/models is new", "now '/srv/models'", "model=~/models", 'in "/srv"')):
+            series.append_event(Event(14.0 + place, EventKind.NOTE, note))
         series.open_alert(Alert(Rule.DOWN, "box", 11.0, f"box is down: {SECRET}"))
         series.open_alert(Alert(Rule.DISK, None, 12.0, "the disk of the store has 1 GiB left"))
         run = store.begin_run(
@@ -52,7 +54,7 @@ def test_the_public_connection_has_no_prompts_addresses_or_flows(paths):
         series = SeriesStore(store)
         assert (series.target("box").url, series.target("box").key_env) == ("", None)
         assert series.latest("box")[0].error == "connect"
-        assert [event.text for event in series.events(0, 99)] == ["down", "note", "new fan, 50/50 split"]
+        assert [event.text for event in series.events(0, 99)] == ["down", "note", "new fan, 50/50 split", *["note"] * 4]
         assert [alert.message for alert in series.alerts()] == ["the disk of the store has 1 GiB left", "down"]
         whole = str([tuple(row) for table in VEILED for row in store.read(f"SELECT * FROM {table}")])
     assert "10.9.8.7" not in whole

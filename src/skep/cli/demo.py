@@ -51,7 +51,7 @@ def run_demo(output: Path) -> None:
     note("4/4 the report")
     write_report(user_paths(os.environ).store, summary.run_id, output)
     took = format_seconds(time.monotonic() - began)
-    note(f"done in {took}; nothing is left running. Next: `skep up -d`, then point your agents at its URL")
+    note(f"done in {took}; nothing is left running. Next: `skep up -d`, your agents at its URL, `skep web` to look on")
     print(output.resolve())  # noqa: T201
 
 

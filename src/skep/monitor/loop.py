@@ -200,10 +200,12 @@ class Loop:
             return probe, []
 
     async def _news(self, probe: Probe) -> list[Event]:
+        """What was probed by hand meanwhile has told its own."""
         seen = self._seen.get(probe.target)
-        if seen is None:
-            with contextlib.suppress(StoreError):
-                seen = await self._in_thread(last_seen, self._series, probe.target)
+        try:
+            seen = await self._in_thread(last_seen, self._series, probe.target, seen)
+        except Exception as error:  # what was measured is kept whatever was before it
+            self._say(f"monitor.failed before={probe.target!r} why={error!r}")
         seen = self._seen[probe.target] = seen or LastSeen()
         news = news_of(seen, probe)
         seen.take(probe)
@@ -211,12 +213,11 @@ class Loop:
 
     async def _look_at(self, probe: Probe, samples: Sequence[Sample]) -> None:
         now = self._moment().wall
-        try:
+        with self._going_on(f"after={probe.target!r}"):
             await self._in_thread(self._look_for_changes, self._series, probe.target, now)
+        with self._going_on(f"after={probe.target!r}"):
             if self._watch is not None:
                 await self._watch.after_probe(probe, samples, now)
-        except Exception as error:  # what was measured is kept whatever is made of it
-            self._say(f"monitor.failed after={probe.target!r} why={error!r}")
 
     async def _write(self) -> None:
         await self._in_thread(self._backlog.write)
@@ -227,15 +228,24 @@ class Loop:
             tasks.create_task(self._tick(now.wall))
 
     async def _tick(self, now: float) -> None:
+        """Each by itself: hours that cannot be written must not keep anybody from hearing that the disk is full."""
         try:
-            if self._passive.is_due(now):
-                await self._in_thread(self._passive.close, self._series, now)
-            if self._watch is not None:
-                await self._watch.tick(now)
-        except Exception as error:  # the next one may do better
-            self._say(f"monitor.failed tick=true why={error!r}")
+            with self._going_on("tick=true"):
+                if self._passive.is_due(now):
+                    await self._in_thread(self._passive.close, self._series, now)
+            with self._going_on("tick=true"):
+                if self._watch is not None:
+                    await self._watch.tick(now)
         finally:
             self._ticking = False
+
+    @contextlib.contextmanager
+    def _going_on(self, where: str) -> Iterator[None]:
+        """What was measured is kept whatever is made of it, and the next time may do better."""
+        try:
+            yield
+        except Exception as error:
+            self._say(f"monitor.failed {where} why={error!r}")
 
 
 def away_event(missed: Sequence[Probe], now: float) -> Event | None:
@@ -249,11 +259,14 @@ def away_event(missed: Sequence[Probe], now: float) -> Event | None:
     return Event(now, EventKind.MONITOR, text, None, {"from": since, "error_kind": away[0].error_kind})
 
 
-def last_seen(series: SeriesStore, target: str) -> LastSeen:
-    """From the probes that are stored; the last one may have failed before it told any version."""
+def last_seen(series: SeriesStore, target: str, known: LastSeen | None = None) -> LastSeen:
+    """From the probes that are stored; the last one may have failed before it told any version.
+
+    `known`: what was seen already, to which only a later probe can add.
+    """
     latest = series.latest(target)
-    seen = LastSeen.of(series.probes(target, -math.inf, math.inf, _LOOKED_BACK))
-    if latest is not None:
+    seen = known or LastSeen.of(series.probes(target, -math.inf, math.inf, _LOOKED_BACK))
+    if latest is not None and (known is None or known.ended_at is None or latest[0].ended_at > known.ended_at):
         seen.take(latest[0])
     return seen
 

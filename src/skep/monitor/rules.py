@@ -140,7 +140,7 @@ def shift(target: str, changes: Sequence[Change], now: float, zone: tzinfo | Non
     if not worse:
         text = "it is as it was before" if recent else "no change for the worse in the last 7 days"
         return Finding(Rule.SHIFT, target, wrong=False, message=text)
-    change = max(worse, key=lambda change: (change.at, abs(math.log(change.ratio))))
+    change = max(worse, key=lambda change: (change.at, _size(change)))
     when = clock(change.at, zone)
     low, high = (100 * (ratio - 1) for ratio in (change.ratio_low, change.ratio_high))
     size = f"{100 * (change.ratio - 1):+.1f} % ({low:+.1f} to {high:+.1f} %)"
@@ -197,6 +197,11 @@ def describe(key: SeriesKey) -> str:
 def chance_of_at_most(right: int, asked: int, share: float) -> float:
     """That of `asked` answers, each right with this probability, so many or fewer are."""
     return sum(math.comb(asked, k) * share**k * (1 - share) ** (asked - k) for k in range(right + 1))
+
+
+def _size(change: Change) -> float:
+    """On the scale of ratios; a share of right answers may go down to nothing."""
+    return abs(math.log(change.ratio)) if change.ratio > 0 else math.inf
 
 
 def _late(points: Sequence[Point]) -> tuple[list[float], list[float]] | None:

@@ -121,11 +121,6 @@ def standings(series: SeriesStore, now: float, *, with_readings: bool = True) ->
     ]
 
 
-def standing_of(series: SeriesStore, target: Target, now: float) -> Standing:
-    covered = series.last_slots().get(target.name)
-    return _standing(series, target, now, covered, series.alerts(open_only=True), with_readings=True)
-
-
 def reading_of(series: SeriesStore, key: SeriesKey, now: float, fresh_s: float) -> Reading:
     """A value older than `fresh_s` is not the latest one: it tells of another time."""
     newest, quiet = latest_and_week(series, key, now, fresh_s)

@@ -81,7 +81,8 @@ class Watch:
         self._alarms = Alarms()
         self._discretion = _discretion(wanted, zone)
         self._trend: list[tuple[float, int]] = []  # free bytes of the last day, of this process
-        self._unsaved: list[Alert] = []
+        self._unsaved: list[Alert] = []  # opened while nothing could be stored
+        self._unended: list[Alert] = []  # closed, and not stored as such yet
         self._words: list[Word] = []  # to be handed over when the thread is done
         self._told_before: dict[int | None, set[str]] = {}  # by the last process, of alerts that are open
         self._now = 0.0
@@ -199,11 +200,19 @@ class Watch:
 
     def _end(self, alert: Alert) -> Alert:
         self._unsaved = [one for one in self._unsaved if (one.rule, one.target) != (alert.rule, alert.target)]
-        if alert.id is not None and alert.closed_at is not None:
-            self._series.close_alert(alert.id, alert.closed_at, alert.closed_because or "")
+        self._unended.append(alert)  # until it is written: else it would stand there as open for ever
+        self._write_ends()
         return alert
 
+    def _write_ends(self) -> None:
+        while self._unended:
+            alert = self._unended[0]
+            if alert.id is not None and alert.closed_at is not None:
+                self._series.close_alert(alert.id, alert.closed_at, alert.closed_because or "")
+            self._unended.pop(0)
+
     def _save_later(self) -> None:
+        self._write_ends()
         while self._unsaved:
             alert = self._alarms.stored(self._unsaved[0], self._series.open_alert(self._unsaved[0]))
             self._unsaved.pop(0)

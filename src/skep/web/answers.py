@@ -42,7 +42,7 @@ def csv_answer(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]])
 
 
 def wants_json(request: Request) -> bool:
-    return request.url.path.startswith(("/api/", "/live", "/metrics"))
+    return str(request.scope["path"]).startswith(("/api/", "/live", "/metrics"))
 
 
 def problem(site: Site, error: SkepError, *, status: int | None = None, as_json: bool = False) -> Response:

@@ -10,9 +10,8 @@ import hashlib
 import math
 import secrets
 from collections.abc import Sequence
-from http.cookies import CookieError, SimpleCookie
 
-from starlette.requests import Request
+from starlette.requests import Request, cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
@@ -153,14 +152,9 @@ def source_of(request: Request) -> str:
 
 
 def _token_of(headers: Headers) -> str | None:
-    jar: SimpleCookie = SimpleCookie()
-    for name, value in headers:
-        if name == b"cookie":
-            try:
-                jar.load(value.decode("latin-1"))
-            except CookieError:
-                continue
-    return jar[COOKIE].value if COOKIE in jar else None
+    """Read as browsers send it: cookies of other programs on the same machine, which may hold anything, come along."""
+    sent = [cookie_parser(value.decode("latin-1")) for name, value in headers if name == b"cookie"]
+    return next((jar[COOKIE] for jar in sent if COOKIE in jar), None)
 
 
 def _digest(token: str) -> bytes:

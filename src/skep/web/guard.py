@@ -87,7 +87,8 @@ class Guard:
                 return self._say(request, 405, "this dashboard is read-only")
             if not (same_origin(headers) or (site.guarded and self._door.has_key(headers.raw, source_of(request)))):
                 return self._say(request, 403, "forms are taken from this dashboard's own pages only")
-        if not request.url.path.startswith(OPEN_PATHS) and not self._door.admits(headers.raw, source_of(request)):
+        # Not of `request.url`: the `Host` header is a part of it, and anybody may write anything into that.
+        if not request.scope["path"].startswith(OPEN_PATHS) and not self._door.admits(headers.raw, source_of(request)):
             return self._unknown(request)
         return None
 

@@ -124,10 +124,6 @@ def series_of(key: SeriesKey) -> str:
     return str(key)[len(key.target) + 1 :]
 
 
-def metric_words(metric: Metric) -> str:
-    return _METRICS[metric]
-
-
 def in_words(key: SeriesKey) -> str:
     """ "hot, short answer, 4 streams: tok/s"; nothing is said of one stream."""
     if key.heat is Heat.SEEN:

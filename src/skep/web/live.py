@@ -134,7 +134,7 @@ class Live:
             self._read_at = now = self._clock()
             try:
                 self.document = self._document(found, now)
-            except (LookupError, TypeError, ValueError) as error:  # a hive of another version
+            except (AttributeError, LookupError, TypeError, ValueError) as error:  # a hive of another version
                 log.error("hive.unknown error=%r", error)
                 self._pulse = Pulse()
                 self.document = self._document(EngineError("the hive answers what this skep does not know"), now)

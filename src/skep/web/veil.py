@@ -8,7 +8,8 @@ from __future__ import annotations
 from skep.store.database import Store
 
 _FAILED = "iif(error IS NULL, NULL, coalesce(error_kind, 'it failed'))"
-_PLACE = "{0} GLOB '*[ `(][/~]*' OR {0} LIKE '%://%'"  # a path or an address in a sentence
+# A path or an address in a sentence, or at its beginning.
+_PLACE = """{0} GLOB '*[ `(''"=:,<][/~]*' OR {0} GLOB '[/~]*' OR {0} LIKE '%://%'"""
 _FILE = "({0} GLOB '[/~]*' OR {0} GLOB './*' OR {0} GLOB '../*')"  # nothing but a path
 _NAME = "replace({0}, rtrim({0}, replace({0}, '/', '')), '')"  # of a path, what stands behind its last slash
 _MODEL_OF = "document ->> '$.model'"
