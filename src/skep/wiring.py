@@ -53,6 +53,7 @@ def build_hive(settings: Settings, paths: Paths, listener: socket.socket, progre
         room=machine.room,
         max_loaded=settings.max_loaded,
         monitor_argv=monitor_argv(settings),
+        monitor_setup=asdict(settings.monitor),
         monitor_due=something_to_watch(paths.store),
     )
 
@@ -114,6 +115,7 @@ def rebuild_hive(began: Settings, settings: Settings, hive: Hive, paths: Paths, 
         wishes=asdict(settings.wishes),
         max_loaded=settings.max_loaded,
         monitor_argv=monitor_argv(settings),
+        monitor_setup=asdict(settings.monitor),
         monitor_due=something_to_watch(paths.store),
         left_out=tuple(key for key, (before, after) in pairs.items() if before != after),
         warnings=(*locked, *([loose] if loose else [])),

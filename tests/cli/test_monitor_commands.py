@@ -123,7 +123,11 @@ def test_a_target_is_asked_at_once_added_listed_and_removed(monitor, engine, pat
     (row,) = json.loads(monitor("list", "--json").stdout)
     assert (row["kind"], row["every_s"], row["long_tokens"], row["slower_pct"]) == ("replica", 1800, 0, 5)
     assert something_to_watch(paths.store)
+    with open_store(paths.store) as store:
+        SeriesStore(store).open_alert(Alert(Rule.DOWN, "box", 1.0, "box is down"))
     assert monitor("remove", "box").exit_code == 0
+    with open_store(paths.store) as store:
+        assert SeriesStore(store).alerts(open_only=True) == []
     assert not something_to_watch(paths.store)
     assert "no target is watched" in monitor("list").stderr
     assert [row["name"] for row in json.loads(monitor("list", "--all", "--json").stdout)] == ["box"]

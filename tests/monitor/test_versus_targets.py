@@ -10,7 +10,20 @@ import pytest
 from skep.errors import UserError
 from skep.monitor.versus import around_event, compare_targets
 from skep.records import Judgement
-from skep.series import DAY_S, HOUR_S, Event, EventKind, Heat, Metric, Probe, ProbeOutcome, Sample, SeriesKey, Shape
+from skep.series import (
+    DAY_S,
+    HOUR_S,
+    Event,
+    EventKind,
+    Heat,
+    Metric,
+    Probe,
+    ProbeOutcome,
+    Sample,
+    SeriesKey,
+    Shape,
+    Target,
+)
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
 
@@ -55,6 +68,16 @@ def test_engines_are_compared_by_their_own_clocks_where_both_tell(series):
     found = compare_targets(series, "a", "b", START, END)
     assert [row.metric for row in found.rows] == [Metric.ENGINE_TOK_S]
     assert found.sentences[0].startswith("short runs, one stream, hot: b is 10.0 % (10.0..10.0) faster than a (of diff")
+
+
+def test_other_lengths_are_no_comparison(series):
+    series.put_target(Target("box", "http://a", prompt_tokens=256))
+    series.put_target(Target("cloud", "http://b", prompt_tokens=16))
+    add(series, "box", noisy(70, 48))
+    add(series, "cloud", noisy(35, 48))
+    found = compare_targets(series, "box", "cloud", START, END)
+    assert found.rows[0].versus.judgement is Judgement.UNKNOWN
+    assert "not the same load, prompts of 256 against 16 tokens" in found.sentences[0]
 
 
 def test_targets_that_share_nothing_have_no_rows(series):

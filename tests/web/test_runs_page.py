@@ -152,6 +152,14 @@ def test_an_unknown_run_is_404_with_the_newest_ones(ask):
         assert MADE["running"] in body
 
 
+def test_the_levels_of_a_run_are_there_as_csv(ask):
+    response, body = ask(f"/api/run.csv?id={MADE['slow']}")
+    head, *rows = body.splitlines()
+    assert response.status == 200
+    assert {"concurrency", "effective_tok_s"} <= set(head.split(","))
+    assert rows
+
+
 def test_two_ticked_runs_go_to_the_page_that_compares(ask):
     response, _ = ask(f"/runs/compare?run={MADE['slow']}&run={MADE['fast']}")
     assert (response.status, response.headers["location"]) == (303, f"/compare?runs={MADE['slow']},{MADE['fast']}")
@@ -182,7 +190,7 @@ def test_the_requests_of_a_run_can_be_read_one_by_one(ask):
 def test_a_public_page_has_no_prompts_addresses_paths_or_words_of_servers(public):
     paths = ["/runs", "/api/runs.json", "/api/runs.csv"]
     for run in MADE.values():
-        paths += [f"/runs/{run}", f"/runs/{run}/requests", f"/api/run.json?id={run}"]
+        paths += [f"/runs/{run}", f"/runs/{run}/requests", f"/api/run.json?id={run}", f"/api/run.csv?id={run}"]
     for run in (MADE["far"], MADE["broken"]):  # drawing takes a while
         paths += [f"/runs/{run}{end}" for end in ("/body", "?whole=1", "/report.html", "/requests?failed=yes")]
     for path in paths:

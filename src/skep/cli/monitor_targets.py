@@ -170,7 +170,11 @@ def remove_target(name: str) -> None:
     with series_to_read() as series:
         series.target(name)
     with series_to_write() as series:
-        series.remove_target(name, time.time())
+        now = time.time()
+        series.remove_target(name, now)
+        for alert in series.alerts(open_only=True):
+            if alert.target == name and alert.id is not None:
+                series.close_alert(alert.id, now, "the target was removed")
     note(f"`{name}` is no longer probed; its history stays")
 
 

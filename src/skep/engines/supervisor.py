@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from skep.engines.base import Launch
 from skep.engines.changes import changes
@@ -45,6 +46,7 @@ class Hive:
     max_loaded: int | None = None  # models at once, where some are loaded on demand
     turn_s: float = 30.0  # a busy model that others wait for stays loaded at least so long
     monitor_argv: tuple[str, ...] = ()  # the monitor's loop; empty: none beside this hive
+    monitor_setup: Mapping[str, Any] = field(default_factory=dict)  # what it reads by itself; another: a new start
     monitor_due: bool = False  # there is something to watch from the start
 
     @property
@@ -357,9 +359,10 @@ class Supervisor:
             hive = await asyncio.to_thread(self._rebuild, message["settings"], self.hive, running)
             await self._front.set_up(hive.gateway_setup)
             plan = changes(running, hive.replicas)
-            self.hive = hive
+            before, self.hive = self.hive, hive
             self.crew.set_policy(hive.policy)
-            await self._monitor.become(hive.monitor_argv, begin=hive.monitor_due)
+            if (before.monitor_argv, before.monitor_setup) != (hive.monitor_argv, hive.monitor_setup):
+                await self._monitor.become(hive.monitor_argv, begin=hive.monitor_due)
             self._reloading = self._tasks.create_task(self._carry_out(hive, running))
         except BaseException:
             self._reload_begun = False

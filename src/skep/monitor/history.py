@@ -174,7 +174,8 @@ def _with_words(found: History, late: tuple[Versus, float] | None, zone: tzinfo 
         told.append(sentences.of_stats(stats, metric, WINDOWS[widest]))
     told.append(sentences.of_coverage(found.coverage) or "")
     if found.busy:
-        told.append(f"{found.busy} values were taken while others used the target: shown, and left out of the rest")
+        values = "value was" if found.busy == 1 else "values were"
+        told.append(f"{found.busy} {values} taken while others used the target: shown, and left out of the rest")
     return replace(found, sentences=tuple(one for one in told if one))
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import tzinfo
 
 from skep.monitor import sentences
 from skep.monitor.changes import interval_of
 from skep.monitor.history import read_window
 from skep.records import Judgement
-from skep.series import DAY_S, Event, EventKind, Heat, Metric, SeriesKey, Shape
+from skep.series import DAY_S, Event, EventKind, Heat, Metric, SeriesKey, Shape, Target
 from skep.stats.versus import Versus, versus
 from skep.store.series import SeriesStore
 
 AROUND_S = 7 * DAY_S
 _BOUNDARIES = (EventKind.VERSION, EventKind.NOTE)  # a restart by itself is not expected to change a speed
+ALIKE = 1.25  # lengths that differ by more make another load
 _FIRST = {Heat.HOT: 0, Heat.COLD: 1, Heat.SEEN: 2}
 
 
@@ -64,8 +65,15 @@ def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: fl
     """Hot runs first, single streams first. UserError for a target that was never there."""
     model_a, model_b = _model(series, a), _model(series, b)
     same = None if model_a is None or model_b is None else model_a == model_b
+    known = {target.name: target for target in series.targets(removed=True)}
     rows = tuple(
-        _row(kind, a, b, (_values(series, key_a, since, until), _values(series, key_b, since, until)), same=same)
+        _row(
+            kind,
+            (a, b),
+            (_values(series, key_a, since, until), _values(series, key_b, since, until)),
+            same=same,
+            other=other_lengths(kind.shape, known.get(a), known.get(b)),
+        )
         for kind, key_a, key_b in _shared(series, a, b)
     )
     told = tuple(f"{_kind_in_words(row)}: {row.sentence}" for row in rows if row.sentence is not None)
@@ -110,10 +118,33 @@ def _around_in_words(event: Event, found: Versus, zone: tzinfo | None) -> str:
     return f"{start}: {size}; {counts}"
 
 
-def _row(kind: SeriesKey, a: str, b: str, values: tuple[Sequence[float], Sequence[float]], *, same: bool | None) -> Row:
+def _row(
+    kind: SeriesKey,
+    names: tuple[str, str],
+    values: tuple[Sequence[float], Sequence[float]],
+    *,
+    same: bool | None,
+    other: str | None,
+) -> Row:
+    """`other`: in what the loads differ. Their figures stand side by side, and nothing is said of better or worse."""
     found = versus(*values, more_is_better=kind.metric.more_is_better)
-    told = sentences.of_sides(a, b, found, kind.metric, same_model=same)
+    told = sentences.of_sides(*names, found, kind.metric, same_model=same)
+    if other is not None:
+        found = replace(found, judgement=Judgement.UNKNOWN)
+        told = None if told is None else f"not the same load, {other}: {told}"
     return Row(kind.heat, kind.shape, kind.concurrency, kind.metric, found, told)
+
+
+def other_lengths(shape: Shape, a: Target | None, b: Target | None) -> str | None:
+    """Where the probes of two targets ask for other lengths, which. None: alike, or not known."""
+    if a is None or b is None or shape not in (Shape.SHORT, Shape.LONG):
+        return None
+    prompts = (a.prompt_tokens, b.prompt_tokens)
+    answers = (a.short_tokens, b.short_tokens) if shape is Shape.SHORT else (a.long_tokens, b.long_tokens)
+    for what, (first, second) in (("prompts", prompts), ("answers", answers)):
+        if max(first, second) > ALIKE * min(first, second):
+            return f"{what} of {first} against {second} tokens"
+    return None
 
 
 def _shared(series: SeriesStore, a: str, b: str) -> Iterator[tuple[SeriesKey, SeriesKey, SeriesKey]]:

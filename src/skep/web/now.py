@@ -85,4 +85,6 @@ def figure_rows(document: dict[str, Any]) -> list[tuple[str, str, str, Any]]:
             add("series", reading["series"], reading)
     for alert in document.get("alerts") or ():
         add("alert", alert["target"] or "", alert)
+    for event in document.get("events") or ():
+        add("event", event["target"] or "", event)
     return rows

@@ -128,6 +128,15 @@ class RunsPages:
             levels = [asdict(one) for one in summary.levels] if summary else []
         return json_answer(run_json(without_texts(run) if self.site.public else run, figures, self.site, levels))
 
+    def run_csv(self, request: Request) -> Response:
+        """A row a level, its plain figures."""
+        with self._stored(request.query_params.get("id", "")) as (store, run):
+            as_read = bare_rows if self.site.public else None
+            levels = () if run.kind in JUDGED else load_run(store, run.id, as_read=as_read)[1].levels
+        rows = [{name: value for name, value in asdict(one).items() if _is_plain(value)} for one in levels]
+        columns = list(dict.fromkeys(name for row in rows for name in row)) or ["concurrency"]
+        return csv_answer(f"run-{run.id}", columns, [[row.get(name) for name in columns] for row in rows])
+
     def compare(self, request: Request) -> Response:
         """From the ticked boxes to the page that compares: its address holds the two runs."""
         ids = list(dict.fromkeys(one for one in request.query_params.getlist("run") if one))
@@ -193,6 +202,10 @@ class RunsPages:
         return page(self.site, "runs", "Runs", body, styles=STYLES)
 
 
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
 def _counted(found: Listed) -> str:
     if found.total == found.stored:
         return f"{found.stored} benchmark runs are stored." if found.stored > 1 else "One benchmark run is stored."
@@ -224,4 +237,5 @@ def routes(site: Site) -> list[BaseRoute]:
         Route("/api/runs.json", pages.as_json),
         Route("/api/runs.csv", pages.as_csv),
         Route("/api/run.json", _told(site, pages.run_json)),
+        Route("/api/run.csv", _told(site, pages.run_csv)),
     ]

@@ -42,6 +42,7 @@ def links(run: Run, site: Site) -> Markup:
         ("Every request" if not site.public else "Requests", f"/runs/{run.id}/requests", None),
         ("Report as one file", f"/runs/{run.id}/report.html", f"skep-{run.id}.html"),
         ("JSON", f"/api/run.json?id={run.id}", f"skep-{run.id}.json"),
+        ("CSV", f"/api/run.csv?id={run.id}", f"skep-{run.id}.csv"),
     ]
     if run.kind not in ("open", "classes", "replay"):
         entries.insert(2, ("Picture", f"/runs/{run.id}/picture.svg", None))

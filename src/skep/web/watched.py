@@ -52,7 +52,12 @@ class Watched:
             else:
                 target["url"] = site.hide(target["url"])
         alerts = [alert_document(alert) for alert in self.alerts]
-        return {"targets": targets, "alerts": [public_alert(one) for one in alerts] if site.public else alerts}
+        events = [{"at": one.at, "kind": str(one.kind), "target": one.target, "text": one.text} for one in self.notes]
+        return {
+            "targets": targets,
+            "alerts": [public_alert(one) for one in alerts] if site.public else alerts,
+            "events": events,
+        }
 
 
 def public_alert(alert: dict[str, Any]) -> dict[str, Any]:
