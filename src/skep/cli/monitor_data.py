@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import TextIO
 
-from skep.cli.monitor_words import day_and_time, moment_of, series_to_read, series_to_write
+from skep.cli.monitor_words import moment_of, series_to_read, series_to_write
 from skep.cli.output import note
 from skep.errors import UserError
 from skep.monitor.exporting import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
@@ -79,10 +80,11 @@ def thin_samples(older: str, *, yes: bool) -> None:
     age_s = parse_seconds(older)
     if age_s < DAY_S:
         raise UserError(f"--older {older} is less than a day", hint="whole days are thinned: --older 90d")
-    before = max(0.0, time.time() - age_s)
+    before = max(0.0, time.time() - age_s) // DAY_S * DAY_S  # whole days of UTC
     with series_to_read() as series:
         total = series.count_samples()
-    note(f"raw samples before {day_and_time(before)} go ({total} are stored); the summary of each day stays")
+    day = datetime.fromtimestamp(before, UTC).date()
+    note(f"raw samples before {day}, midnight UTC, go ({total} are stored); the summary of each day stays")
     if not yes and not _agreed():
         note("nothing was changed")
         return
