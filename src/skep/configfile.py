@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skep.catalog.options import Draft, Options
 from skep.errors import UserError
-from skep.monitor.config import Monitor, check_webhook
+from skep.monitor.config import Monitor, check_command, check_webhook
 from skep.monitor.quiet import parse_quiet_hours
 from skep.settings import (
     DEFAULT_PORT,
@@ -197,8 +197,7 @@ class MonitorTable(_Table):
         if self.quiet_hours is not None:
             parse_quiet_hours(self.quiet_hours)
         check_words({name: "" for name in (self.webhook_env, self.webhook_token_env) if name}, *self.command)
-        if self.command and not self.command[0]:
-            raise UserError("`monitor.command` has no program", hint='write it as ["notify-send", "{message}"]')
+        check_command(self.command)
         if self.webhook is not None and self.webhook_env is not None:
             raise UserError("`monitor.webhook` and `monitor.webhook_env` exclude each other", hint="leave one out")
         if self.webhook is not None:

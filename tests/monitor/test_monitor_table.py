@@ -9,6 +9,8 @@ import pytest
 
 from skep.configfile import MonitorTable, parse_settings
 from skep.errors import UserError
+from skep.monitor.config import COMMAND_WORDS
+from skep.monitor.notices import Notice, variables_of
 from skep.settings import Monitor, settings_of
 from skep.units import GIB
 
@@ -64,6 +66,7 @@ def test_it_survives_its_way_through_json():
 @pytest.mark.parametrize(
     ("table", "said"),
     [
+        ({"command": ["say", "{mesage}"]}, "there is no `{mesage}`"),
         ({"slower": "much"}, "`monitor.slower` = `much`"),
         ({"slower": "0%"}, "`monitor.slower`"),
         ({"slower": "100%"}, "`monitor.slower`"),
@@ -103,3 +106,9 @@ def test_an_unknown_key_is_answered_with_the_known_ones():
 def test_every_key_is_in_the_pages(key):
     assert re.search(rf"^{key} = ", (DOCS / "configuration.md").read_text(), re.MULTILINE)
     assert f"`{key}`" in (DOCS / "monitor.md").read_text()
+
+
+def test_the_words_of_a_command_are_those_it_is_given():
+    notice = Notice("opened", (), "skep", "it is down", 1.0, "box")
+    assert {f"SKEP_ALERT_{name.upper()}" for name in COMMAND_WORDS} == set(variables_of(notice))
+    assert monitor(command=["say", '{"text": 1}']).command == ("say", '{"text": 1}')

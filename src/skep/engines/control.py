@@ -76,7 +76,17 @@ def socket_of(lock_path: Path, default: Path) -> Path:
 
 @contextlib.contextmanager
 def only_one(lock_path: Path, socket_path: Path) -> Iterator[None]:
-    """Hold the lock of this installation. The kernel gives it back when the holder dies, so it cannot go stale."""
+    """Hold the lock of this installation."""
+    with held(lock_path, "skep", "`skep ps` shows it, `skep down` stops it", str(socket_path)):
+        yield
+
+
+@contextlib.contextmanager
+def held(lock_path: Path, what: str, hint: str, *told: str) -> Iterator[None]:
+    """One holder at a time, whose pid (and what it tells) is in the file; EngineError says who it is.
+
+    The kernel gives the lock back when its holder dies, so it cannot go stale.
+    """
     lock_path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -84,10 +94,9 @@ def only_one(lock_path: Path, socket_path: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             pid = os.read(descriptor, 32).decode(errors="replace").partition("\n")[0] or "unknown"
-            message = f"skep is already running (pid {pid})"
-            raise EngineError(message, hint="`skep ps` shows it, `skep down` stops it") from None
+            raise EngineError(f"{what} is already running (pid {pid})", hint=hint) from None
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n{socket_path}\n".encode())
+        os.write(descriptor, "".join(f"{line}\n" for line in (os.getpid(), *told)).encode())
         yield
     finally:
         os.close(descriptor)

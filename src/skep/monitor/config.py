@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
@@ -12,6 +13,9 @@ from skep.units import GIB
 from skep.wire.heads import Origin, parse_url
 
 Shape = Literal["json", "ntfy", "slack"]
+
+# What `{...}` of a command stands for; the same in capitals, behind SKEP_ALERT_, are its variables.
+COMMAND_WORDS = ("event", "message", "title", "host", "rule", "target", "value", "limit", "opened_at", "closed_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,16 @@ class Hook:
 
     def __str__(self) -> str:
         return str(self.origin)
+
+
+def check_command(words: Sequence[str]) -> None:
+    """A misspelt `{mesage}` would be handed to the program as it stands. Other braces are none of ours."""
+    if words and not words[0]:
+        raise UserError("`monitor.command` has no program", hint='write it as ["notify-send", "{message}"]')
+    for found in (found for word in words for found in re.findall(r"\{([a-z_]+)\}", word)):
+        if found not in COMMAND_WORDS:
+            hint = f"known: {', '.join(f'{{{name}}}' for name in COMMAND_WORDS)}"
+            raise UserError(f"`monitor.command`: there is no `{{{found}}}`", hint=hint)
 
 
 def check_webhook(url: str, shape: Shape, *, name: str) -> Hook:

@@ -93,6 +93,11 @@ def _sample_row(row: Row) -> Row:
     return {**row, **told, "at_utc": utc(row["at"]), "busy": busy, "simulated": bool(row["simulated"])}
 
 
+def harmless(text: str) -> str:
+    """A spreadsheet would take some beginnings for a formula: what a server says is not to be run."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
 def _cell(value: object) -> object:
     match value:
         case None:
@@ -101,7 +106,7 @@ def _cell(value: object) -> object:
             return int(value)
         case dict():
             return json.dumps(value, ensure_ascii=False, sort_keys=True) if value else ""
-        case str() if value.startswith(("=", "+", "-", "@", "\t", "\r")):
-            return f"'{value}"  # a spreadsheet would take it for a formula: what a server says is not to be run
+        case str():
+            return harmless(value)
         case _:
             return value

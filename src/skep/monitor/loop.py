@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import math
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from skep.errors import EngineError, StoreError
+from skep.engines.control import held
+from skep.errors import StoreError
 from skep.monitor.backlog import MOST, Backlog, Entry
 from skep.monitor.changes import find_changes
 from skep.monitor.passive import PassiveHours
@@ -316,23 +315,10 @@ async def probe_by_hand(
     return probe, samples
 
 
-@contextlib.contextmanager
-def only_writer(lock_path: Path) -> Iterator[None]:
-    """One loop for a store. The kernel gives the lock back when its holder dies, so it cannot go stale."""
-    lock_path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            pid = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
-            hint = "`skep monitor status` shows what it found; targets that are added now are probed by it"
-            raise EngineError(f"the monitor is already running (pid {pid})", hint=hint) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
-        yield
-    finally:
-        os.close(descriptor)
+def only_writer(lock_path: Path) -> contextlib.AbstractContextManager[None]:
+    """One loop for a store."""
+    hint = "`skep monitor status` shows what it found; targets that are added now are probed by it"
+    return held(lock_path, "the monitor", hint)
 
 
 def _line(probe: Probe, samples: Sequence[Sample]) -> str:

@@ -50,7 +50,7 @@ from skep.store.series_rows import (
     target_of,
     target_row,
 )
-from skep.store.series_spans import KEY_MATCHES, SPAN_COLUMNS, key_values, series_id, start_of, update_spans
+from skep.store.series_spans import KEY_MATCHES, SERIES_OF, SPAN_COLUMNS, key_values, series_id, start_of, update_spans
 
 _DELETED_AT_ONCE = 5000
 _LET_OTHERS_WRITE_S = 0.01
@@ -86,9 +86,8 @@ SELECT at, {{metric}} AS value, busy, probe_id FROM samples
 WHERE {KEY_MATCHES} AND at >= ? AND at < ? AND {{metric}} IS NOT NULL AND error_kind IS NULL
 ORDER BY at DESC, id DESC LIMIT ?
 """  # noqa: S608
-_SERIES_OF = f"SELECT id FROM series WHERE {KEY_MATCHES} AND metric = ?"  # noqa: S608
 _SPANS = f"""
-SELECT {", ".join(SPAN_COLUMNS)} FROM spans WHERE series = ({_SERIES_OF})
+SELECT {", ".join(SPAN_COLUMNS)} FROM spans WHERE series = ({SERIES_OF})
 AND kind = ? AND start >= ? AND start < ? AND count > 0 ORDER BY start
 """  # noqa: S608
 _KEYS = "SELECT target, heat, shape, concurrency, metric FROM series WHERE ?1 IS NULL OR target = ?1"
@@ -166,11 +165,6 @@ class SeriesStore:
         names = [row["target"] for row in self._store.read(_TARGETS_WITH_PROBES)]
         found = ((name, self._store.read(_LAST_SLOT, name)[0]) for name in names)
         return {name: (row[0], row[1]) for name, row in found}
-
-    def last_ended(self, target: str) -> float | None:
-        """When the last probe that was really made ended."""
-        rows = self._store.read(_LAST_MADE, target)
-        return rows[0]["ended_at"] if rows else None
 
     def latest(self, target: str) -> tuple[Probe, list[Sample]] | None:
         """The last probe that was really made."""

@@ -16,6 +16,7 @@ from skep.store.series_rows import RAW_METRICS
 
 SPAN_COLUMNS = tuple(field.name for field in fields(Span))
 KEY_MATCHES = "target = ? AND heat = ? AND shape = ? AND concurrency = ?"
+SERIES_OF = f"SELECT id FROM series WHERE {KEY_MATCHES} AND metric = ?"  # noqa: S608
 _INSERT_KEY = "INSERT INTO series (target, heat, shape, concurrency, metric) VALUES (?, ?, ?, ?, ?)"
 PUT_SPAN = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SAMPLES_OF_A_DAY = f"""
@@ -34,10 +35,7 @@ def key_values(key: SeriesKey) -> tuple[str, str, str, int]:
 
 
 def find_series(connection: Connection, key: SeriesKey) -> int | None:
-    row = connection.execute(
-        f"SELECT id FROM series WHERE {KEY_MATCHES} AND metric = ?",  # noqa: S608
-        (*key_values(key), key.metric.value),
-    ).fetchone()
+    row = connection.execute(SERIES_OF, (*key_values(key), key.metric.value)).fetchone()
     return None if row is None else int(row[0])
 
 

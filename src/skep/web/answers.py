@@ -15,11 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from skep.errors import SkepError, UserError
+from skep.monitor.exporting import harmless
 from skep.report.markup import Markup, join, tag, text
 from skep.web.layout import page
 from skep.web.site import Site
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would carry out
 
 
 def json_answer(document: Any, status: int = 200) -> Response:
@@ -80,9 +79,7 @@ def marked(message: str) -> Markup:
 def _cell(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return ""
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return f"'{value}"
-    return value
+    return harmless(value) if isinstance(value, str) else value
 
 
 def _plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ from skep.web.answers import csv_answer, json_answer
 from skep.web.layout import downloads, page
 from skep.web.runs_best import Leader, candidates, leaders, step_words
 from skep.web.runs_book import PATIENCE_S, RunBook
-from skep.web.runs_list import minute
+from skep.web.runs_list import labelled, minute
 from skep.web.site import Site
 
 SCRIPTS, STYLES = ("runs.js",), ("runs.css",)
@@ -149,20 +149,16 @@ def _row(one: Leader, *, first: bool) -> Markup:
     return tag(
         "tr",
         tag("th", text(shortened(one.run.model, 60)), scope="row", data_label="Model"),
-        _cell("Machine", text(one.machine), "left"),
-        _cell("Setup", join([text(one.engine), tag("small", text(f" {one.layout}"))]), "left wrap"),
-        _cell("Best tok/s", join([tag("b", text(number(told.best_tok_s))), limited or text("")]), None),
-        _cell("at C", text(number(told.best_at, digits=0)), None),
-        _cell("TTFT p50, C = 1", text(milliseconds(told.ttft_ms)), None),
-        _cell("The step that won", join([text(step_words(one.step)), tag("small", text(f" · {tried} "), beaten,
+        labelled("Machine", text(one.machine), "left"),
+        labelled("Setup", join([text(one.engine), tag("small", text(f" {one.layout}"))]), "left wrap"),
+        labelled("Best tok/s", join([tag("b", text(number(told.best_tok_s))), limited or text("")]), None),
+        labelled("at C", text(number(told.best_at, digits=0)), None),
+        labelled("TTFT p50, C = 1", text(milliseconds(told.ttft_ms)), None),
+        labelled("The step that won", join([text(step_words(one.step)), tag("small", text(f" · {tried} "), beaten,
               text(" · ") if compare else None, compare)]), "left wrap soft"),
-        _cell("When", tag("a", text(minute(one.run.created_at)), href=f"/runs/{one.run.id}"), "left"),
+        labelled("When", tag("a", text(minute(one.run.created_at)), href=f"/runs/{one.run.id}"), "left"),
         class_="best" if first else None,
     )  # fmt: skip
-
-
-def _cell(label: str, shown: Markup, style: str | None) -> Markup:
-    return tag("td", tag("span", shown), class_=style, data_label=label)
 
 
 def routes(site: Site) -> list[BaseRoute]:

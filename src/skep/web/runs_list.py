@@ -172,18 +172,20 @@ def _row(run: Run, figures: Figures | None, site: Site) -> Markup:
         "tr",
         tag("td", tick, class_="tick"),
         tag("th", when, scope="row", data_label="When"),
-        _cell("Model", join([text(shortened(site.label(run.model), 60)), *(flag for flag in flags if flag)]), "left"),
-        _cell("Kind", text(run.kind), "left"),
+        labelled(
+            "Model", join([text(shortened(site.label(run.model), 60)), *(flag for flag in flags if flag)]), "left"
+        ),
+        labelled("Kind", text(run.kind), "left"),
         *_figure_cells(figures),
-        _cell("Requests", text(number(run.requests, digits=0)), None),
-        _cell("Where", text(shortened(where, 90)), "left soft wrap"),
+        labelled("Requests", text(number(run.requests, digits=0)), None),
+        labelled("Where", text(shortened(where, 90)), "left soft wrap"),
         data_pending="" if figures is None else None,
     )
 
 
 def _figure_cells(figures: Figures | None) -> list[Markup]:
     if figures is None:
-        return [_cell(name, text("…"), "soft") for name in ("Best tok/s", "TTFT p50, C = 1", "Failed")]
+        return [labelled(name, text("…"), "soft") for name in ("Best tok/s", "TTFT p50, C = 1", "Failed")]
     if figures.conclusion:
         best = tag("span", text(figures.conclusion.split(":")[0]), class_="words", title=figures.conclusion)
     elif figures.best_tok_s is None:
@@ -193,13 +195,13 @@ def _figure_cells(figures: Figures | None) -> list[Markup]:
         at += ", client-limited" if figures.client_limited else ""
         best = tag("span", tag("b", text(number(figures.best_tok_s))), tag("small", text(at)))
     return [
-        _cell("Best tok/s", best, None),
-        _cell("TTFT p50, C = 1", text(milliseconds(figures.ttft_ms)), None),
-        _cell("Failed", text(figures.failed), "bad" if figures.failed else "soft"),
+        labelled("Best tok/s", best, None),
+        labelled("TTFT p50, C = 1", text(milliseconds(figures.ttft_ms)), None),
+        labelled("Failed", text(figures.failed), "bad" if figures.failed else "soft"),
     ]
 
 
-def _cell(label: str, shown: Markup, style: str | None) -> Markup:
+def labelled(label: str, shown: Markup, style: str | None) -> Markup:
     """Its content is one element: on a phone the label stands beside it, in two columns."""
     return tag("td", tag("span", shown), class_=style, data_label=label)
 
