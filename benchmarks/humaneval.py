@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 from skep.errors import SkepError
+from skep.places import user_paths
 from skep.quality.humaneval import Task, fetch_humaneval, humaneval_items, humaneval_tasks
 from skep.quality.judging import Answered, Judge
 from skep.records import Request
 from skep.sandbox.opening import open_sandbox
-from skep.settings import user_paths
 
 FORMS = {
     "canonical solution": lambda task: task.prompt + task.solution,

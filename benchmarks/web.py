@@ -29,9 +29,9 @@ from pathlib import Path
 from million import build, build_gateway
 from playwright.sync_api import Browser, sync_playwright
 
+from skep.places import user_paths
 from skep.records import Request
 from skep.series import DAY_S, HOUR_S
-from skep.settings import user_paths
 from skep.store.database import Store, open_store
 from skep.store.series import SeriesStore
 

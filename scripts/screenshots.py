@@ -31,8 +31,8 @@ sys.path.insert(0, str(ROOT / "tests" / "browser"))
 from sample_store import fill  # noqa: E402 - lies beside the tests that use it too
 from visits import own_env, served  # noqa: E402
 
+from skep.places import user_paths  # noqa: E402
 from skep.series import HOUR_S  # noqa: E402
-from skep.settings import user_paths  # noqa: E402
 from skep.store.database import open_store  # noqa: E402
 from skep.store.series import SeriesStore  # noqa: E402
 

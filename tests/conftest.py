@@ -8,7 +8,7 @@ import pytest
 import typer.testing
 
 from forked_cli import Forked
-from skep.settings import user_paths
+from skep.places import user_paths
 from skep.testing.gateway_process import GatewayProcess
 
 

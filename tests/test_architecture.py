@@ -13,17 +13,29 @@ SRC = ROOT / "src" / "skep"
 # From the top down. A package may import from the rows below its own; inside a row, `>` points to what may be imported.
 LAYERS = [
     [{"__main__"}, {"cli"}, {"mcp_server", "web"}],
-    [{"wiring"}, {"launching", "presetfile"}, {"configfile", "keyfile"}, {"settings"}],
+    [{"frontdoor"}, {"wiring"}, {"launching", "presetfile"}, {"configfile", "keyfile"}, {"settings"}],
     [{"gateway", "monitor", "swarm", "tuner", "cluster"}],
     [{"quality"}, {"bench"}],
-    [{"engines", "store", "sandbox", "weights"}, {"wire", "host"}],
+    [{"engines", "store", "sandbox", "weights"}, {"wire", "host", "places"}],
     [{"report"}],
     [{"planner", "stats", "workload"}],
-    [{"verdicts", "series"}, {"catalog", "records"}, {"units"}, {"errors"}],
+    [{"verdicts", "series", "tasks"}, {"catalog", "records"}, {"units"}, {"errors"}],
     [{"__init__"}],
 ]
 BESIDE = {"testing"}  # imports only the values at the bottom, is imported by tests and by its own command line
-PURE = {"catalog", "planner", "stats", "workload", "report", "records", "verdicts", "series", "units", "errors"}
+PURE = {
+    "catalog",
+    "planner",
+    "stats",
+    "workload",
+    "report",
+    "records",
+    "verdicts",
+    "series",
+    "tasks",
+    "units",
+    "errors",
+}
 IMPURE_MODULES = {"socket", "asyncio", "threading", "subprocess", "time", "sqlite3", "http", "os", "tempfile"}
 
 RANK = {name: (row, place) for row, groups in enumerate(LAYERS) for place, group in enumerate(groups) for name in group}

@@ -17,7 +17,7 @@ from skep.keyfile import (
     read_keys,
     remove_entry,
 )
-from skep.settings import user_paths
+from skep.places import user_paths
 
 D1, D2 = digest_of("one"), digest_of("two")
 CREATED = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

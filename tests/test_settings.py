@@ -10,7 +10,8 @@ from skep.errors import UserError
 from skep.gateway.exchange import Timeouts
 from skep.gateway.values import AdmissionLimits
 from skep.launching import plan_launches
-from skep.settings import MAX_SOCKET_PATH, Gateway, Settings, Wishes, make_runtime, settings_of, user_paths
+from skep.places import MAX_SOCKET_PATH, make_runtime, user_paths
+from skep.settings import Gateway, Settings, Wishes, settings_of
 from skep.wire.limits import ServerLimits
 from skep.wiring import gateway_setup
 

@@ -15,17 +15,8 @@ from skep.catalog.options import Draft, Options
 from skep.errors import UserError
 from skep.monitor.config import Monitor, check_command, check_webhook
 from skep.monitor.quiet import parse_quiet_hours
-from skep.settings import (
-    DEFAULT_PORT,
-    EMBEDDED_MODEL,
-    Gateway,
-    Paths,
-    Serve,
-    Settings,
-    Upstream,
-    Wishes,
-    default_context,
-)
+from skep.places import DEFAULT_PORT, Paths
+from skep.settings import EMBEDDED_MODEL, Gateway, Serve, Settings, Upstream, Wishes, default_context
 from skep.units import parse_bytes, parse_seconds
 from skep.wire.heads import parse_url
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from skep.errors import UserError
 from skep.gateway.keys import KeySpec
 from skep.gateway.values import PRIORITIES
-from skep.settings import Paths
+from skep.places import Paths
 
 _HEADER = """\
 # The keys that clients of skep's gateway present, as sha256 digests. Written by `skep key`; edit it as you like,

@@ -17,8 +17,9 @@ from skep.errors import SkepError, UserError
 from skep.host.facts import read_host
 from skep.host.gpu_memory import read_gpu_memory, visible_gpus
 from skep.host.nvidia import NvidiaReport
+from skep.places import LOOPBACK, Paths
 from skep.records import HostFacts
-from skep.settings import LOOPBACK, OWN_ENGINES, Gateway, Paths, Serve, Settings, Upstream
+from skep.settings import OWN_ENGINES, Gateway, Serve, Settings, Upstream
 from skep.units import parse_bytes
 from skep.weights.config_json import read_config
 from skep.weights.gguf import check_file

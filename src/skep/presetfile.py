@@ -23,8 +23,9 @@ from skep.catalog.presets import Container, Mount, Need, Preset, Published
 from skep.catalog.toml_lines import line_of, toml_lines, written
 from skep.configfile import OptionsTable, check_words
 from skep.errors import UserError
+from skep.places import Paths
 from skep.planner.preset_rules import Contradiction, contradictions
-from skep.settings import OWN_ENGINES, Paths, Serve, default_context
+from skep.settings import OWN_ENGINES, Serve, default_context
 
 SHIPPED = "shipped"
 USUAL_CONTEXT = 8192  # where the author does not say and no figure wants more: what a whole card's default refuses

@@ -22,7 +22,8 @@ from skep.engines.supervisor import Hive, Rebuild, Supervisor
 from skep.errors import GatewayError, StoreError, UserError
 from skep.keyfile import keys_path, loose_mode, read_keys
 from skep.launching import PullProgress, plan_launches, read_machine
-from skep.settings import OWN_ENGINES, Gateway, Monitor, Paths, Settings, make_runtime, settings_of
+from skep.places import Paths, make_runtime
+from skep.settings import OWN_ENGINES, Gateway, Monitor, Settings, settings_of
 
 if TYPE_CHECKING:
     from skep.monitor.turns import Turns

@@ -10,8 +10,8 @@ from playwright.sync_api import expect
 from sample_store import SECRET_URL
 from visits import PHONE, served
 
+from skep.places import user_paths
 from skep.records import Request
-from skep.settings import user_paths
 from skep.store.database import open_store
 
 PAGES = {

@@ -11,7 +11,7 @@ import pytest
 
 from skep.gateway.keys import KeyRing
 from skep.keyfile import keys_path, read_keys
-from skep.settings import user_paths
+from skep.places import user_paths
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from typer.main import get_command
 from skep.cli.main import app_of
 from skep.cli.monitoring import when_ready
 from skep.errors import EndpointError, SkepError, UserError
+from skep.places import Paths, user_paths
 from skep.series import HOUR_S, Heat, Probe, ProbeOutcome, Sample, Shape, Target
-from skep.settings import Paths, user_paths
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
 

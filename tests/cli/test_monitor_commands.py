@@ -16,8 +16,8 @@ from typer.main import get_command
 from skep.cli.main import app_of
 from skep.errors import EndpointError, EngineError, Regression, SkepError, UserError
 from skep.monitor.loop import only_writer
+from skep.places import user_paths
 from skep.series import DAY_S, HOUR_S, Alert, Event, EventKind, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
-from skep.settings import user_paths
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
 from skep.testing.process import FakeEngine

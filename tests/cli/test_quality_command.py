@@ -9,7 +9,7 @@ from skep.cli.main import app_of, parts_of
 from skep.cli.quality import EXIT_LOST, EXIT_OK, EXIT_UNSHOWN
 from skep.cli.replaying import harmless
 from skep.errors import UserError
-from skep.settings import user_paths
+from skep.places import user_paths
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine
 

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from skep.cli.main import app
 from skep.errors import SkepError, UserError
+from skep.places import user_paths
 from skep.records import Request
-from skep.settings import user_paths
 from skep.store.database import open_store
 from skep.store.rows import LevelFact
 from skep.verdicts import Outcome, Verdict

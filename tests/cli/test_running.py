@@ -11,7 +11,7 @@ from talk import ask, eventually, rest_of, rows_of, streaming
 from skep.engines.control import ask as ask_control
 from skep.engines.control import socket_of
 from skep.keyfile import keys_path
-from skep.settings import user_paths
+from skep.places import user_paths
 
 HEAD = """
 start_deadline = "20s"

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from skep.cli import loading
 from skep.engines.control import ask as control
 from skep.errors import SkepError
-from skep.settings import user_paths
+from skep.places import user_paths
 
 SETTINGS = """
 start_deadline = "20s"

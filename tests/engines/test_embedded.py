@@ -17,7 +17,7 @@ import pytest
 from skep.engines.base import EXIT_FINAL, REPORT_FD, Launch
 from skep.engines.embedded import Embedded
 from skep.engines.embedded_server import http_threads
-from skep.settings import user_paths
+from skep.places import user_paths
 from skep.weights.pull import installed, pull
 
 pytestmark = pytest.mark.engine

@@ -18,7 +18,7 @@ from skep.engines.lifecycle import RestartPolicy, State
 from skep.engines.replica import Replica
 from skep.errors import SkepError
 from skep.gateway.watch import count_busy, count_running
-from skep.settings import user_paths
+from skep.places import user_paths
 from skep.testing.speaker import write_program
 from skep.weights.pull import installed, pull
 from skep.wire.fetch import fetch_once

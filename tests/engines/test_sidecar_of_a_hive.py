@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from skep.engines.supervisor import Hive, Supervisor
-from skep.settings import Monitor, Settings, Wishes, user_paths
+from skep.places import user_paths
+from skep.settings import Monitor, Settings, Wishes
 from skep.testing.process import FakeEngine
 from skep.wiring import monitor_argv
 

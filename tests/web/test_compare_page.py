@@ -9,8 +9,8 @@ import pytest
 from running_site import folders, running
 from watched_store import NOW, fill
 
+from skep.places import user_paths
 from skep.records import Request
-from skep.settings import user_paths
 from skep.store.database import open_store
 from skep.web.site import Site
 

@@ -5,9 +5,9 @@ import watched_store
 from running_site import folders
 
 from skep.monitor.history import history_of
+from skep.places import user_paths
 from skep.report.series_chart import Picture, Track, series_svg
 from skep.series import DAY_S, Heat, Metric, SeriesKey, Shape
-from skep.settings import user_paths
 from skep.web.history_band import stepped, with_steps
 from skep.web.site import Site
 

@@ -12,8 +12,8 @@ from starlette.datastructures import QueryParams
 from watched_store import NOW, fill
 
 from skep.errors import StoreError, UserError
+from skep.places import user_paths
 from skep.report.markup import tag, text
-from skep.settings import user_paths
 from skep.web.history_query import Asked, read_query
 from skep.web.history_stream import PLACE, streamed
 from skep.web.layout import page

@@ -7,7 +7,7 @@ from running_site import folders, running
 
 from skep.errors import UserError
 from skep.gateway.keys import KeySpec, digest_of
-from skep.settings import user_paths
+from skep.places import user_paths
 from skep.web.auth import COOKIE, MOST_SESSIONS, SESSION_S, Door
 from skep.web.site import Site, make_site
 

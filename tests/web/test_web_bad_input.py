@@ -7,8 +7,8 @@ import pytest
 import watched_store
 from running_site import folders, running
 
+from skep.places import user_paths
 from skep.series import Event, EventKind
-from skep.settings import user_paths
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
 from skep.web.site import Site

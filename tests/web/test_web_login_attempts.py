@@ -3,7 +3,7 @@
 import pytest
 from running_site import folders, running
 
-from skep.settings import user_paths
+from skep.places import user_paths
 from skep.web.attempts import MOST_SOURCES, MOST_WRONG, WITHIN_S, Attempts
 from skep.web.site import Site
 

@@ -12,9 +12,9 @@ from running_site import folders, running
 from starlette.routing import Route
 
 from skep.errors import GatewayError, StoreError
+from skep.places import user_paths
 from skep.report import theme
 from skep.series import Alert, EventKind, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
-from skep.settings import user_paths
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
 from skep.web.answers import csv_answer, json_answer
@@ -263,7 +263,7 @@ def test_a_port_in_use_is_one_line(paths):
 def test_a_signal_ends_it_at_once_though_a_browser_watches(env, number):
     """Streams do not hold it up, or it would say so; and the command ends with 0."""
     code = (
-        "import os\nfrom skep.settings import user_paths\nfrom skep.web.site import make_site\n"
+        "import os\nfrom skep.places import user_paths\nfrom skep.web.site import make_site\n"
         "from skep.web.serving import serve\nsite = make_site(user_paths(os.environ), host='127.0.0.1')\n"
         "serve(site, host='127.0.0.1', port=0, on_ready=lambda url: print(url, flush=True))\n"
     )

@@ -2,9 +2,9 @@
 
 import pytest
 
+from skep.places import user_paths
 from skep.records import GatewayRequest, Request
 from skep.series import Alert, Event, EventKind, Probe, ProbeOutcome, Rule, Target
-from skep.settings import user_paths
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
 from skep.web.site import Site

@@ -13,7 +13,7 @@ import pytest
 
 from skep.engines.base import REPORT_FD, Launch
 from skep.engines.embedded import Embedded
-from skep.settings import user_paths
+from skep.places import user_paths
 from skep.weights.pull import installed, pull
 from skep.workload.calibration import calibrate, sample_prompts, sample_texts
 from skep.workload.fitting import fit_to

@@ -19,9 +19,9 @@ from skep.cli.summaries import print_summary
 from skep.cli.sweep import SweepWishes, fail_for, measure, plan_of, shortfalls, sweep_json
 from skep.errors import UserError
 from skep.host.facts import read_host
+from skep.places import LOOPBACK, user_paths
 from skep.presetfile import preset, presets_folder
 from skep.records import Run
-from skep.settings import LOOPBACK, user_paths
 from skep.wire.heads import parse_url
 
 

@@ -37,7 +37,7 @@ def running_url(otherwise: str | None = LOCAL) -> str:
 
     from skep.engines.control import ask, socket_of
     from skep.errors import SkepError
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     paths = user_paths(os.environ)
     try:

@@ -18,7 +18,7 @@ from skep.bench.tasks import Shape, TaskMaker, Workload
 from skep.cli.output import note
 from skep.errors import SkepError, UserError
 from skep.host.power import PowerMeter, open_meter
-from skep.settings import LOOPBACK
+from skep.places import LOOPBACK
 from skep.units import parse_seconds
 from skep.wire.heads import parse_url
 from skep.workload.prompts import Size

@@ -26,11 +26,11 @@ from skep.cli.output import note, number, print_json, print_table
 from skep.cli.sweep import levels_of
 from skep.errors import UserError
 from skep.host.facts import read_host
+from skep.places import LOOPBACK, user_paths
 from skep.planner.calibration import Fitted, Measured, before_and_after, fit, foresight
 from skep.planner.constants import published_constants
 from skep.planner.setup import Rig, Setup
 from skep.records import HostFacts
-from skep.settings import LOOPBACK, user_paths
 from skep.store.calibrations import Calibration
 from skep.store.database import Store, new_suffix, open_store
 from skep.units import format_seconds

@@ -14,13 +14,13 @@ from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable
 from skep.errors import UserError
 from skep.host.bandwidth import memory_bandwidth_gbs
+from skep.places import LOOPBACK, user_paths
 from skep.planner.cpu_rig import cpu_rig
 from skep.planner.memory_facts import has_pool
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.rig_words import Found, parse_rig, rig_of_host
 from skep.planner.setup import Layout, Rig, Setup
 from skep.records import HostFacts
-from skep.settings import LOOPBACK, user_paths
 from skep.weights.pull import installed
 
 ENGINES = ("vllm", "sglang", "llamacpp", "ik_llamacpp", "ollama", "trtllm")

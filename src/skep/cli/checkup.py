@@ -15,9 +15,10 @@ from skep.errors import SkepError
 from skep.host.checks import disk_finding, examine
 from skep.host.facts import host_json, read_host
 from skep.host.nvidia import read_nvidia
+from skep.places import Paths, user_paths
 from skep.records import Finding, Verdict
 from skep.sandbox.finding import sandbox_finding
-from skep.settings import EMBEDDED_MODEL, Paths, user_paths
+from skep.settings import EMBEDDED_MODEL
 from skep.store.database import open_store
 from skep.units import format_bytes
 from skep.weights.pull import installed, model_path

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from skep.cli.output import note
 from skep.errors import DoesNotFit, UserError
-from skep.settings import Serve, default_context, user_paths
+from skep.places import user_paths
+from skep.settings import Serve, default_context
 
 if TYPE_CHECKING:
     from skep.catalog.options import Options

@@ -20,8 +20,8 @@ from skep.cli.results import check_output, existing, write_whole
 from skep.cli.sweep import levels_of, share_of
 from skep.errors import Regression, UserError
 from skep.host.facts import read_host
+from skep.places import user_paths
 from skep.records import Comparison, Judgement, Run, SweepSummary
-from skep.settings import user_paths
 from skep.store.database import open_store
 
 WORKLOAD = (

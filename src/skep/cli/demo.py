@@ -19,7 +19,8 @@ from skep.cli.results import check_output, write_report
 from skep.cli.summaries import print_summary
 from skep.cli.sweep import measure_endpoint
 from skep.engines.control import NotRunning, ask_down
-from skep.settings import EMBEDDED_MODEL, Gateway, Paths, Serve, Settings, user_paths
+from skep.places import Paths, user_paths
+from skep.settings import EMBEDDED_MODEL, Gateway, Serve, Settings
 from skep.units import format_seconds
 
 SLOTS = 2

@@ -12,7 +12,8 @@ from skep.cli.chronicle import Chronicle
 from skep.cli.output import note
 from skep.engines.supervisor import Supervisor
 from skep.errors import SkepError
-from skep.settings import settings_of, user_paths
+from skep.places import user_paths
+from skep.settings import settings_of
 from skep.wiring import run_hive
 
 

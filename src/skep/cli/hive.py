@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from skep.cli.output import byte_progress, note, number, print_json, print_table
 from skep.errors import EngineError, SkepError
-from skep.settings import Paths, Settings
+from skep.places import Paths
+from skep.settings import Settings
 from skep.units import format_seconds
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ def runs(
 ) -> None:
     """Stored benchmark runs, newest first."""
     from skep.cli.results import print_runs
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     print_runs(user_paths(os.environ).store, limit, as_json=as_json)
 
@@ -46,7 +46,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML file with the pictures and the tables of a run, or of several side by side."""
     from skep.cli.results import write_comparison, write_report
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     names, store = run or ["last"], user_paths(os.environ).store
     if len(names) == 1:
@@ -64,7 +64,7 @@ def compare(
 ) -> None:
     """Is B better than A? Level by level, with the size and its interval; exit code 4 where it is worse."""
     from skep.cli.comparing import run_compare_command
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     run_compare_command(user_paths(os.environ).store, a, b, threshold=threshold, output=output, as_json=as_json)
 
@@ -128,7 +128,7 @@ def import_results(
 ) -> None:
     """Store results of other tools, so that they stand in the same tables and pictures."""
     from skep.cli.importing import run_import_command
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     run_import_command(user_paths(os.environ).store, files, label, as_json=as_json)
 
@@ -143,6 +143,6 @@ def export(
 ) -> None:
     """A run's levels, or its requests, for a spreadsheet or a README."""
     from skep.cli.exporting import run_export_command
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     run_export_command(user_paths(os.environ).store, run, form, output, requests=requests)

@@ -9,8 +9,8 @@ from typing import Any
 
 from skep.cli.output import note, print_json
 from skep.errors import UserError
+from skep.places import Paths, user_paths
 from skep.records import Run, RunState
-from skep.settings import Paths, user_paths
 from skep.store.database import Store, open_store
 from skep.units import format_bytes, parse_seconds
 

@@ -42,7 +42,7 @@ def add(
     from skep.cli.output import note
     from skep.gateway.keys import digest_of
     from skep.keyfile import add_entry, keys_path, make_entry, new_key, remove_entry
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     path = keys_path(user_paths(os.environ))
     key = new_key()
@@ -64,7 +64,7 @@ def list_keys(as_json: JsonOption = False) -> None:
     """The keys' names and limits. The keys themselves are not stored."""
     from skep.cli.output import note, print_json, print_table
     from skep.keyfile import keys_path, loose_mode, read_entries
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     path = keys_path(user_paths(os.environ))
     entries = read_entries(path)
@@ -95,7 +95,7 @@ def remove(name: NameArgument) -> None:
     """Take a key back."""
     from skep.cli.output import note
     from skep.keyfile import keys_path, remove_entry
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     path = keys_path(user_paths(os.environ))
     stay = remove_entry(path, name)

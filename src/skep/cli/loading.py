@@ -57,7 +57,7 @@ def _seconds(text: str | None) -> float | None:
 def _say(message: dict[str, Any], words: str, *, as_json: bool) -> None:
     from skep.cli.output import note, print_json
     from skep.engines.control import ask, socket_of
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     paths = user_paths(os.environ)
     answer = ask(socket_of(paths.lock, paths.socket), message, timeout_s=None if message["wait"] else 10.0)

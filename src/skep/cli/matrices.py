@@ -20,6 +20,7 @@ from skep.cli.results import existing, write_whole
 from skep.cli.sweep import share_of, sweep_json
 from skep.errors import EngineError, UserError
 from skep.host.facts import read_host
+from skep.places import user_paths
 from skep.records import Run, SweepSummary
 from skep.report.tables import (
     Entry,
@@ -33,7 +34,6 @@ from skep.report.tables import (
     shown,
     speedup_table,
 )
-from skep.settings import user_paths
 from skep.store.database import open_store
 
 _KNOWN = (

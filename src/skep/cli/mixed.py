@@ -19,13 +19,13 @@ from skep.cli.mixed_tables import print_mixed
 from skep.cli.output import note, number, print_json, progress_of
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
+from skep.places import user_paths
 from skep.quality.judging import missing_packages
 from skep.quality.mixed_axes import with_solo_speeds
 from skep.quality.mixed_figures import LEVEL_NAMES
 from skep.quality.mixed_run import Form, MixedPlan, OnJudged, items_of, run_mixed
 from skep.sandbox.base import Sandbox
 from skep.sandbox.opening import open_sandbox
-from skep.settings import user_paths
 from skep.store.database import Store, open_store
 from skep.units import parse_int_list
 from skep.verdicts import MixedSummary, Verdict

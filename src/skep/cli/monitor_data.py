@@ -16,8 +16,8 @@ from skep.cli.monitor_words import moment_of, series_to_read, series_to_write
 from skep.cli.output import note
 from skep.errors import UserError
 from skep.monitor.exporting import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
+from skep.places import user_paths
 from skep.series import DAY_S, SeriesKey
-from skep.settings import user_paths
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
 from skep.units import parse_seconds

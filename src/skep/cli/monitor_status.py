@@ -22,8 +22,8 @@ from skep.cli.monitor_words import (
 from skep.cli.output import note, number, print_json, print_table
 from skep.errors import Regression, UserError
 from skep.monitor.standing import Reading, Standing, State, alert_document, standings
+from skep.places import user_paths
 from skep.series import Alert, Metric, ProbeOutcome
-from skep.settings import user_paths
 
 
 def show_status(*, as_json: bool) -> None:

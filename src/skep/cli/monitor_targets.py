@@ -93,7 +93,7 @@ def refuse_nonsense(target: Target) -> None:
 
 def key_of(target: Target) -> str | None:
     """The variable that it names; else the gateway's own key, which is sent to this machine only."""
-    from skep.settings import LOOPBACK
+    from skep.places import LOOPBACK
     from skep.wire.heads import parse_url
 
     if target.key_env is None:
@@ -113,7 +113,7 @@ def key_env_of(target: Target, kind: TargetKind) -> str | None:
 
 async def _look(target: Target) -> Found:
     from skep.bench.endpoint import find_endpoint
-    from skep.settings import LOOPBACK
+    from skep.places import LOOPBACK
 
     key = key_of(target)
     try:
@@ -137,7 +137,7 @@ async def _look(target: Target) -> Found:
 def wake_monitor() -> bool:
     """Whether somebody probes: the hive that runs here is asked to, where one does."""
     from skep.engines.control import ask, socket_of
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     paths = user_paths(os.environ)
     if loop_pid() is not None:

@@ -21,7 +21,7 @@ NOTHING_YET = "`skep monitor add NAME --url URL` adds a target"
 @contextmanager
 def series_to_read() -> Iterator[SeriesStore]:
     """Raises UserError where nothing was ever watched."""
-    from skep.settings import user_paths
+    from skep.places import user_paths
     from skep.store.database import open_store
     from skep.store.series import SeriesStore
 
@@ -35,7 +35,7 @@ def series_to_read() -> Iterator[SeriesStore]:
 @contextmanager
 def series_if_any() -> Iterator[SeriesStore | None]:
     """None where nothing was ever watched: a look makes no file."""
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     if not user_paths(os.environ).store.exists():
         yield None
@@ -46,7 +46,7 @@ def series_if_any() -> Iterator[SeriesStore | None]:
 
 @contextmanager
 def series_to_write() -> Iterator[SeriesStore]:
-    from skep.settings import user_paths
+    from skep.places import user_paths
     from skep.store.database import open_store
     from skep.store.series import SeriesStore
 
@@ -59,7 +59,7 @@ def loop_pid() -> int | None:
 
     The lock itself is not tried: a loop that begins at that moment would find it taken.
     """
-    from skep.settings import user_paths
+    from skep.places import user_paths
     from skep.wiring import monitor_lock
 
     path = monitor_lock(user_paths(os.environ))
@@ -73,7 +73,7 @@ def loop_pid() -> int | None:
 def runs_with_up() -> bool:
     """Whether `skep up` brings the loop along; a file that cannot be read starts nothing."""
     from skep.configfile import find_config, load_settings
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     paths = user_paths(os.environ)
     try:

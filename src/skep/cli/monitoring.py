@@ -29,7 +29,7 @@ ASK_S = 5.0
 
 def run_loop(config: Path | None, *, once: bool, quiet: bool, parent_fd: int | None) -> None:
     from skep.configfile import find_config, load_settings
-    from skep.settings import user_paths
+    from skep.places import user_paths
     from skep.wiring import run_monitor
 
     paths = user_paths(os.environ)
@@ -68,7 +68,7 @@ def when_ready(parent_fd: int, phase: Callable[[], str | None]) -> bool:
 def _phase() -> str | None:
     """Of the hive; None where it cannot be asked, which is no reason to wait."""
     from skep.engines.control import ask, socket_of
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     paths = user_paths(os.environ)
     try:
@@ -106,7 +106,7 @@ def probe_now(name: str, *, as_json: bool) -> None:
     """Raises EndpointError where it failed: what is wrong is one line."""
     from skep.monitor.faults import BUSY
     from skep.monitor.loop import probe_by_hand
-    from skep.settings import user_paths
+    from skep.places import user_paths
     from skep.wiring import probing_turns
 
     with series_to_read() as series:

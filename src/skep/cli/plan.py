@@ -66,7 +66,7 @@ def plan(
     from skep.bench.planning import Flags, answer, nothing_fits
     from skep.cli.output import print_json
     from skep.cli.plan_page import check_page, write_page
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     _speak_ascii()
     if html is not None:

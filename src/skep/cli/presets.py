@@ -120,8 +120,8 @@ def markdown_list(known: Sequence[Preset]) -> str:
 
 
 def _folder() -> Path:
+    from skep.places import user_paths
     from skep.presetfile import presets_folder
-    from skep.settings import user_paths
 
     return presets_folder(user_paths(os.environ))
 

@@ -16,6 +16,7 @@ from skep.cli.summaries import milliseconds
 from skep.cli.sweep import levels_of
 from skep.errors import UserError
 from skep.host.facts import read_host
+from skep.places import user_paths
 from skep.quality.bank_choice import Bank, choose_bank, makes_its_items
 from skep.quality.judging import Judge, missing_packages, needs_sandbox
 from skep.quality.trial import TrialProgress, run_trial
@@ -24,7 +25,6 @@ from skep.quality.trial_plan import LEAST_DELTA, MOST_DELTA, TrialPlan
 from skep.quality.trial_words import noise_words, outlook, remarks, signed
 from skep.report.quality_words import claim_words, conclusion
 from skep.sandbox.opening import open_sandbox
-from skep.settings import user_paths
 from skep.stats.noninferiority import items_needed
 from skep.store.database import open_store
 from skep.units import format_seconds

@@ -99,6 +99,6 @@ def judge(
     import os
 
     from skep.cli.replaying import run_judge_command
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     raise typer.Exit(run_judge_command(user_paths(os.environ).store, run, item, as_json=as_json))

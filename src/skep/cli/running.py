@@ -64,7 +64,8 @@ def reload(
     from skep.configfile import wished_settings
     from skep.keyfile import keys_path, read_keys
     from skep.launching import plan_launches
-    from skep.settings import user_paths, wishes_of
+    from skep.places import user_paths
+    from skep.settings import wishes_of
     from skep.wiring import check_tls
 
     paths = user_paths(os.environ)
@@ -103,7 +104,7 @@ def _tell(answer: dict[str, Any]) -> None:
 
 def _ask(message: dict[str, Any], timeout_s: float | None = 10.0) -> dict[str, Any]:
     from skep.engines.control import ask, socket_of
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     paths = user_paths(os.environ)
     return ask(socket_of(paths.lock, paths.socket), message, timeout_s=timeout_s)

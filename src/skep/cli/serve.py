@@ -128,7 +128,7 @@ def start(wishes: Wishes, config: Path | None, *, detach: bool, as_json: bool) -
     """Serve what the file says and the command line asks for."""
     from skep.cli import hive
     from skep.configfile import find_config, load_settings
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     paths = user_paths(os.environ)
     found = find_config(config, paths)
@@ -154,7 +154,7 @@ def down(
     """Stop everything: finish what is under way, then end gateway and engines."""
     from skep.cli.output import note
     from skep.engines.control import ask_down, socket_of
-    from skep.settings import user_paths
+    from skep.places import user_paths
     from skep.units import parse_seconds
 
     paths = user_paths(os.environ)
@@ -167,7 +167,7 @@ def ps(as_json: JsonOption = False) -> None:
     from skep.cli.hive import print_rows
     from skep.cli.output import print_json
     from skep.engines.control import NotRunning, ask, socket_of
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     try:
         paths = user_paths(os.environ)
@@ -189,7 +189,7 @@ def logs(
 ) -> None:
     """An engine's own output, kept and rotated."""
     from skep.cli.logview import show_log
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     show_log(user_paths(os.environ).logs, name, lines, follow=follow)
 
@@ -198,7 +198,7 @@ def restart(name: Annotated[str, typer.Argument(help="A replica's name as in `sk
     """Restart one replica after its answers, or replace the gateway while engines stay loaded and streams go on."""
     from skep.cli.output import note
     from skep.engines.control import ask, socket_of
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     paths = user_paths(os.environ)
     ask(socket_of(paths.lock, paths.socket), {"op": "restart", "name": name}, timeout_s=600)

@@ -14,9 +14,9 @@ from skep.bench.planning import Flags, engines_of, goal_of, pins_of, read_model,
 from skep.cli.output import note
 from skep.engines.simulated_plan import plan_of
 from skep.errors import UserError
+from skep.places import user_paths
 from skep.planner.choice import Plan, choose, fits_nowhere
 from skep.planner.memory import weights_bytes
-from skep.settings import user_paths
 
 AGENTS = 4  # to plan for, where nobody says how many: as `skep plan` has it
 INPUT_TOKENS, OUTPUT_TOKENS = 1024, 512

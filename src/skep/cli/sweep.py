@@ -17,8 +17,8 @@ from skep.cli.output import note, print_json
 from skep.cli.summaries import print_summary
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
+from skep.places import user_paths
 from skep.records import Request, SweepSummary
-from skep.settings import user_paths
 from skep.store.database import open_store
 from skep.units import format_seconds, parse_int_list
 

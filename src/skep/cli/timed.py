@@ -20,8 +20,8 @@ from skep.cli.summaries import print_summary
 from skep.cli.sweep import fail_for, sweep_json
 from skep.errors import UserError
 from skep.host.facts import read_host
+from skep.places import user_paths
 from skep.records import SweepSummary
-from skep.settings import user_paths
 from skep.store.database import open_store
 from skep.workload.arrivals import parse_arrivals
 from skep.workload.calibration import Calibration

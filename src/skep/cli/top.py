@@ -239,7 +239,7 @@ def top(
     from rich.console import Console
 
     from skep.engines.control import ask, socket_of
-    from skep.settings import user_paths
+    from skep.places import user_paths
 
     every_s = max(SHORTEST_S, parse_seconds(every))
     paths = user_paths(os.environ)

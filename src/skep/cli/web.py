@@ -22,7 +22,7 @@ def web(
 ) -> None:
     """Serve the dashboard: what runs now, the history of what is watched, runs, plans."""
     from skep.cli.output import note
-    from skep.settings import user_paths
+    from skep.places import user_paths
     from skep.web.serving import serve
     from skep.web.site import make_site
 

@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from skep.bench.loaded import IMPORTED
+from skep.places import LOOPBACK
 from skep.records import Run
-from skep.settings import LOOPBACK
 from skep.units import GIB
 
 # What a hive with `--simulate` says of itself.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from skep.errors import UserError
 from skep.gateway.keys import KeySpec
 from skep.keyfile import keys_path, read_keys
+from skep.places import LOOPBACK, Paths
 from skep.report.figures import UNKNOWN, public_name, public_url
-from skep.settings import LOOPBACK, Paths
 from skep.store.database import Store, open_store
 from skep.store.series import SeriesStore
 from skep.web.veil import veil

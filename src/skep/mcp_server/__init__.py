@@ -1,0 +1,1 @@
+"""skep as tools of an MCP client: dispatch, wait, fetch, look."""

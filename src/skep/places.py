@@ -1,0 +1,73 @@
+"""Where things lie: the folders of one installation, and the port its gateway takes unless told."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from skep.errors import UserError
+
+DEFAULT_PORT = 8400
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes, some systems' 104
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    config: Path
+    data: Path
+    cache: Path
+    state: Path
+    runtime: Path
+
+    @property
+    def store(self) -> Path:
+        return self.data / "skep.sqlite3"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "logs"
+
+    @property
+    def socket(self) -> Path:
+        return self.runtime / "control.sock"
+
+    @property
+    def lock(self) -> Path:
+        """In the state folder, which is the same with and without a login session's runtime folder."""
+        return self.state / "lock"
+
+
+def user_paths(env: Mapping[str, str]) -> Paths:
+    """The XDG folders. The runtime folder carries a digest of the others, so that installations stay apart."""
+    home = Path(env.get("HOME") or Path.home())
+    folders = {
+        "config": _folder(env, "XDG_CONFIG_HOME", home / ".config"),
+        "data": _folder(env, "XDG_DATA_HOME", home / ".local/share"),
+        "cache": _folder(env, "XDG_CACHE_HOME", home / ".cache"),
+        "state": _folder(env, "XDG_STATE_HOME", home / ".local/state"),
+    }
+    mark = hashlib.sha256("\0".join(str(folders[key]) for key in ("config", "data", "state")).encode()).hexdigest()[:8]
+    runtime = Path(env.get("XDG_RUNTIME_DIR") or "/nonexistent") / f"skep-{mark}"
+    if not runtime.parent.is_dir() or len(os.fsencode(runtime / "control.sock")) > MAX_SOCKET_PATH:
+        runtime = Path(f"/tmp/skep-{os.getuid()}-{mark}")  # noqa: S108 - made private and checked by `make_runtime`
+    return Paths(**folders, runtime=runtime)
+
+
+def make_runtime(path: Path) -> None:
+    """Create the runtime folder, or check that the one that is there is ours alone."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        hint = "set XDG_RUNTIME_DIR to a folder of your own, or remove it"
+        raise UserError(f"the runtime folder `{path}` is not private to you", hint=hint)
+
+
+def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:
+    """The XDG rule: a relative value is ignored."""
+    value = env.get(name, "")
+    return (Path(value) if value.startswith("/") else default) / "skep"

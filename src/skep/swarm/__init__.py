@@ -1,0 +1,1 @@
+"""Tasks in, results out: many at once, none lost."""
