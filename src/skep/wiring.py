@@ -43,7 +43,7 @@ def build_hive(settings: Settings, paths: Paths, listener: socket.socket, progre
     replicas = plan_launches(settings, paths, progress, machine=machine)
     return Hive(
         replicas=replicas,
-        gateway_argv=(sys.executable, "-m", "skep.gateway.process"),
+        gateway_argv=(sys.executable, "-m", "skep.frontdoor"),
         gateway_setup=gateway_setup(settings, paths),
         url=f"{scheme}://{host}:{listener.getsockname()[1]}",
         socket_path=paths.socket,
@@ -147,6 +147,7 @@ def gateway_setup(settings: Settings, paths: Paths) -> dict[str, Any]:
         "server": {"body_bytes": gateway.body_limit_bytes},
         "tls": tls,
         "store": str(paths.store) if gateway.store_requests else None,
+        "batches": {"store": str(paths.store), "files": str(paths.data / "files")},  # kept, whatever of requests is
         "log": str(paths.logs / "requests.log"),
     }
 

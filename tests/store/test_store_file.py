@@ -209,7 +209,7 @@ def test_size_counts_the_side_files(path, store, begin):
 def test_vacuum_gives_space_back(store, begin, a_request):
     """Deleting frees pages; vacuum frees the disk."""
     run_id = begin(store)
-    store.append_requests(run_id, [a_request(i, prompt="x" * 5000) for i in range(100)])
+    store.append_requests(run_id, [a_request(i, prompt="x" * 5000) for i in range(300)])
     store.end_run(run_id, 1.0, "done")
     store.delete_runs([run_id])
     before = store.size_bytes()

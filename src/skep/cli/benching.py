@@ -66,7 +66,8 @@ def run_measuring(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         task = asyncio.current_task()
         assert task is not None
         for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(sign, task.cancel)
+            if signal.getsignal(sign) is not signal.SIG_IGN:  # as `nohup` sets it: the work is to go on
+                asyncio.get_running_loop().add_signal_handler(sign, task.cancel)
         return await work()
 
     import uvloop

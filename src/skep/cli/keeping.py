@@ -12,21 +12,26 @@ from skep.errors import UserError
 from skep.places import Paths, user_paths
 from skep.records import Run, RunState
 from skep.store.database import Store, open_store
+from skep.store.swarm import SwarmStore
+from skep.tasks import RunState as SwarmState
 from skep.units import format_bytes, parse_seconds
 
 
 def store_info(*, as_json: bool) -> None:
     path = user_paths(os.environ).store
     if not path.exists():
-        document: dict[str, Any] = {"path": str(path), "bytes": 0, "runs": 0, "requests": 0, "gateway_requests": 0}
+        counts = dict.fromkeys(("runs", "requests", "swarm_runs", "swarm_tasks", "gateway_requests"), 0)
+        document: dict[str, Any] = {"path": str(path), "bytes": 0, **counts}
     else:
         with open_store(path, read_only=True) as store:
-            runs = store.runs()
+            runs, swarm_runs = store.runs(), SwarmStore(store).runs()
             document = {
                 "path": str(path),
                 "bytes": store.size_bytes(),
                 "runs": len(runs),
                 "requests": sum(run.requests for run in runs),
+                "swarm_runs": len(swarm_runs),
+                "swarm_tasks": sum(run.counts.total for run in swarm_runs),
                 "gateway_requests": store.count_gateway_requests(),
             }
     if as_json:
@@ -34,7 +39,8 @@ def store_info(*, as_json: bool) -> None:
         return
     size = format_bytes(document["bytes"])
     kept = f"{document['runs']} runs, {document['requests']} requests, {document['gateway_requests']} gateway requests"
-    print(f"{document['path']}: {size}, {kept}")  # noqa: T201
+    swarm = f"{document['swarm_runs']} swarm runs, {document['swarm_tasks']} tasks"
+    print(f"{document['path']}: {size}, {kept}, {swarm}")  # noqa: T201
 
 
 def store_backup(to: Path, *, overwrite: bool) -> None:
@@ -52,20 +58,23 @@ def collect_garbage(older_than: str | None, *, incomplete: bool, dry_run: bool, 
     files = _old_logs(paths)
     before = paths.store.stat().st_size if paths.store.exists() else 0
     doomed: list[Run] = []
+    swarm_runs: list[str] = []
     gateway_rows = 0
     if paths.store.exists():
         with open_store(paths.store) as store:
             doomed = _doomed(store, age_s, incomplete=incomplete)
+            swarm_runs = _old_swarm_runs(store, age_s)
             gateway_rows = _old_gateway_rows(store, age_s, dry_run=dry_run)
             if not dry_run:
                 store.delete_runs([run.id for run in doomed])
+                SwarmStore(store).delete(swarm_runs)
                 store.vacuum()
     freed = sum(file.stat().st_size for file in files)
     if not dry_run:
         for file in files:
             file.unlink(missing_ok=True)
         freed += max(0, before - (paths.store.stat().st_size if paths.store.exists() else 0))
-    _report(doomed, gateway_rows, files, freed, dry_run=dry_run, as_json=as_json)
+    _report([run.id for run in doomed], swarm_runs, gateway_rows, files, freed, dry_run=dry_run, as_json=as_json)
 
 
 def _doomed(store: Store, age_s: float | None, *, incomplete: bool) -> list[Run]:
@@ -77,6 +86,16 @@ def _doomed(store: Store, age_s: float | None, *, incomplete: bool) -> list[Run]
         if run.state is not RunState.RUNNING
         and ((age_s is not None and now - run.created_at > age_s) or (incomplete and run.state is RunState.INCOMPLETE))
     ]
+
+
+def _old_swarm_runs(store: Store, age_s: float | None) -> list[str]:
+    """By when they were last at work. One that stopped halfway goes only by its age: it has answers, and can go on."""
+    if age_s is None:
+        return []
+    old = time.time() - age_s
+    swarm = SwarmStore(store)
+    idle = [run for run in swarm.runs() if run.created_at < old and run.state is not SwarmState.RUNNING]
+    return [run.id for run in idle if max([one.started_at for one in swarm.session_rows(run.id)], default=0) < old]
 
 
 def _old_gateway_rows(store: Store, age_s: float | None, *, dry_run: bool) -> int:
@@ -91,13 +110,24 @@ def _old_logs(paths: Paths) -> list[Path]:
     return sorted(paths.logs.glob("*.log.[0-9]*")) if paths.logs.is_dir() else []
 
 
-def _report(runs: list[Run], gateway_rows: int, files: list[Path], freed: int, *, dry_run: bool, as_json: bool) -> None:
+def _report(
+    runs: list[str],
+    swarm_runs: list[str],
+    gateway_rows: int,
+    files: list[Path],
+    freed: int,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     if as_json:
         names = [str(file) for file in files]
-        gone = {"runs": [run.id for run in runs], "gateway_requests": gateway_rows, "files": names}
+        gone = {"runs": runs, "swarm_runs": swarm_runs, "gateway_requests": gateway_rows, "files": names}
         print_json({"dry_run": dry_run, **gone, "freed_bytes": freed})
         return
     verb = "would delete" if dry_run else "deleted"
-    note(f"{verb} {len(runs)} runs, {gateway_rows} gateway requests and {len(files)} old logs: {format_bytes(freed)}")
-    for run in runs:
-        print(run.id)  # noqa: T201
+    swarm = f"{len(swarm_runs)} swarm runs, " if swarm_runs else ""
+    what = f"{len(runs)} runs, {swarm}{gateway_rows} gateway requests and {len(files)} old logs"
+    note(f"{verb} {what}: {format_bytes(freed)}")
+    for name in (*runs, *swarm_runs):
+        print(name)  # noqa: T201

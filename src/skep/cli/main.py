@@ -37,6 +37,9 @@ PARTS = {
     "validate": ("validate",),
     "monitor": ("monitor",),
     "web": ("web",),
+    "swarm": ("swarm",),
+    "swarm_ask": ("swarm",),
+    "mcp": ("mcp",),
 }
 
 
@@ -87,7 +90,8 @@ def root(
 def main() -> int:
     _open_standard_files()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it: the command is to go on
+            signal.signal(number, _leave)
     try:
         app_of(parts_of(sys.argv[1:]))()
     except SkepError as error:

@@ -32,6 +32,15 @@ ERRORS: dict[str, tuple[int, str, str]] = {
 }
 
 
+class Refused(Exception):
+    """A request that comes no further than the border. `code` is one of `ERRORS`."""
+
+    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
 def speaks_anthropic(path: str) -> bool:
     return path in ("/v1/messages", "/v1/complete") or path.startswith("/v1/messages/")
 
@@ -81,6 +90,15 @@ def rejection(
         RejectCode.LOAD_FAILED: f"the model `{name}` cannot be loaded: {reject.why or 'it did not start'}{again}",
     }
     return ERRORS[code][0], retry_headers(wait), error_body(code, messages[reject.code], path)
+
+
+def preflight_headers(wanted: bytes | None) -> list[tuple[bytes, bytes]]:
+    """What a web page may send, of an origin that may call: whatever it asks for."""
+    return [
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
+        (b"access-control-allow-headers", wanted or b"content-type"),
+        (b"access-control-max-age", b"600"),
+    ]
 
 
 def retry_headers(wait_s: float | None) -> list[tuple[bytes, bytes]]:

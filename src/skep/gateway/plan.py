@@ -23,6 +23,7 @@ ADMIN = (
     "/clear_hicache", "/hicache", "/health_generate", "/set_trace", "/add_worker", "/remove_worker", "/list_workers",
 )  # fmt: skip
 AMBIGUOUS = re.compile(r"\.\.|//|\\|%2f|%5c|%2e|%25|;", re.IGNORECASE)  # engines differ in what they make of these
+BATCH_FLOW = "batch"  # of batches without a key
 AMBIGUOUS_NAMES = "`..`, `//`, `;`, backslashes and their %-forms"
 
 
@@ -55,3 +56,35 @@ def is_for_the_owner(method: bytes, path: str) -> bool:
 
 def takes_no_slot(method: bytes, path: str) -> bool:
     return method not in (b"POST", b"PUT", b"PATCH") or path in LIGHT
+
+
+def seconds_of(text: str) -> float:
+    """Of the header `x-skep-max-wait`."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"x-skep-max-wait: {text[:40]!r} is not a number of seconds")
+    return seconds
+
+
+def batch_plan(rules: object, path: str, key: KeySpec | None) -> Plan:
+    """Of a request that the gateway makes by itself, for a batch."""
+    return Plan(
+        rules=rules,
+        path=path,
+        lines=b"content-type: application/json\r\naccept: application/json\r\n",
+        key=key,
+        priority=Priority.BATCH,
+        flow=key.name if key is not None else BATCH_FLOW,
+        session=None,
+        model=None,
+        max_wait_s=None,
+        form=False,
+        may_be_other=False,
+        cross_origin=None,
+        label=Priority.BATCH.label,
+        light=False,
+        lengthy=True,
+    )

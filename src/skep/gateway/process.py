@@ -1,4 +1,4 @@
-"""The gateway as a process of its own: `python -m skep.gateway.process --listen-fd N --link-fd M`.
+"""The gateway as a process of its own: `python -m skep.frontdoor --listen-fd N --link-fd M`.
 
 The listening socket belongs to the supervisor and outlives this process, so that a crash or an upgrade refuses no
 connection. The link brings the replica table and takes questions; when it ends, the supervisor is gone, and so is
@@ -17,18 +17,19 @@ import signal
 import socket
 import ssl
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Protocol
 from urllib.parse import unquote
 
 from skep.gateway.accounts import Accounts
 from skep.gateway.admission import Admission
-from skep.gateway.dialect import JSON
+from skep.gateway.dialect import JSON, Refused
 from skep.gateway.exchange import Timeouts
 from skep.gateway.journal import Journal
 from skep.gateway.keys import KeySpec, digest_of
 from skep.gateway.metrics import Metrics
-from skep.gateway.proxy import Policy, Proxy, Refused
+from skep.gateway.proxy import Policy, Proxy, Route
 from skep.gateway.values import AdmissionLimits, ReplicaSpec
 from skep.gateway.views import fill_gauges, model_document, models_document, status_document
 from skep.gateway.watch import HealthTimes, Watch
@@ -39,10 +40,23 @@ DRAIN_POLL_S = 0.02
 PROMETHEUS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
+class Annex(Protocol):
+    """What is served beside the models: its routes, and its work as long as the gateway runs."""
+
+    routes: dict[tuple[bytes, str], Route]
+
+    async def run(self) -> None: ...
+    def leave(self) -> None:
+        """This gateway is to end: finish what is under way, begin nothing new."""
+
+
+Mount = Callable[["Gateway", Message], Annex]
+
+
 class Gateway:
     """One gateway: built from the supervisor's first message, told of changes by later ones."""
 
-    def __init__(self, setup: Message) -> None:
+    def __init__(self, setup: Message, mounts: Sequence[Mount] = ()) -> None:
         store = setup.get("store")
         log = setup.get("log")
         self.journal = Journal(Path(store) if store else None, sys.stderr, log_path=Path(log) if log else None)
@@ -59,6 +73,9 @@ class Gateway:
             self.proxy.routes[b"GET", path] = self._models
             self.proxy.routes[b"GET", f"{path}/"] = self._model
         self.proxy.routes[b"GET", "/metrics"] = self._metrics
+        self.annexes = [mount(self, setup) for mount in mounts]
+        for annex in self.annexes:
+            self.proxy.routes.update(annex.routes)
 
     def _models(self, request: Incoming) -> None:
         request.respond(200, [JSON], json.dumps(models_document(self.proxy)).encode())
@@ -79,6 +96,7 @@ class Gateway:
 
     async def serve(self, listener: socket.socket, link: Link) -> None:
         self.journal.start()
+        beside = [asyncio.create_task(annex.run()) for annex in self.annexes]
         await self.server.listen(listener, self.tls)
         self.proxy.on_wanted = lambda model: link.send({"event": "wanted", "model": model})
         link.send({"event": "listening"})
@@ -92,6 +110,9 @@ class Gateway:
         finally:
             clock.cancel()
             messages.cancel()
+            for work in beside:
+                work.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             self.proxy.cut_all()
             await self.server.close()
             await self.proxy.close()
@@ -125,6 +146,8 @@ class Gateway:
     async def _drain(self, link: Link, message: Message) -> None:
         """`hand_over`: a new gateway takes the connections from now on; else new requests are told to come back."""
         admission = self.proxy.admission
+        for annex in self.annexes:
+            annex.leave()
         if message.get("hand_over"):
             self.server.stop_accepting()
         else:
@@ -163,7 +186,7 @@ def _tls(files: dict[str, str] | None) -> ssl.SSLContext | None:
     return context
 
 
-def main() -> int:
+def main(mounts: Sequence[Mount] = ()) -> int:
     parser = argparse.ArgumentParser(prog="skep-gateway")
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--link-fd", type=int, required=True)
@@ -177,7 +200,7 @@ def main() -> int:
         link = await Link.over(socket.socket(fileno=args.link_fd))
         setup = await link.receive()
         if setup is not None:
-            gateway = Gateway(setup)
+            gateway = Gateway(setup, mounts)
             gc.freeze()  # what is there now stays: collections look only at what requests leave behind
             await gateway.serve(socket.socket(fileno=args.listen_fd), link)
 
@@ -190,7 +213,11 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    code = main()
+def end(code: int) -> NoReturn:
+    """Nothing here needs an orderly interpreter shutdown, and a stop should be instant."""
     sys.stdout.flush()
-    os._exit(code)  # nothing here needs an orderly interpreter shutdown, and a stop should be instant
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    end(main())

@@ -17,13 +17,21 @@ from typing import Any
 from skep.gateway.accounts import Accounts
 from skep.gateway.admission import Admission
 from skep.gateway.aloud import wants_stream
-from skep.gateway.dialect import ERRORS, error_body, retry_headers
+from skep.gateway.dialect import ERRORS, Refused, error_body, preflight_headers, retry_headers
 from skep.gateway.dormancy import Dormancy
 from skep.gateway.exchange import Exchange, Timeouts
 from skep.gateway.headers import sort_headers
 from skep.gateway.keys import KeyRing, KeySpec, class_for, given_keys
 from skep.gateway.peek import Look, NotAnObject, look, model_of_form, session_digest, with_model
-from skep.gateway.plan import AMBIGUOUS, AMBIGUOUS_NAMES, Plan, is_for_the_owner, takes_no_slot
+from skep.gateway.plan import (
+    AMBIGUOUS,
+    AMBIGUOUS_NAMES,
+    Plan,
+    batch_plan,
+    is_for_the_owner,
+    seconds_of,
+    takes_no_slot,
+)
 from skep.gateway.values import PRIORITIES, Action, Arrival, Forward, Reject, RejectCode, ReplicaSpec
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
@@ -42,13 +50,6 @@ class Policy:
     aliases: Mapping[str, str] = field(default_factory=dict)  # name or pattern (`claude-*`) to model
     origins: tuple[str, ...] = ()  # web pages that may call; "*": all
     timeouts: Timeouts = field(default_factory=Timeouts)
-
-
-class Refused(Exception):
-    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.retry_after_s = retry_after_s
 
 
 class Proxy:
@@ -96,6 +97,20 @@ class Proxy:
             self._pass(request, plan)
         except Refused as refusal:
             self._answer_refusal(request, request.path, refusal)
+
+    def hand_in(self, request: Incoming, owner: str) -> Exchange | None:
+        """A request of no connection, in the class `batch`, with the rights of the key so named; "": of none.
+
+        None: it was refused, and is answered.
+        """
+        try:
+            key = next((key for key in self.policy.keys if key.name == owner), None)
+            if key is None and owner and self.guarded:
+                raise Refused("invalid_api_key", f"the key `{owner}`, which asked for this, is not valid any more")
+            return self._pass(request, batch_plan(self._rules, request.path, key))
+        except Refused as refusal:
+            self._answer_refusal(request, request.path, refusal)
+            return None
 
     def set_policy(self, policy: Policy) -> None:
         self.policy = policy
@@ -206,7 +221,7 @@ class Proxy:
             request.extra = cross_origin
             if cross_origin is not None and self._answered_preflight(request):
                 return None
-        key = self._key_of(request)
+        key = self.key_of(request)
         route = self.routes.get((asked, path)) or self._route_above(asked, path)
         if route is not None:
             route(request)
@@ -251,7 +266,7 @@ class Proxy:
         )
         return next(above, None)
 
-    def _pass(self, request: Incoming, plan: Plan) -> None:
+    def _pass(self, request: Incoming, plan: Plan) -> Exchange:
         seen = self._look(request, plan)
         model, body = self._model(seen, plan, request)
         now = time.monotonic()
@@ -268,16 +283,17 @@ class Proxy:
         self.exchanges[request_id] = exchange
         dormant = self.dormancy.states and model in self.dormancy.states
         if dormant and self._is_refused(exchange, now):
-            return
+            return exchange
         if plan.light and not dormant:
             self._pass_lightly(exchange, now)
-            return
+            return exchange
         conversation = seen.conversation if plan.session is None else plan.session
         arrival = Arrival(request_id, model, plan.priority, plan.flow, conversation, len(body), plan.max_wait_s)
         may_wait = 1 if dormant else 0  # somebody has to, or it is never loaded
         self.carry_out(self.admission.arrive(arrival, now, may_wait=may_wait))
         if dormant and not exchange.under_way:
             self._await_load(exchange, now)
+        return exchange
 
     def _is_refused(self, exchange: Exchange, now: float) -> bool:
         """Its model is not loaded. Only who wants an answer has it loaded; who looks around does not."""
@@ -341,7 +357,8 @@ class Proxy:
                     return model, changed if changed is not None else request.body
         return named, request.body
 
-    def _key_of(self, request: Incoming) -> KeySpec | None:
+    def key_of(self, request: Incoming) -> KeySpec | None:
+        """None: none is wanted."""
         if not self.guarded:
             return None
         for given in given_keys(request.headers):
@@ -365,13 +382,7 @@ class Proxy:
     def _answered_preflight(self, request: Incoming) -> bool:
         if request.method != b"OPTIONS" or request.get(b"access-control-request-method") is None:
             return False
-        wanted = request.get(b"access-control-request-headers") or b"content-type"
-        leave = [
-            (b"access-control-allow-methods", b"GET, POST"),
-            (b"access-control-allow-headers", wanted),
-            (b"access-control-max-age", b"600"),
-        ]
-        request.respond(204, leave, b"")
+        request.respond(204, preflight_headers(request.get(b"access-control-request-headers")), b"")
         return True
 
     def _answer_refusal(self, request: Incoming, path: str, refusal: Refused) -> None:
@@ -384,14 +395,3 @@ class Proxy:
     def _new_id(self) -> str:
         self._counter += 1
         return f"{self._prefix}-{self._counter}"
-
-
-def seconds_of(text: str) -> float:
-    """Of the header `x-skep-max-wait`."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise ValueError(f"x-skep-max-wait: {text[:40]!r} is not a number of seconds")
-    return seconds

@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -105,6 +105,12 @@ class Judge:
             raise _first(group) from None
         return [task.result() for task in under_way]
 
+    async def look_at(self, item: Item, text: str) -> Finding:
+        """Of a whole answer that belongs to no measured request, its thinking taken away already."""
+        self._check_means([item])
+        async with self._room:
+            return await self._walled(self._said(text, item))
+
     def _check_means(self, items: Sequence[Item]) -> None:
         if not needs_sandbox(items):
             return
@@ -121,7 +127,7 @@ class Judge:
         row, item = which.row, which.item
         async with self._room:
             began = time.perf_counter()
-            found = await self._walled(which)
+            found = await self._walled(self._finding(which))
             seconds = time.perf_counter() - began
         said, missing = keyword_check(item.keywords, row.answer or "") if item.keywords else (None, ())
         return Verdict(
@@ -139,10 +145,10 @@ class Judge:
             seconds=seconds,
         )
 
-    async def _walled(self, which: Answered) -> Finding:
+    async def _walled(self, finding: Awaitable[Finding]) -> Finding:
         """A check of ours that fails on one answer is told with that answer, and does not cost the others."""
         try:
-            return await self._finding(which)
+            return await finding
         except SkepError:
             raise
         except Exception as error:
@@ -164,14 +170,17 @@ class Judge:
         said = spoken(row.answer or "", row.reasoning)
         if not said.text.strip():
             return Finding(Outcome.NO_ANSWER, _silence(row, thought=bool((said.reasoning or "").strip())))
-        if not item.checker.is_executed:
-            passed, detail = read_check(item.checker, said.text)
-            return Finding(Outcome.PASSED if passed else Outcome.WRONG, detail)
-        return await self._executed(said.text, which)
+        return await self._said(said.text, item, which.earlier)
 
-    async def _executed(self, text: str, which: Answered) -> Finding:
-        checker = which.item.checker
-        asked = "\n".join(one.get("content", "") for one in which.item.messages)
+    async def _said(self, text: str, item: Item, earlier: Sequence[str] = ()) -> Finding:
+        if not item.checker.is_executed:
+            passed, detail = read_check(item.checker, text)
+            return Finding(Outcome.PASSED if passed else Outcome.WRONG, detail)
+        return await self._executed(text, item, earlier)
+
+    async def _executed(self, text: str, item: Item, earlier: Sequence[str]) -> Finding:
+        checker = item.checker
+        asked = "\n".join(one.get("content", "") for one in item.messages)
         blocks = python_blocks(text, asked)
         if not blocks and checker.kind not in _OF_TEXT:
             return Finding(Outcome.NO_ANSWER, "no code in the answer")
@@ -184,7 +193,7 @@ class Judge:
             "blocks": blocks,
             "said": text[-LONGEST_READ:],
             "text": "\n".join(block.code for block in code_blocks(text)) or text,
-            "earlier": [python_blocks(spoken(one, None).text) for one in which.earlier],
+            "earlier": [python_blocks(spoken(one, None).text) for one in earlier],
         }
         script = Script(
             argv=("-m", "harness.driver", checker.kind),

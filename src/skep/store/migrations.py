@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from sqlite3 import Connection
 
+from skep.store.batch_tables import BATCH_TABLES
 from skep.store.quality_rows import VERDICTS_AND_ITEMS
 from skep.store.series_tables import SERIES_TABLES
+from skep.store.swarm_tables import SWARM_TABLES
 
 APPLICATION_ID = 0x534B4550  # "SKEP": tells our files from other programs' databases
 
@@ -359,6 +361,11 @@ def _m006_series(connection: Connection) -> None:
         connection.execute(statement)
 
 
+def _m007_swarm(connection: Connection) -> None:
+    for statement in (*SWARM_TABLES, *BATCH_TABLES):
+        connection.execute(statement)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _m001_runs_and_requests,
     _m002_gateway_requests,
@@ -366,6 +373,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _m004_calibrations,
     _m005_verdicts_and_items,
     _m006_series,
+    _m007_swarm,
 )
 
 

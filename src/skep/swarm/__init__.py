@@ -1,1 +1,21 @@
-"""Tasks in, results out: many at once, none lost."""
+"""Tasks in, results out: many at once, none lost.
+
+`from skep import swarm` and `await swarm.map("Summarise: {}", texts)`: the names below are `skep.swarm.api`'s, loaded
+when one is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skep.swarm.api import Failure, Options, Run, SwarmError, map, map_sync, run, run_sync  # noqa: A004
+
+__all__ = ["Failure", "Options", "Run", "SwarmError", "map", "map_sync", "run", "run_sync"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("skep.swarm.api"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -90,7 +90,7 @@ def head_too_large(limits: ServerLimits) -> Refusal:
 
 
 def body_too_large(limits: ServerLimits) -> Refusal:
-    return Refusal(413, f"the body is larger than {limits.body_bytes} bytes")
+    return Refusal(413, f"the body is larger than {limits.body_bytes} bytes; `body_limit` in skep.toml raises it")
 
 
 @lru_cache(maxsize=256)  # clients name the same few hosts again and again

@@ -1,0 +1,177 @@
+"""`skep swarm`: many tasks at once, none lost. Options to values; what each command does is in the modules beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skep.cli import swarm_options as of
+from skep.cli.serve import JsonOption
+
+swarm = typer.Typer(
+    no_args_is_help=True, help="Run many tasks at once on an endpoint, and lose none.", rich_markup_mode=None
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(swarm, name="swarm")
+    swarm.command(epilog="Example: skep swarm run tasks.jsonl -o results.jsonl")(run)
+    swarm.command(epilog="Example: skep swarm resume --last")(resume)
+    swarm.command(epilog="Example: skep swarm cancel last")(cancel)
+    swarm.command("ls", epilog="Example: skep swarm ls --json")(list_)
+    swarm.command(epilog="Example: skep swarm show last")(show)
+    swarm.command(epilog="Example: skep swarm trace last task-17")(trace)
+    swarm.command(epilog="Example: skep swarm results last --failed")(results)
+    swarm.command(epilog="Example: skep swarm report last -o swarm.html")(report)
+
+
+@swarm.callback()
+def _swarm() -> None:
+    pass
+
+
+def run(
+    tasks: Annotated[
+        str | None,
+        typer.Argument(metavar="TASKS", help="JSONL, plain text lines or CSV: docs/swarm.md. `-` reads stdin."),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", help="A line a result. Default: TASKS.results.jsonl; `-` prints them."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="The output file may be there already.")] = False,
+    failed_of: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Instead of TASKS: those that were set aside in that run.")
+    ] = None,
+    url: of.Url = None,
+    model: of.Model = None,
+    agents: of.Agents = None,
+    template: Annotated[
+        str | None, typer.Option(help='Makes a prompt of each line: "Summarise {title}: {text}", by columns or keys.')
+    ] = None,
+    form: Annotated[str | None, typer.Option(help="jsonl, text or csv. Default: by the file's name.")] = None,
+    schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A JSON schema that each answer must meet.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="A system message, where a task has none.")] = None,
+    max_tokens: of.MaxTokens = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Where a task does not say.")] = None,
+    priority: Annotated[
+        str | None, typer.Option(help="interactive, normal or batch, where a task does not say: for skep's gateway.")
+    ] = None,
+    tries: of.Tries = 4,
+    timeout: of.Timeout = of.TEN_MINUTES,
+    deadline: of.Deadline = of.TEN_MINUTES,
+    stragglers: Annotated[
+        bool, typer.Option("--stragglers/--no-stragglers", help="Send what takes far too long a second time.")
+    ] = True,
+    key_env: of.KeyEnv = None,
+    serial_sample: of.SerialSample = 0,
+    price_kwh: of.Price = None,
+    report_file: of.ReportOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show what would be sent.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Send every task, check the answers, write a result line for each; exit code 1 where some were set aside."""
+    import os
+
+    from skep.cli.benching import Target
+    from skep.cli.swarm_run import Intake, RunWishes, run_tasks
+    from skep.places import user_paths
+    from skep.swarm.here import url_here
+
+    intake = Intake(tasks, failed_of, template, form, schema, system, max_tokens, temperature, priority)
+    wishes = RunWishes(
+        intake=intake,
+        target=Target(url or url_here(user_paths(os.environ), os.environ), model, key_env),
+        output=output,
+        overwrite=overwrite,
+        agents=agents,
+        tries=tries,
+        timeout=timeout,
+        deadline=deadline,
+        stragglers=stragglers,
+        serial_sample=serial_sample,
+        price_kwh=price_kwh,
+        report=report_file,
+    )
+    raise typer.Exit(run_tasks(wishes, dry_run=dry_run, as_json=as_json))
+
+
+def resume(
+    name: Annotated[str | None, typer.Argument(metavar="RUN", help="A run's id, or the beginning of one.")] = None,
+    last: Annotated[bool, typer.Option("--last", help="The newest that is not finished.")] = False,
+    report_file: of.ReportOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on with a run that was stopped or killed: only what has no result is done, the same file is completed."""
+    from skep.cli.swarm_run import resume_run
+
+    raise typer.Exit(resume_run(name, last=last, report=report_file, as_json=as_json))
+
+
+def cancel(
+    name: of.RunName,
+    wait: Annotated[str, typer.Option(help="For the process that works on it to end.")] = "30s",
+    as_json: JsonOption = False,
+) -> None:
+    """Stop a run, also one of another process. What is done is kept; `skep swarm resume` would go on with it."""
+    from skep.cli.swarm_cancel import cancel_run
+
+    cancel_run(name, wait, as_json=as_json)
+
+
+def list_(
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many, newest first.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """The runs, newest first: how many tasks are done, set aside, left."""
+    from skep.cli.swarm_tables import print_runs
+
+    print_runs(limit, as_json=as_json)
+
+
+def show(name: of.RunName = "last", price_kwh: of.Price = None, as_json: JsonOption = False) -> None:
+    """A run's account: failures first, then time, tokens, speedup, energy, and what each agent did."""
+    from skep.cli.swarm_tables import show_run
+
+    show_run(name, price_kwh, as_json=as_json)
+
+
+def trace(
+    name: of.RunName,
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A task's id.")],
+    as_json: JsonOption = False,
+) -> None:
+    """All about one task: what was sent, each attempt and its steps, the answer."""
+    from skep.cli.swarm_trace import show_trace
+
+    show_trace(name, task, as_json=as_json)
+
+
+def results(
+    name: of.RunName = "last",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="A file. Default: stdout.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only what was set aside.")] = False,
+    done: Annotated[bool, typer.Option("--done", help="Only what is done.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """The result lines of a run from the journal, in the order of its tasks."""
+    from skep.cli.swarm_results import write_results
+
+    write_results(name, output, failed=failed, done=done, as_json=as_json)
+
+
+def report(
+    name: of.RunName = "last",
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The HTML file to write; .svg writes the picture alone.")
+    ] = Path("swarm.html"),
+    price_kwh: of.Price = None,
+) -> None:
+    """Write one self-contained HTML file: the account, who did what when, failures and slowest tasks."""
+    from skep.cli.swarm_results import write_report
+
+    write_report(name, output, price_kwh)

@@ -1,0 +1,214 @@
+"""`skep swarm ls` and `show`: runs as a list, and a run's account as tables."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Any
+
+from skep.cli.output import note, number, print_json, print_table
+from skep.cli.swarm_places import MAKES_ONE, NONE_YET, opened, stored_runs
+from skep.cli.swarm_words import one_line, serial_words
+from skep.report.swarm_story import Account
+from skep.store.swarm import SwarmStore
+from skep.swarm.accounts import account_json, account_of
+from skep.swarm.orders import order_from_json
+from skep.tasks import Ending, Result, RunState, SwarmRun
+from skep.units import format_seconds
+
+SHOWN_FAILURES = 20
+SHOWN_AGENTS = 16
+
+
+def print_runs(limit: int, *, as_json: bool) -> None:
+    runs = stored_runs(limit)
+    if as_json:
+        print_json([run_document(run) for run in runs])
+        return
+    if not runs:
+        note(f"{NONE_YET}; {MAKES_ONE}")
+        return
+    columns = ("RUN", "WHEN", "KIND", "STATE", "DONE", "SET ASIDE", "LEFT", "MODEL", "NAME", "URL", "NOTE")
+    print_table(columns, [_cells(run) for run in runs], right=("DONE", "SET ASIDE", "LEFT"))
+
+
+def run_document(run: SwarmRun) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "kind": run.kind,
+        "state": run.state.value,
+        "created_at": run.created_at,
+        "ended_at": run.ended_at,
+        "name": run.name,
+        "model": run.model,
+        "url": run.url,
+        "tasks": run.counts.total,
+        "done": run.counts.done,
+        "failed": run.counts.failed,
+        "left": run.counts.left,
+        "sessions": run.sessions,
+        "simulated": run.simulated,
+        "output": order_from_json(run.config).output,
+        "skep_version": run.skep_version,
+        "error": run.error,
+    }
+
+
+def _cells(run: SwarmRun) -> list[str]:
+    when = datetime.fromtimestamp(run.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
+    counts = [str(count) for count in (run.counts.done, run.counts.failed, run.counts.left)]
+    told = [one_line(run.error), f"{run.sessions} sessions" if run.sessions > 1 else ""]
+    remark = ", ".join(filter(None, [*told, "simulated" if run.simulated else ""]))
+    names = [run.model or "–", one_line(run.name, 40), run.url]
+    return [run.id, when, run.kind, run.state.value, *counts, *names, remark]
+
+
+def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
+    with opened() as store:
+        swarm = SwarmStore(store)
+        run = swarm.run(name)
+        account = account_of(swarm, run, now=time.time(), price_kwh=price_kwh, bench=store)
+        failures = swarm.results(run.id, ending=Ending.FAILED)
+    if as_json:
+        told = [_failure_document(one) for one in failures]
+        print_json({**run_document(run), "account": account_json(account), "failures": told})
+        return
+    _show_failures(run, failures)
+    for title, text in figures(run, account):
+        print(f"{title:<10}  {text}")  # noqa: T201
+    _show_agents(account)
+    _show_replicas(account)
+    _say_next(run)
+
+
+def _failure_document(result: Result) -> dict[str, Any]:
+    return {"id": result.task, "tries": result.tries, "kind": result.error_kind, "message": result.error}
+
+
+def _show_failures(run: SwarmRun, failures: list[Result]) -> None:
+    if not failures:
+        return
+    rows = [[one_line(r.task, 48), str(r.tries), r.error_kind or "–", one_line(r.error)] for r in failures]
+    print_table(("SET ASIDE", "TRIES", "KIND", "ERROR"), rows[:SHOWN_FAILURES], right=("TRIES",))
+    if len(rows) > SHOWN_FAILURES:
+        note(f"and {len(rows) - SHOWN_FAILURES} more: `skep swarm results {run.id} --failed` has them all")
+    print()  # noqa: T201
+
+
+def figures(run: SwarmRun, account: Account) -> list[tuple[str, str]]:
+    """What is not known, and what did not happen, has no line."""
+    counts = f"{account.done} done, {account.failed} set aside, {account.left} left of {account.tasks}"
+    rows: list[tuple[str, str | None]] = [
+        ("run", f"{run.id} ({run.state.value})" + (", simulated" if run.simulated else "")),
+        ("tasks", f"{counts}; {account.retried} tried more than once" if account.retried else counts),
+        ("from", one_line(run.name)),
+        ("endpoint", f"{run.url}  {account.model or ''}".rstrip()),
+        ("results", order_from_json(run.config).output),
+        ("wall time", _wall(account)),
+        ("tokens", _tokens(account)),
+        ("effective", None if account.effective_tok_s is None else f"{number(account.effective_tok_s)} tok/s"),
+        ("one by one", serial_words(account)),
+        ("a task", _task_times(account)),
+        ("agents", _agents(account)),
+        ("errors", ", ".join(f"{kind} {count}x" for kind, count in account.errors) or None),
+        ("cut off", f"{account.truncated} answers ended at their token limit" if account.truncated else None),
+        ("energy", _energy(account)),
+        ("ended with", one_line(run.error) or None),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+def _wall(account: Account) -> str | None:
+    if account.wall_s is None:
+        return None
+    parts = [format_seconds(account.wall_s)]
+    if account.sessions > 1:
+        parts.append(f"in {account.sessions} sessions, {format_seconds(account.paused_s)} between them not counted")
+    if account.down_s:
+        parts.append(f"the endpoint down for {format_seconds(account.down_s)} of it")
+    return ", ".join(parts)
+
+
+def _tokens(account: Account) -> str | None:
+    if account.output_tokens is None:
+        return None
+    read = f"{account.prompt_tokens:,} read, " if account.prompt_tokens is not None else ""
+    wasted = f"; {account.wasted_output_tokens:,} more for nothing" if account.wasted_output_tokens else ""
+    unknown = f"; {account.tokens_unknown} tasks came without a count" if account.tokens_unknown else ""
+    return f"{read}{account.output_tokens:,} written{wasted}{unknown}"
+
+
+def _task_times(account: Account) -> str | None:
+    if account.task_s is None:
+        return None
+    longest = "" if account.task_max_s is None else f", {format_seconds(account.task_max_s)} the longest"
+    first = "" if account.ttft_s is None else f"; first token after {format_seconds(account.ttft_s.p50)}"
+    times = f"{format_seconds(account.task_s.p50)} in the middle, {format_seconds(account.task_s.p95)} at 95 %"
+    return f"{times}{longest}{first}"
+
+
+def _agents(account: Account) -> str | None:
+    if account.agents_mean is None:
+        return None
+    queued = "" if account.queued_share is None else f", {100 * account.queued_share:.0f} % of their time in the queue"
+    return f"{account.agents_mean:.1f} at work on average, {account.agents_max} at most{queued}"
+
+
+def _energy(account: Account) -> str | None:
+    if account.energy is None:
+        return None
+    energy, cost = account.energy.energy, account.energy.cost
+    each = "" if energy.joules_per_token is None else f", {energy.joules_per_token:.2f} J a token"
+    paid = "" if cost is None else f", costs {cost:.4f} at {account.energy.price_kwh:g} a kWh"
+    return f"{account.energy.kwh:.4f} kWh, {energy.mean_w:.0f} W on average{each}{paid} ({energy.source})"
+
+
+def _show_agents(account: Account) -> None:
+    """Those that did least are the ones to look at: where they are too many, the first and the last."""
+    agents = account.by_agent
+    if not agents:
+        return
+    half = SHOWN_AGENTS // 2
+    shown = agents if len(agents) <= SHOWN_AGENTS else (*agents[:half], *agents[-half:])
+    rows = [
+        [
+            str(one.agent),
+            str(one.tasks),
+            str(one.attempts),
+            "–" if one.busy_share is None else f"{100 * one.busy_share:.0f} %",
+            number(one.output_tokens, 0),
+        ]
+        for one in shown
+    ]
+    columns = ("AGENT", "TASKS", "ATTEMPTS", "BUSY", "TOKENS")
+    print()  # noqa: T201
+    print_table(columns, rows, right=columns)
+    if len(shown) < len(agents):
+        note(f"{len(agents) - len(shown)} agents between them are left out: --json has them all")
+
+
+def _show_replicas(account: Account) -> None:
+    if all(one.replica is None for one in account.by_replica):
+        return
+    rows = [
+        [
+            one.replica or "–",
+            str(one.tasks),
+            str(one.attempts),
+            str(one.failed),
+            number(one.output_tokens, 0),
+            "–" if one.ttft_s is None else format_seconds(one.ttft_s.p50),
+            number(one.task_tok_s),
+        ]
+        for one in account.by_replica
+    ]
+    columns = ("REPLICA", "TASKS", "ATTEMPTS", "FAILED", "TOKENS", "TTFT", "TOK/S EACH")
+    print()  # noqa: T201
+    print_table(columns, rows, right=columns[1:])
+
+
+def _say_next(run: SwarmRun) -> None:
+    if run.state in (RunState.STOPPED, RunState.CANCELLED):
+        note(f"`skep swarm resume {run.id}` goes on with it")
+    elif run.counts.failed:
+        note(f"`skep swarm trace {run.id} TASK` tells all about one, `skep swarm run --failed-of {run.id}` tries again")

@@ -1,0 +1,257 @@
+"""Tools that look: capacity, status, plans, benchmarks. Nothing is changed by them.
+
+The planner is loaded when a plan is asked for: clients wait for a server to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from skep.bench.loaded import JUDGED, TIMED, load_run
+from skep.engines.control import NotRunning
+from skep.errors import SkepError, UserError
+from skep.mcp_server.answers import (
+    Benchmark,
+    Benchmarks,
+    Capacity,
+    Layout,
+    Level,
+    ModelCapacity,
+    Planned,
+    Status,
+)
+from skep.mcp_server.place import Place
+from skep.mcp_server.served import Served, ask_models
+from skep.mcp_server.shown import short_standing
+from skep.records import LevelSummary, Run, RunState
+from skep.store.database import Store
+from skep.tasks import RunState as SwarmState
+
+if TYPE_CHECKING:
+    from skep.bench.planning import Answer
+
+LOOKED_AT = 30  # stored runs, newest first, for one of a model
+MOST_LAYOUTS = 5
+NEWEST_SWARMS = 20
+_PREDICTED = {
+    "tok_s": "effective_tok_s",
+    "low": "low",
+    "high": "high",
+    "task_tok_s": "task_tok_s",
+    "ttft_ms": "ttft_ms",
+}
+KEPT = ("name", "kind", "state", "slots", "busy", "queued", "model", "restarts", "simulated", "why")
+
+
+class LookTools:
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    async def capacity(self) -> Capacity:
+        """What the local endpoint can take: its models, how many tasks each runs at once (slots), how many run and
+        wait now, and the measured speed by number of agents where it was benchmarked. Ask before deciding whether and
+        how finely to split work."""
+        place = self._place
+        url = await asyncio.to_thread(place.endpoint_url)
+        served = await ask_models(url, place.key(url))
+        told = await asyncio.to_thread(self._status)
+        figures = _figures(told) if told is not None and str(told["url"]) == url else {}
+
+        def described() -> tuple[ModelCapacity, ...]:
+            return tuple(self._described(one, figures.get(one.id, {})) for one in served)
+
+        return Capacity(url=url, models=await asyncio.to_thread(described), suggested=_suggested(served))
+
+    def status(self) -> Status:
+        """What runs on this machine: the hive's replicas with their states, slots and load, as `skep ps` shows them,
+        and the swarm runs under way. Says how to start it where nothing runs."""
+        swarms = self._swarms()
+        told = self._status()
+        if told is None:
+            hint = "start it with `skep up -d` on the shell"
+            where = f"no hive runs here; tasks go to {self._place.url}" if self._place.url else hint
+            return Status(running=False, next=where, runs=swarms)
+        gateway = told.get("gateway") or {}
+        rows = tuple({key: row[key] for key in KEPT if row.get(key) not in (None, "")} for row in told["rows"])
+        return Status(
+            running=True,
+            next="capacity says how many tasks it takes at once; swarm_dispatch sends them",
+            url=told["url"],
+            phase=told["phase"],
+            queued=gateway.get("queued"),
+            in_flight=gateway.get("in_flight"),
+            rows=rows,
+            runs=swarms,
+        )
+
+    def plan_model(
+        self,
+        model: Annotated[str, Field(description="Catalogue name such as qwen3-30b-a3b, or path of a GGUF file.")],
+        gpu: Annotated[
+            str | None, Field(description='Cards such as "2x rtx-3090"; left out: the cards of this machine.')
+        ] = None,
+        agents: Annotated[int, Field(ge=1, le=4096, description="How many tasks at once.")] = 4,
+        input_tokens: Annotated[int, Field(ge=1, description="Of a task's prompt.")] = 1024,
+        output_tokens: Annotated[int, Field(ge=1, description="Of a task's answer.")] = 512,
+        quant: Annotated[str | None, Field(description="Pin the weights' format: awq, fp8, bf16, q4_k_m.")] = None,
+        context: Annotated[int | None, Field(ge=64, description="Pin the tokens of the longest sequence.")] = None,
+    ) -> Planned:
+        """Whether a model fits on given GPUs, in which layout, and how fast it would be with so many agents: the
+        planner's best layouts with predicted tok/s and the command that starts each. Predictions, not measurements."""
+        from skep.bench.planning import Flags, answer, nothing_fits
+
+        flags = Flags(
+            model, (gpu,) if gpu else (), agents=agents, input_tokens=input_tokens, output_tokens=output_tokens,
+            quant=quant, context=context,
+        )  # fmt: skip
+        found = answer(flags, self._place.paths.store)
+        if (error := nothing_fits(found)) is not None:
+            raise error
+        ranked = found.ranked
+        return Planned(
+            model=found.model.geometry.id,
+            agents=agents,
+            layouts=tuple(_layout(found, place) for place in range(min(MOST_LAYOUTS, len(ranked)))),
+            more=max(0, len(ranked) - MOST_LAYOUTS),
+            notes=found.notes,
+        )
+
+    def benchmarks(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> Benchmarks:
+        """The newest stored benchmark runs of this machine: id, model, best measured speed. `benchmark` has one in
+        full."""
+        if not self._place.paths.store.exists():
+            return Benchmarks(runs=(), next="`skep bench sweep` on the shell makes one")
+        with self._place.reading() as store:
+            runs = tuple(_benchmark(store, run, best=True) for run in store.runs(limit))
+        return Benchmarks(runs=runs, next="benchmark(run) has all levels of one")
+
+    def benchmark(
+        self, run: Annotated[str, Field(description="Id of a benchmark run, its beginning, or `last`.")]
+    ) -> Benchmark:
+        """One benchmark run: effective tok/s, time to first token and failures by number of agents, knee, cliff and
+        speedup over one agent."""
+        with self._place.reading() as store:
+            return _benchmark(store, store.run(run), best=False)
+
+    def _status(self) -> dict[str, Any] | None:
+        try:
+            return self._place.hive_status()
+        except NotRunning:
+            return None
+
+    def _swarms(self) -> tuple[Any, ...]:
+        if not self._place.paths.store.exists():
+            return ()
+        with self._place.runs() as runs:
+            found = runs.runs(NEWEST_SWARMS)
+        return tuple(short_standing(run) for run in found if run.state is SwarmState.RUNNING)
+
+    def _described(self, served: Served, figures: dict[str, Any]) -> ModelCapacity:
+        levels, run_id = self._measured(served)
+        return ModelCapacity(
+            model=served.id,
+            slots=served.slots,
+            replicas=served.replicas,
+            busy=figures.get("busy"),
+            queued=figures.get("queued"),
+            engine=served.engine,
+            simulated=served.simulated,
+            state=served.state,
+            measured=levels,
+            measured_run=run_id,
+        )
+
+    def _measured(self, served: Served) -> tuple[tuple[Level, ...], str | None]:
+        """Of the newest finished run of that model whose levels are numbers of agents, simulated as it is itself."""
+        if not self._place.paths.store.exists():
+            return (), None
+        with self._place.reading() as store:
+            for run in store.runs(LOOKED_AT):
+                fits = run.model == served.id and run.state is RunState.DONE and run.kind not in (*TIMED, *JUDGED)
+                if fits and run.simulated == bool(served.simulated):
+                    levels = _levels(store, run)
+                    if levels:
+                        return levels, run.id
+        return (), None
+
+
+def _figures(status: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = (status.get("gateway") or {}).get("models", {})
+    return found
+
+
+def _suggested(served: tuple[Served, ...]) -> str:
+    slots = [one.slots for one in served if one.slots is not None]
+    if not slots:
+        return "dispatch as many tasks as there are: the pace is found by trying"
+    return f"{max(slots)} tasks run at once; dispatch as many as there are in one call, the rest wait their turn"
+
+
+def _levels(store: Store, run: Run) -> tuple[Level, ...]:
+    try:
+        return tuple(level for one in load_run(store, run.id)[1].levels if (level := _level(one)) is not None)
+    except SkepError:
+        return ()  # nothing was measured
+
+
+def _level(level: LevelSummary) -> Level | None:
+    if level.effective_tok_s is None:
+        return None
+    ttft = round(level.ttft_ms.p50, 1) if level.ttft_ms is not None else None
+    return Level(agents=level.concurrency, tok_s=round(level.effective_tok_s, 1), ttft_ms=ttft, failed=level.failed)
+
+
+def _layout(found: Answer, place: int) -> Layout:
+    from skep.bench.plan_document import plan_document
+
+    choice, plan = found.ranked[place]
+    told = plan_document(found, choice, plan)
+    at: dict[str, Any] = next((one for one in told["predicted"] if one["concurrency"] == found.goal.agents), {})
+    return Layout(
+        **{key: told[key] for key in ("rig", "engine", "topology", "quant", "kv_dtype", "slots", "context")},
+        launch=tuple(told["launch"]) if place == 0 else (),
+        why=tuple(told["why"]) if place == 0 else (),
+        **{name: round(at[key], 1) for name, key in _PREDICTED.items() if key in at},
+    )
+
+
+def _benchmark(store: Store, run: Run, *, best: bool) -> Benchmark:
+    """`best`: with its fastest level alone."""
+    figures: dict[str, Any] = {}
+    failed = sum(not row.ok for row in store.requests(run.id))
+    if run.kind in JUDGED:
+        figures["conclusion"] = f"answers were judged: `skep report {run.id} -o report.html` shows the verdicts"
+    else:
+        try:
+            _, summary, _ = load_run(store, run.id)
+        except SkepError as error:
+            if not isinstance(error, UserError):
+                raise
+        else:
+            levels = tuple(level for one in summary.levels if (level := _level(one)) is not None)
+            if best and levels:
+                levels = (max(levels, key=lambda level: level.tok_s),)
+            figures["levels"] = levels
+            figures["speedup"] = round(summary.speedup, 2) if summary.speedup is not None else None
+            if summary.turning is not None:
+                figures["knee"], figures["cliff"] = summary.turning.knee, summary.turning.cliff
+            if run.kind in TIMED:
+                figures["conclusion"] = f"levels are no numbers of agents: it is a run of the kind {run.kind}"
+    engine = run.engine.get("engine")
+    return Benchmark(
+        run=run.id,
+        kind=run.kind,
+        state=run.state.value,
+        when=datetime.fromtimestamp(run.created_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        model=run.model,
+        requests=run.requests,
+        failed=failed,
+        simulated=run.simulated,
+        engine=engine if isinstance(engine, str) else None,
+        error=run.error,
+        **figures,
+    )

@@ -1,0 +1,57 @@
+"""Where this server stands: the folders, the endpoint that tasks are sent to, and what may be touched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from skep.engines.control import ask, socket_of
+from skep.errors import UserError
+from skep.places import LOOPBACK, Paths
+from skep.store.database import Store, open_store
+from skep.store.swarm import SwarmStore
+from skep.wire.heads import parse_url
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    paths: Paths
+    env: Mapping[str, str]
+    url: str | None = None  # None: the hive that runs here
+    model: str | None = None  # None: the only one that is served
+    key_env: str | None = None
+    files: bool = False  # the client is this machine's user, who may name files
+    clock: Callable[[], float] = time.time
+
+    def endpoint_url(self) -> str:
+        """Raises NotRunning where no URL was given and no hive runs."""
+        return self.url if self.url is not None else str(self.hive_status()["url"])
+
+    def key(self, url: str) -> str | None:
+        """The variable that was named; else the gateway's own key, which is sent to this machine only."""
+        if self.key_env is None:
+            return self.env.get("SKEP_API_KEY") or None if parse_url(url)[0].host in LOOPBACK else None
+        value = self.env.get(self.key_env)
+        if not value:
+            raise UserError(f"--key-env `{self.key_env}` is not set", hint="set it where `skep mcp` is started")
+        return value
+
+    def hive_status(self) -> dict[str, object]:
+        """What the running supervisor tells. Raises NotRunning."""
+        return ask(socket_of(self.paths.lock, self.paths.socket), {"op": "status"})
+
+    @contextmanager
+    def reading(self) -> Iterator[Store]:
+        """The store, for reading. Raises UserError where nothing has been stored yet."""
+        if not self.paths.store.exists():
+            raise UserError("nothing has been stored here yet", hint="swarm_dispatch makes the first run")
+        with open_store(self.paths.store, read_only=True) as store:
+            yield store
+
+    @contextmanager
+    def runs(self) -> Iterator[SwarmStore]:
+        """The runs of swarms, for reading."""
+        with self.reading() as store:
+            yield SwarmStore(store)

@@ -1,0 +1,68 @@
+"""The process that works on one run, started by `Launcher`: `python -m skep.mcp_server.worker RUN`.
+
+It prints nothing but why it could not go on: how the run stands is in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import uvloop
+
+from skep.errors import SkepError
+from skep.mcp_server.place import Place
+from skep.places import user_paths
+from skep.store.swarm import SwarmStore
+from skep.swarm.orders import order_from_json
+from skep.swarm.running import carry_out
+
+
+def main() -> int:
+    try:
+        uvloop.run(_work(sys.argv[1]))
+    except asyncio.CancelledError:
+        return 130
+    except BaseExceptionGroup as group:
+        return _say(_first(group))
+    except SkepError as error:
+        return _say(error)
+    except OSError as error:
+        return _say(error)
+    return 0
+
+
+async def _work(run_id: str) -> None:
+    """TERM and Ctrl-C end it in order: what is under way is written down as cancelled, what is done is kept."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    paths = user_paths(os.environ)
+    place = Place(paths, os.environ)
+    with place.reading() as store:
+        run = SwarmStore(store).run(run_id)
+    place = Place(paths, os.environ, key_env=order_from_json(run.config).key_env)
+    await carry_out(paths, run.id, key=place.key(run.url))
+
+
+def _say(error: BaseException) -> int:
+    known = isinstance(error, SkepError)
+    print(f"error: {error}" if known else f"error: unexpected {error!r}", file=sys.stderr)  # noqa: T201
+    if isinstance(error, SkepError) and error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)  # noqa: T201
+    return error.exit_code if isinstance(error, SkepError) else 1
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    inner: BaseException = group
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+    return inner
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal of a client that goes away is none of ours
+    sys.exit(main())

@@ -1,0 +1,307 @@
+"""Files and batches of the batch API: their rows, one short transaction for each change.
+
+What a file holds is on disk, elsewhere. A batch is its row and its events, the newest of which says what it is now;
+each of its requests gets one result, and the first stays. Knows no clock: times are arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from skep.store.database import Store
+from skep.store.rows import json_text
+
+RESULTS_AT_ONCE = 200
+DELETED_AT_ONCE = 2000
+
+
+class Status(StrEnum):
+    VALIDATING = "validating"
+    FAILED = "failed"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self in FINAL
+
+
+FINAL = frozenset((Status.FAILED, Status.COMPLETED, Status.EXPIRED, Status.CANCELLED))
+_ENDED = f"SELECT batch_id FROM batch_events WHERE status IN ({', '.join(repr(one.value) for one in sorted(FINAL))})"  # noqa: S608
+_INSERT_FILE = (
+    "INSERT INTO files (id, owner, created_at, filename, purpose, bytes, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
+_INSERT_RESULT = "INSERT OR IGNORE INTO batch_results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_PENDING = """
+SELECT idx, custom_id, start, length FROM batch_requests AS request
+WHERE batch_id = ?1 AND NOT EXISTS (SELECT 1 FROM batch_results WHERE batch_id = ?1 AND idx = request.idx)
+ORDER BY idx"""
+_TALLY = """
+SELECT count(idx) AS ended, coalesce(sum(ok), 0) AS completed, sum(prompt_tokens) AS prompt,
+    sum(cached_tokens) AS cached, sum(output_tokens) AS output, sum(reasoning_tokens) AS reasoning
+FROM batch_results WHERE batch_id = ?"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    id: str
+    owner: str  # the name of a key; empty where the endpoint wants none
+    created_at: float
+    filename: str
+    purpose: str
+    bytes: int
+    expires_at: float | None = None  # None: never
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOrder:
+    """A batch as it was asked for."""
+
+    id: str
+    owner: str
+    created_at: float
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    expires_at: float
+    metadata: Mapping[str, str] | None = None
+    output_expires_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What came of a batch's requests so far. Tokens are None where no answer told them."""
+
+    completed: int = 0
+    failed: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """`times`: when it became what. `detail`: what its events tell, in one: model, total, errors, ids of files."""
+
+    order: BatchOrder
+    status: Status
+    times: Mapping[Status, float]
+    detail: Mapping[str, Any]
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def id(self) -> str:
+        return self.order.id
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """Where one request stands in the input file."""
+
+    index: int
+    custom_id: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """`line` goes into the output file, or, where not `ok`, into the file of errors."""
+
+    index: int
+    ended_at: float
+    ok: bool
+    line: bytes
+    status: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class BatchStore:
+    """Over an open store. Several processes may use the file at once; one of them at a time works on batches."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    # Files
+
+    def add_file(self, file: StoredFile) -> None:
+        with self._store.transaction() as connection:
+            connection.execute(_INSERT_FILE, _file_row(file))
+
+    def file(self, file_id: str) -> StoredFile | None:
+        rows = self._store.read("SELECT * FROM files WHERE id = ?", file_id)
+        return _file_of(rows[0]) if rows else None
+
+    def files(
+        self,
+        *,
+        owner: str | None = None,
+        purpose: str | None = None,
+        after: str | None = None,
+        limit: int = -1,
+        ascending: bool = False,
+    ) -> list[StoredFile]:
+        """`owner` None: of all. `after`: those behind this one, in the order asked for."""
+        sign, order = (">", "ASC") if ascending else ("<", "DESC")
+        sql = f"""SELECT * FROM files WHERE (?1 IS NULL OR owner = ?1) AND (?2 IS NULL OR purpose = ?2)
+            AND (?3 IS NULL OR number {sign} (SELECT number FROM files WHERE id = ?3))
+            ORDER BY number {order} LIMIT ?4"""  # noqa: S608
+        return [_file_of(row) for row in self._store.read(sql, owner, purpose, after, limit)]
+
+    def delete_file(self, file_id: str) -> bool:
+        """Whether there was one."""
+        with self._store.transaction() as connection:
+            return connection.execute("DELETE FROM files WHERE id = ?", (file_id,)).rowcount > 0
+
+    def expired_files(self, now: float) -> list[str]:
+        return [row["id"] for row in self._store.read("SELECT id FROM files WHERE expires_at <= ?", now)]
+
+    def user_of(self, file_id: str) -> str | None:
+        """The unfinished batch that still reads this file."""
+        sql = f"SELECT id FROM batches WHERE input_file_id = ? AND id NOT IN ({_ENDED})"  # noqa: S608
+        rows = self._store.read(sql, file_id)
+        return rows[0]["id"] if rows else None
+
+    # Batches
+
+    def add_batch(self, order: BatchOrder) -> None:
+        metadata = None if order.metadata is None else json_text(dict(order.metadata))
+        values = (
+            order.id, order.owner, order.created_at, order.endpoint, order.input_file_id, order.completion_window,
+            order.expires_at, metadata, order.output_expires_s,
+        )  # fmt: skip
+        columns = (
+            "id, owner, created_at, endpoint, input_file_id, completion_window, expires_at, metadata, output_expires_s"
+        )
+        with self._store.transaction() as connection:
+            connection.execute(f"INSERT INTO batches ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608
+
+    def batch(self, batch_id: str) -> StoredBatch | None:
+        rows = self._store.read("SELECT * FROM batches WHERE id = ?", batch_id)
+        return self._batch_of(rows[0]) if rows else None
+
+    def batches(self, *, owner: str | None = None, after: str | None = None, limit: int = -1) -> list[StoredBatch]:
+        """Newest first; `owner` None: of all."""
+        sql = """SELECT * FROM batches WHERE (?1 IS NULL OR owner = ?1)
+            AND (?2 IS NULL OR number < (SELECT number FROM batches WHERE id = ?2)) ORDER BY number DESC LIMIT ?3"""
+        return [self._batch_of(row) for row in self._store.read(sql, owner, after, limit)]
+
+    def unfinished(self) -> list[str]:
+        """Oldest first."""
+        sql = f"SELECT id FROM batches WHERE id NOT IN ({_ENDED}) ORDER BY number"  # noqa: S608
+        return [row["id"] for row in self._store.read(sql)]
+
+    def cancelling(self) -> set[str]:
+        sql = f"SELECT batch_id FROM batch_events WHERE status = 'cancelling' AND batch_id NOT IN ({_ENDED})"  # noqa: S608
+        return {row["batch_id"] for row in self._store.read(sql)}
+
+    def become(self, batch_id: str, status: Status, at: float, **detail: Any) -> bool:
+        """False: it had been that before, or has ended."""
+        with self._store.transaction() as connection:
+            return _event(connection, batch_id, status, at, detail)
+
+    def validated(self, batch_id: str, at: float, model: str | None, requests: Iterable[BatchRequest]) -> None:
+        """The list of its requests, and with it the beginning of the work. All of it or none."""
+        rows = [(batch_id, one.index, one.custom_id, one.start, one.length) for one in requests]
+        with self._store.transaction() as connection:
+            if _event(connection, batch_id, Status.IN_PROGRESS, at, {"model": model, "total": len(rows)}):
+                connection.executemany("INSERT INTO batch_requests VALUES (?, ?, ?, ?, ?)", rows)
+
+    def pending(self, batch_id: str) -> list[BatchRequest]:
+        """Those without a result, in the file's order."""
+        return [BatchRequest(*row) for row in self._store.read(_PENDING, batch_id)]
+
+    def record(self, batch_id: str, results: Sequence[BatchResult]) -> None:
+        """In one transaction. A request that has its result keeps it."""
+        rows = [
+            (
+                batch_id, one.index, one.ended_at, one.ok, one.status, one.prompt_tokens, one.cached_tokens,
+                one.output_tokens, one.reasoning_tokens, one.line,
+            )
+            for one in results
+        ]  # fmt: skip
+        with self._store.transaction() as connection:
+            connection.executemany(_INSERT_RESULT, rows)
+
+    def lines(self, batch_id: str, *, ok: bool) -> Iterator[bytes]:
+        """In the file's order, a few at a time: all together may be larger than memory."""
+        sql = "SELECT idx, ok, line FROM batch_results WHERE batch_id = ? AND idx > ? ORDER BY idx LIMIT ?"
+        last = -1
+        while rows := self._store.read(sql, batch_id, last, RESULTS_AT_ONCE):
+            yield from (row["line"] for row in rows if row["ok"] == ok)
+            last = rows[-1]["idx"]
+
+    def tally(self, batch_id: str) -> Tally:
+        (row,) = self._store.read(_TALLY, batch_id)
+        return Tally(
+            row["completed"], row["ended"] - row["completed"],
+            row["prompt"], row["cached"], row["output"], row["reasoning"],
+        )  # fmt: skip
+
+    def end(self, batch_id: str, status: Status, at: float, files: Sequence[StoredFile], **detail: Any) -> None:
+        """Its output files and its last event, all or none. Its requests and results may go from then on."""
+        with self._store.transaction() as connection:
+            if _event(connection, batch_id, status, at, detail):
+                connection.executemany(_INSERT_FILE, [_file_row(file) for file in files])
+
+    def forget_ended(self) -> None:
+        """Delete what the output files of ended batches have. In short transactions: a gateway is serving."""
+        for table in ("batch_results", "batch_requests"):
+            sql = f"SELECT DISTINCT batch_id FROM {table} WHERE batch_id IN ({_ENDED})"  # noqa: S608
+            for row in self._store.read(sql):
+                for first in range(0, self._most(table, row["batch_id"]) + 1, DELETED_AT_ONCE):
+                    values = (row["batch_id"], first, first + DELETED_AT_ONCE)
+                    with self._store.transaction() as connection:
+                        connection.execute(f"DELETE FROM {table} WHERE batch_id = ? AND idx >= ? AND idx < ?", values)  # noqa: S608
+
+    # Inside
+
+    def _most(self, table: str, batch_id: str) -> int:
+        return int(self._store.read(f"SELECT max(idx) FROM {table} WHERE batch_id = ?", batch_id)[0][0])  # noqa: S608
+
+    def _batch_of(self, row: sqlite3.Row) -> StoredBatch:
+        metadata = None if row["metadata"] is None else json.loads(row["metadata"])
+        order = BatchOrder(
+            row["id"], row["owner"], row["created_at"], row["endpoint"], row["input_file_id"],
+            row["completion_window"], row["expires_at"], metadata, row["output_expires_s"],
+        )  # fmt: skip
+        status, times, detail = Status.VALIDATING, dict[Status, float](), dict[str, Any]()
+        for event in self._store.read("SELECT * FROM batch_events WHERE batch_id = ? ORDER BY number", order.id):
+            status = Status(event["status"])
+            times[status] = event["at"]
+            detail |= json.loads(event["detail"])
+        if Status.CANCELLING in times and not status.is_final:  # it may have come while the file was being checked
+            status = Status.CANCELLING
+        tally = Tally(**detail["tally"]) if "tally" in detail else self.tally(order.id)
+        return StoredBatch(order, status, times, detail, tally)
+
+
+def _event(connection: sqlite3.Connection, batch_id: str, status: Status, at: float, detail: Mapping[str, Any]) -> bool:
+    """Checked inside the transaction: another process may have ended it a moment ago."""
+    if connection.execute(f"{_ENDED} AND batch_id = ?", (batch_id,)).fetchone():
+        return False
+    sql = "INSERT OR IGNORE INTO batch_events (batch_id, status, at, detail) VALUES (?, ?, ?, ?)"
+    return connection.execute(sql, (batch_id, status.value, at, json_text(dict(detail)))).rowcount > 0
+
+
+def _file_row(file: StoredFile) -> tuple[Any, ...]:
+    return (file.id, file.owner, file.created_at, file.filename, file.purpose, file.bytes, file.expires_at)
+
+
+def _file_of(row: sqlite3.Row) -> StoredFile:
+    return StoredFile(
+        row["id"], row["owner"], row["created_at"], row["filename"], row["purpose"], row["bytes"], row["expires_at"]
+    )

@@ -1,0 +1,172 @@
+"""Which request of a batch is next, and what becomes of an answer. Decides; no clock, no I/O.
+
+An answer is final, or it is no answer and the request comes again later: the endpoint is full, loads its model or lost
+a replica. What loses replicas again and again is set aside with its error; the rest waits until the batch expires.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from skep.store.batches import BatchRequest, BatchResult
+
+AGAIN = frozenset((429, 502, 503, 504))
+COSTLY = frozenset(("replica_lost", "replica_timeout"))  # of the gateway: a replica had it, and gave no answer
+MOST_COSTLY = 5  # such answers, or broken ones, of one request
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
+NEVER_SENT = {
+    "batch_expired": "This request could not be executed before the completion window expired.",
+    "batch_cancelled": "This request was not executed: the batch was cancelled.",
+    "input_file_missing": "This request was not executed: the input file cannot be read any more.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`status` None: the answer was broken off."""
+
+    status: int | None
+    body: bytes = b""
+    request_id: str = ""
+    retry_after_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Tried:
+    times: int = 0
+    costly: int = 0
+
+
+class Course:
+    """The requests of one batch that have no result: each is waiting, out, or paused until it may come again."""
+
+    def __init__(self, pending: Iterable[BatchRequest]) -> None:
+        self._waiting = deque(pending)
+        self._out: dict[int, BatchRequest] = {}
+        self._paused: list[tuple[float, int, BatchRequest]] = []
+        self._tried: dict[int, _Tried] = {}
+        self.held_until = 0.0  # the endpoint said when to come back: nothing new goes out before
+
+    def __repr__(self) -> str:
+        return f"<Course {len(self._waiting)} waiting, {len(self._out)} out, {len(self._paused)} paused>"
+
+    @property
+    def done(self) -> bool:
+        return not (self._waiting or self._out or self._paused)
+
+    @property
+    def out(self) -> int:
+        return len(self._out)
+
+    def left(self) -> list[BatchRequest]:
+        """Everything without a final answer, in the file's order."""
+        paused = [request for _, _, request in self._paused]
+        return sorted((*self._waiting, *self._out.values(), *paused), key=lambda request: request.index)
+
+    def next(self, now: float) -> BatchRequest | None:
+        """It counts as out until it is `answered`."""
+        if now < self.held_until:
+            return None
+        if self._paused and self._paused[0][0] <= now:
+            request = heapq.heappop(self._paused)[2]
+        elif self._waiting:
+            request = self._waiting.popleft()
+        else:
+            return None
+        self._out[request.index] = request
+        return request
+
+    def due_in_s(self, now: float) -> float | None:
+        """How long until there may be a next one; None: only an answer changes that."""
+        if self._waiting:
+            return max(0.0, self.held_until - now)
+        if self._paused:
+            return max(0.0, max(self._paused[0][0], self.held_until) - now)
+        return None
+
+    def answered(self, index: int, answer: Answer, now: float) -> bool:
+        """Whether it is final. If not, the request comes again."""
+        tried = self._tried.setdefault(index, _Tried())
+        tried.times += 1
+        if answer.status is None or code_of(answer.body) in COSTLY:
+            tried.costly += 1
+        if (answer.status is not None and answer.status not in AGAIN) or tried.costly >= MOST_COSTLY:
+            del self._out[index], self._tried[index]
+            return True
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tried.times - 1, 10))
+        if answer.retry_after_s is not None:
+            pause_s = max(pause_s, min(answer.retry_after_s, LONGEST_PAUSE_S))
+        if answer.status in (429, 503):
+            self.held_until = max(self.held_until, now + pause_s)
+        heapq.heappush(self._paused, (now + pause_s, index, self._out.pop(index)))
+        return False
+
+
+def result_of(request: BatchRequest, answer: Answer, name: str, at: float) -> BatchResult:
+    """Of an answer that is final. `name` is the line's own id."""
+    if answer.status is None:
+        error = {"code": "stream_cut", "message": f"the answer was broken off {MOST_COSTLY} times"}
+        return BatchResult(request.index, at, ok=False, line=_line(name, request, b"null", json.dumps(error).encode()))
+    body, document = _one_line(answer.body)
+    response = b'{"status_code": %d, "request_id": %b, "body": %b}' % (
+        answer.status, json.dumps(answer.request_id).encode(), body,
+    )  # fmt: skip
+    ok = 200 <= answer.status < 300
+    line = _line(name, request, response, b"null")
+    return BatchResult(request.index, at, ok=ok, line=line, status=answer.status, **_tokens(document))
+
+
+def never_sent(request: BatchRequest, code: str, name: str, at: float) -> BatchResult:
+    error = {"code": code, "message": NEVER_SENT[code]}
+    return BatchResult(request.index, at, ok=False, line=_line(name, request, b"null", json.dumps(error).encode()))
+
+
+def code_of(body: bytes) -> str | None:
+    """Of an error in the gateway's own words."""
+    if b'"source"' not in body:
+        return None
+    _, document = _one_line(body)
+    if not isinstance(document, dict) or document.get("source") != "gateway":
+        return None
+    error = document.get("error")
+    return error.get("code") if isinstance(error, dict) else None
+
+
+def _line(name: str, request: BatchRequest, response: bytes, error: bytes) -> bytes:
+    names = (json.dumps(name).encode(), json.dumps(request.custom_id).encode())
+    return b'{"id": %b, "custom_id": %b, "response": %b, "error": %b}\n' % (*names, response, error)
+
+
+def _one_line(body: bytes) -> tuple[bytes, Any]:
+    """As JSON without line ends: as it came where it can be, as a text where it is no JSON."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return json.dumps(body.decode("utf-8", "replace")).encode(), None
+    if b"\n" in body or b"\r" in body:
+        return json.dumps(document).encode(), document
+    return body.strip(), document
+
+
+def _tokens(document: Any) -> dict[str, int | None]:
+    usage = document.get("usage") if isinstance(document, dict) else None
+    if not isinstance(usage, dict):
+        return {}
+    chat = "prompt_tokens" in usage
+    prompt, output = ("prompt", "completion") if chat else ("input", "output")
+    return {
+        "prompt_tokens": _count(usage, f"{prompt}_tokens"),
+        "cached_tokens": _count(usage.get(f"{prompt}_tokens_details"), "cached_tokens"),
+        "output_tokens": _count(usage, f"{output}_tokens"),
+        "reasoning_tokens": _count(usage.get(f"{output}_tokens_details"), "reasoning_tokens"),
+    }
+
+
+def _count(document: Mapping[str, Any] | None, name: str) -> int | None:
+    value = document.get(name) if isinstance(document, dict) else None
+    return value if type(value) is int and 0 <= value < 2**53 else None

@@ -1,0 +1,94 @@
+"""What the files of the batch API hold, on disk: one file each, named by its id, in a folder of the owner's alone.
+
+A file is there whole or not at all: it is written under another name, flushed, and renamed. Who knows an id of which no
+content is here has one that was deleted by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+UNFINISHED = ".part"
+ORPHANED_AFTER_S = 3600.0  # a name without a row: its upload was killed between the file and the row
+FILE_ID = re.compile(r"file-[0-9a-f]{24}")
+
+
+def new_file_id() -> str:
+    return f"file-{secrets.token_hex(12)}"
+
+
+def new_batch_id() -> str:
+    return f"batch_{secrets.token_hex(12)}"
+
+
+class FileRoom:
+    """Every call blocks: for threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        return f"<FileRoom {self.folder}>"
+
+    def is_there(self) -> bool:
+        """Whether there ever was a file."""
+        with contextlib.suppress(OSError):
+            return self.folder.exists()
+        return False
+
+    def path(self, file_id: str) -> Path:
+        assert FILE_ID.fullmatch(file_id), file_id
+        return self.folder / file_id
+
+    def write(self, file_id: str, pieces: Iterable[bytes | memoryview]) -> int:
+        """How many bytes. Raises OSError with nothing left behind."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.path(file_id)
+        part = path.with_name(path.name + UNFINISHED)
+        try:
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                size = file.tell()
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        self._flush_names()
+        return size
+
+    def read(self, file_id: str, start: int, length: int) -> bytes:
+        with self.path(file_id).open("rb") as file:
+            return os.pread(file.fileno(), length, start)
+
+    def delete(self, file_id: str) -> None:
+        with contextlib.suppress(OSError):
+            self.path(file_id).unlink()
+
+    def sweep(self, known: Iterable[str], now: float | None = None) -> None:
+        """Remove what was left by processes that were killed: unfinished files, and old ones that no row knows."""
+        ids, now = set(known), time.time() if now is None else now
+        with contextlib.suppress(FileNotFoundError):
+            for path in self.folder.iterdir():
+                name = path.name.removesuffix(UNFINISHED)
+                if FILE_ID.fullmatch(name) and (name not in ids or name != path.name):
+                    with contextlib.suppress(OSError):
+                        if now - path.stat().st_mtime > ORPHANED_AFTER_S:
+                            path.unlink()
+
+    def _flush_names(self) -> None:
+        """A rename is on disk only when its folder is."""
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,153 @@
+"""The input file of a batch: every line checked before the first request is sent. Reads lines, knows no files.
+
+A line: {"custom_id": "one", "method": "POST", "url": "/v1/chat/completions", "body": {...}}. Blank lines are passed
+over. Codes of errors are those that OpenAI's batches give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from skep.store.batches import BatchRequest
+
+MOST_REQUESTS = 50_000
+MOST_ERRORS = 100  # told of one file
+LONGEST_ID = 512  # characters of a custom id
+_BOM = b"\xef\xbb\xbf"
+_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """`requests` are to be sent only where there are no `faults`. `first` is the line of the first request."""
+
+    requests: tuple[BatchRequest, ...]
+    model: str | None
+    faults: tuple[Fault, ...]
+    first: int | None = None
+
+
+class _Line(msgspec.Struct):
+    custom_id: str | None = None
+    method: str | None = None
+    url: str | None = None
+    body: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = None
+
+
+_lines = msgspec.json.Decoder(_Line)
+_bodies = msgspec.json.Decoder(_Body)
+
+
+class _Wrong(Exception):
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+def check_lines(lines: Iterable[bytes], endpoint: str, most: int = MOST_REQUESTS) -> Checked:
+    """All that can be said without asking who serves the model."""
+    requests: list[BatchRequest] = []
+    faults: list[Fault] = []
+    seen: dict[str, int] = {}
+    models: list[str | None] = []
+    at = 0
+    for number, line in enumerate(lines, start=1):
+        start, at = at, at + len(line)
+        text = line.removeprefix(_BOM) if number == 1 else line
+        if not text.strip():
+            continue
+        if len(requests) == most:
+            faults.append(Fault("too_many_tasks", f"the file has more than {most} requests", number))
+            break
+        try:
+            custom_id, model = _check(text, endpoint)
+            if custom_id in seen:
+                raise _Wrong(
+                    "duplicate_custom_id",
+                    f"the custom_id {_short(custom_id)} is that of line {seen[custom_id]} already",
+                    "custom_id",
+                )
+            seen[custom_id] = number
+            if not models:
+                models.append(model)
+            elif model != models[0]:
+                first = "none" if models[0] is None else _short(models[0])
+                raise _Wrong(
+                    "model_mismatch",
+                    f"the model {'none' if model is None else _short(model)} is not that of the requests before"
+                    f" ({first}): one model a batch",
+                    "body.model",
+                )
+            skipped = len(line) - len(text)
+            requests.append(BatchRequest(len(requests), custom_id, start + skipped, len(text)))
+        except _Wrong as wrong:
+            faults.append(Fault(wrong.code, str(wrong), number, wrong.param))
+            if len(faults) == MOST_ERRORS:
+                break
+    if not requests and not faults:
+        faults.append(Fault("empty_file", "the file has no requests"))
+    first_line = min(seen.values()) if seen else None
+    return Checked(tuple(requests), models[0] if models else None, tuple(faults), first_line)
+
+
+def body_of(line: bytes) -> bytes:
+    """The request's body, byte for byte as it stands in a line that was checked. ValueError: somebody changed it."""
+    try:
+        return bytes(_lines.decode(line).body)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from None
+
+
+def _check(text: bytes, endpoint: str) -> tuple[str, str | None]:
+    line = _read(text)
+    if not line.custom_id:
+        raise _Wrong("missing_required_parameter", "`custom_id` is missing", "custom_id")
+    if len(line.custom_id) > LONGEST_ID:
+        raise _Wrong("invalid_custom_id", f"the custom_id is longer than {LONGEST_ID} characters", "custom_id")
+    if line.method is None or line.method.upper() != "POST":
+        raise _Wrong("invalid_method", f"`method` is {_short(line.method)}; POST is what a batch does", "method")
+    if line.url != endpoint:
+        raise _Wrong("url_mismatch", f"`url` is {_short(line.url)}; the batch is for {endpoint}", "url")
+    if not bytes(line.body):
+        raise _Wrong("missing_required_parameter", "`body` is missing", "body")
+    try:
+        body = _bodies.decode(line.body)
+    except msgspec.MsgspecError as error:
+        raise _Wrong("invalid_request", f"`body`: {error}", "body") from None
+    if body.stream:
+        raise _Wrong("invalid_request", "`stream` is not for batches: answers go into a file", "body.stream")
+    return line.custom_id, body.model
+
+
+def _read(text: bytes) -> _Line:
+    try:
+        return _lines.decode(text)
+    except msgspec.ValidationError as error:
+        raise _Wrong("invalid_request", f"not a request: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _Wrong("invalid_json_line", f"this line cannot be read as JSON: {error}") from None
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "missing"
+    text = str(value)
+    return f"`{text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}`"

@@ -1,0 +1,204 @@
+"""Carries batches out, oldest first, from wherever an earlier process left them.
+
+One process at a time works on batches: while a gateway is replaced there are two, and a lock of the kernel, which a
+killed process cannot keep, says which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import chain
+
+from skep.engines.control import held
+from skep.errors import EngineError, SkepError
+from skep.store.batches import BatchRequest, BatchStore, Status, StoredBatch, StoredFile
+from skep.swarm.batch_course import Course, never_sent
+from skep.swarm.batch_door import Door
+from skep.swarm.batch_files import FileRoom, new_file_id
+from skep.swarm.batch_lines import Checked, Fault, check_lines
+from skep.swarm.batch_objects import BATCH_FILE_S, fault_document
+from skep.swarm.batch_sending import Halt, Sending
+
+MOST_AT_ONCE = 16  # batches under way
+LOOK_S = 2.0  # for what another process wrote
+LOCK_AGAIN_S = 0.25
+REST_S = 10.0  # after something went wrong with a batch that is not its own fault
+TIDY_S = 3600.0
+_BY_HALT = {Halt.CANCELLED: Status.CANCELLED, Halt.EXPIRED: Status.EXPIRED, None: Status.COMPLETED}
+
+
+class BatchRunner:
+    def __init__(self, store: BatchStore, room: FileRoom, door: Door, say: Callable[[str], None]) -> None:
+        self._store = store
+        self._room = room
+        self._door = door
+        self._say = say
+        self._wake = asyncio.Event()
+        self._under_way: dict[str, Sending | None] = {}  # None: it is being checked or its files are being written
+        self._resting: dict[str, float] = {}
+        self._cancelled: set[str] = set()
+        self._leaving = False
+
+    def __repr__(self) -> str:
+        return f"<BatchRunner {len(self._under_way)} batches{', leaving' if self._leaving else ''}>"
+
+    def wake(self) -> None:
+        """There is a new batch."""
+        self._wake.set()
+
+    def cancel(self, batch_id: str) -> None:
+        self._cancelled.add(batch_id)
+        sending = self._under_way.get(batch_id)
+        if sending is not None:
+            sending.halt(Halt.CANCELLED)
+        self._wake.set()
+
+    def leave(self) -> None:
+        """Another process takes over: finish what is out, begin nothing."""
+        self._leaving = True
+        for sending in self._under_way.values():
+            if sending is not None:
+                sending.halt(Halt.LEAVING)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until told to leave, and then until nothing is out."""
+        with contextlib.ExitStack() as stack:
+            while not self._leaving and not self._took_lock(stack):
+                await self._pause(LOCK_AGAIN_S)
+            if self._leaving:
+                return
+            await self._door.ready()
+            async with asyncio.TaskGroup() as tasks:
+                await self._take_up(tasks)
+
+    async def _take_up(self, tasks: asyncio.TaskGroup) -> None:
+        tidy_at = 0.0
+        while not self._leaving:
+            now = time.monotonic()
+            try:
+                if now >= tidy_at:
+                    await asyncio.to_thread(self._tidy)
+                    tidy_at = now + TIDY_S
+                for batch_id in await asyncio.to_thread(self._store.cancelling) - self._cancelled:
+                    self.cancel(batch_id)
+                for batch_id in await asyncio.to_thread(self._store.unfinished):
+                    if len(self._under_way) >= MOST_AT_ONCE or self._leaving:
+                        break
+                    if batch_id not in self._under_way and self._resting.get(batch_id, 0.0) <= now:
+                        self._under_way[batch_id] = None
+                        tasks.create_task(self._carry(batch_id))
+            except (SkepError, OSError) as error:
+                self._say(f"batches cannot be looked up: {error}")
+            await self._pause(LOOK_S)
+
+    async def _carry(self, batch_id: str) -> None:
+        """To its end, or as far as it comes: what is in its way may be gone later."""
+        try:
+            await self._carry_on(batch_id)
+        except Exception as error:  # whatever it is, the other batches go on
+            self._say(f"{batch_id} has to wait: {error!r}")
+            self._resting[batch_id] = time.monotonic() + REST_S
+        finally:
+            del self._under_way[batch_id]
+            self._wake.set()
+
+    async def _carry_on(self, batch_id: str) -> None:
+        batch = await asyncio.to_thread(self._store.batch, batch_id)
+        if batch is None or batch.status.is_final:
+            return
+        cancelled = batch_id in self._cancelled or Status.CANCELLING in batch.times
+        if Status.IN_PROGRESS not in batch.times and not cancelled:
+            await self._check(batch)
+            batch = await asyncio.to_thread(self._store.batch, batch_id)
+            if batch is None or batch.status.is_final:
+                return
+        pending = await asyncio.to_thread(self._store.pending, batch_id)
+        course = Course(pending)
+        sending = Sending(batch.order, course, store=self._store, room=self._room, door=self._door, say=self._say)
+        self._under_way[batch_id] = sending
+        if cancelled or batch_id in self._cancelled:
+            sending.halt(Halt.CANCELLED)
+        if self._leaving:
+            sending.halt(Halt.LEAVING)
+        why = await sending.run()
+        if why is None and Status.IN_PROGRESS not in batch.times:  # it was cancelled before it had any requests
+            why = Halt.CANCELLED
+        self._under_way[batch_id] = None
+        if why is not Halt.LEAVING:
+            await asyncio.to_thread(self._finish, batch, course.left(), why)
+            self._cancelled.discard(batch_id)
+
+    async def _check(self, batch: StoredBatch) -> None:
+        checked = await asyncio.to_thread(self._read, batch)
+        faults = checked.faults
+        complaint = self._door.complaint_of(checked.model) if checked.requests else None
+        if complaint is not None:
+            faults = (Fault("model_not_found", complaint, checked.first, "body.model"), *faults)
+        if faults:
+            errors = [fault_document(fault) for fault in faults]
+            await asyncio.to_thread(self._store.end, batch.id, Status.FAILED, time.time(), (), errors=errors)
+        else:
+            await asyncio.to_thread(self._store.validated, batch.id, time.time(), checked.model, checked.requests)
+
+    # In threads
+
+    def _read(self, batch: StoredBatch) -> Checked:
+        try:
+            with self._room.path(batch.order.input_file_id).open("rb") as file:
+                return check_lines(file, batch.order.endpoint)
+        except FileNotFoundError:
+            gone = Fault("input_file_missing", f"the file {batch.order.input_file_id} is gone", param="input_file_id")
+            return Checked((), None, (gone,))
+
+    def _finish(self, batch: StoredBatch, left: list[BatchRequest], why: Halt | None) -> None:
+        now = time.time()
+        if why is not Halt.CANCELLED:
+            self._store.become(batch.id, Status.FINALIZING, now)
+        code = why.value if why is not None else ""
+        never = (never_sent(request, code, f"batch_req_{batch.id[6:]}_{request.index}", now).line for request in left)
+        files = [
+            self._write(batch, "output", self._store.lines(batch.id, ok=True), now),
+            self._write(batch, "error", chain(self._store.lines(batch.id, ok=False), never), now),
+        ]
+        ids = {f"{kind}_file_id": file.id for kind, file in zip(("output", "error"), files, strict=True) if file}
+        tally = asdict(self._store.tally(batch.id))
+        self._store.end(batch.id, _BY_HALT[why], time.time(), [file for file in files if file], tally=tally, **ids)
+        self._store.forget_ended()
+
+    def _write(self, batch: StoredBatch, kind: str, lines: Iterator[bytes], now: float) -> StoredFile | None:
+        """None where there is nothing to say."""
+        first = next(lines, None)
+        if first is None:
+            return None
+        order, file_id = batch.order, new_file_id()
+        size = self._room.write(file_id, chain((first,), lines))
+        expires_at = now + (order.output_expires_s or BATCH_FILE_S)
+        return StoredFile(file_id, order.owner, now, f"{batch.id}_{kind}.jsonl", "batch_output", size, expires_at)
+
+    def _tidy(self) -> None:
+        """What expired, and what a killed process left behind."""
+        for file_id in self._store.expired_files(time.time()):
+            if self._store.user_of(file_id) is None and self._store.delete_file(file_id):
+                self._room.delete(file_id)
+        self._room.sweep(file.id for file in self._store.files())
+        self._store.forget_ended()
+
+    # Inside
+
+    def _took_lock(self, stack: contextlib.ExitStack) -> bool:
+        try:
+            stack.enter_context(held(self._room.folder / ".lock", "a gateway with batches", "it ends by itself"))
+        except EngineError:
+            return False
+        return True
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        self._wake.clear()

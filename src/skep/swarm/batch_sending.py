@@ -1,0 +1,178 @@
+"""One batch on its way: requests out while there is room, results into the store as they come.
+
+How many are out at once follows from the gateway: whatever finds a free slot goes, and a few more wait in its queue, in
+the class `batch`, so that a slot that becomes free is never without work and nobody else is kept waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from enum import Enum
+
+from skep.errors import StoreError
+from skep.store.batches import BatchOrder, BatchRequest, BatchResult, BatchStore
+from skep.swarm.batch_course import Answer, Course, never_sent, result_of
+from skep.swarm.batch_door import Door, Sent
+from skep.swarm.batch_files import FileRoom
+from skep.swarm.batch_lines import body_of
+
+BACKLOG = 2  # requests that wait for a slot
+UNRECORDED = 1000  # results the store has not taken: beyond that, nothing new is sent
+LOOK_S = 0.2
+STORE_AGAIN_S = 0.5
+
+
+class Halt(Enum):
+    """Why no more is sent."""
+
+    CANCELLED = "batch_cancelled"
+    EXPIRED = "batch_expired"
+    LEAVING = "leaving"  # this process ends, another one goes on
+
+
+class Sending:
+    def __init__(
+        self,
+        order: BatchOrder,
+        course: Course,
+        *,
+        store: BatchStore,
+        room: FileRoom,
+        door: Door,
+        say: Callable[[str], None],
+    ) -> None:
+        self._order = order
+        self._course = course
+        self._store = store
+        self._room = room
+        self._door = door
+        self._say = say
+        self._halt: Halt | None = None
+        self._sent: dict[int, Sent | None] = {}  # None: its line is being read
+        self._out: dict[int, asyncio.Task[None]] = {}
+        self._unrecorded: list[BatchResult] = []
+        self._wake = asyncio.Event()
+        self._to_record = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Sending {self._order.id} {self._course!r}, {len(self._unrecorded)} unrecorded>"
+
+    def halt(self, why: Halt) -> None:
+        """The first reason stays, but leaving gives way: it only means later, or elsewhere."""
+        if self._halt in (None, Halt.LEAVING):
+            self._halt = why
+        self._wake.set()
+
+    async def run(self) -> Halt | None:
+        """None: every request has its result, in the store."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                recording = tasks.create_task(self._record())
+                await self._send_all(tasks)
+                await self._quiet()
+                while self._unrecorded:
+                    self._to_record.set()
+                    await asyncio.sleep(LOOK_S / 10)
+                recording.cancel()
+        finally:
+            for sent in self._sent.values():
+                if sent is not None:
+                    sent.give_up()
+        return None if self._course.done else self._halt
+
+    async def _send_all(self, tasks: asyncio.TaskGroup) -> None:
+        while not self._course.done and self._halt is None:
+            now = time.monotonic()
+            left_s = self._order.expires_at - time.time()
+            if left_s <= 0:
+                self.halt(Halt.EXPIRED)
+                return
+            while self._has_room() and (request := self._course.next(now)) is not None:
+                self._sent[request.index] = None
+                self._out[request.index] = tasks.create_task(self._one(request))
+            self._wake.clear()
+            due_s = self._course.due_in_s(now)
+            pause_s = min(left_s, max(LOOK_S, due_s or 0.0)) if due_s is not None else left_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+
+    async def _quiet(self) -> None:
+        """What is out ends: by itself when this process is to leave, at once when nobody wants it any more."""
+        while self._out and self._halt is Halt.LEAVING:
+            for index, sent in self._sent.items():
+                if sent is not None and sent.waiting:
+                    self._out[index].cancel()
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._wake.wait()
+        for task in self._out.values():
+            task.cancel()
+        if self._out:
+            await asyncio.wait(self._out.values())
+
+    def _has_room(self) -> bool:
+        most = self._door.most_at_once(self._order.owner)
+        if len(self._unrecorded) >= UNRECORDED or (most is not None and self._course.out >= most):
+            return False
+        return sum(sent is None or sent.waiting for sent in self._sent.values()) < BACKLOG
+
+    async def _one(self, request: BatchRequest) -> None:
+        index, answer = request.index, None
+        try:
+            answer = await self._ask(request)
+        except (FileNotFoundError, ValueError):
+            self._course.answered(index, Answer(0), time.monotonic())
+            self._keep(never_sent(request, "input_file_missing", _name(), time.time()))
+        finally:
+            self._sent.pop(index, None)
+            self._out.pop(index, None)
+            self._wake.set()
+        if answer is not None and self._course.answered(index, answer, time.monotonic()):
+            self._keep(result_of(request, answer, _name(), time.time()))
+
+    async def _ask(self, request: BatchRequest) -> Answer:
+        order = self._order
+        line = await asyncio.to_thread(self._room.read, order.input_file_id, request.start, request.length)
+        got: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def answered(answer: Answer) -> None:
+            if not got.done():
+                got.set_result(answer)
+
+        sent = self._sent[request.index] = self._door.send(order.owner, order.endpoint, body_of(line), answered)
+        self._wake.set()
+        try:
+            return await got
+        except asyncio.CancelledError:
+            sent.give_up()
+            raise
+
+    def _keep(self, result: BatchResult) -> None:
+        self._unrecorded.append(result)
+        self._to_record.set()
+
+    async def _record(self) -> None:
+        """All that came meanwhile in one transaction. A store that is full or busy is asked again."""
+        while True:
+            await self._to_record.wait()
+            self._to_record.clear()
+            results = self._unrecorded[:]
+            try:
+                await asyncio.to_thread(self._store.record, self._order.id, results)
+            except StoreError as error:
+                self._say(f"{self._order.id}: results wait to be recorded: {error.message}")
+                await asyncio.sleep(STORE_AGAIN_S)
+                self._to_record.set()
+            else:
+                del self._unrecorded[: len(results)]
+                self._wake.set()
+
+
+def _name() -> str:
+    return f"batch_req_{secrets.token_hex(12)}"

@@ -1,0 +1,58 @@
+"""A run in the store: made before the first task is sent, and read again by whoever goes on with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from skep import __version__
+from skep.store.database import Store
+from skep.store.swarm import SwarmStore
+from skep.swarm.mishaps import FREE_BREAKS, Mishap, mishap_of
+from skep.swarm.orders import Order, order_json
+from skep.swarm.schedule import Pending
+from skep.tasks import Attempt, Outcome, Task
+
+
+def create_run(
+    store: Store,
+    tasks: Iterable[Task],
+    order: Order,
+    *,
+    url: str,
+    model: str | None,
+    kind: str = "map",
+    name: str = "",
+) -> str:
+    """The run's id. Nothing is sent: `skep.swarm.running.carry_out` does that."""
+    return SwarmStore(store).begin(
+        kind=kind,
+        created_at=time.time(),
+        name=name,
+        url=url,
+        model=model,
+        config=order_json(order),
+        skep_version=__version__,
+        tasks=tasks,
+    )
+
+
+def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
+    """Those without a result, in the order of the input, with what was done for them already."""
+    waiting = swarm.pending(run_id)
+    if not waiting:
+        return []
+    made: dict[str, list[Attempt]] = {}
+    for attempt in swarm.attempts(run_id):
+        made.setdefault(attempt.task, []).append(attempt)
+    return [_pending(task, made.get(task.id, []), first_at) for task, _, first_at in waiting]
+
+
+def _pending(task: Task, attempts: Sequence[Attempt], first_at: float | None) -> Pending:
+    """What was the endpoint's fault counts as little as it did when it happened."""
+    counted = (Outcome.FAILED, Outcome.REJECTED)
+    mishaps = [mishap_of(one.error_kind, one.status) for one in attempts if one.outcome in counted]
+    breaks = mishaps.count(Mishap.BROKEN)
+    tries = mishaps.count(Mishap.TRY) + max(0, breaks - FREE_BREAKS)
+    last = max((one.number for one in attempts), default=0)
+    return Pending(task, attempts=last, tries=tries, breaks=breaks, first_at=first_at)

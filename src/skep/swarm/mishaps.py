@@ -1,0 +1,58 @@
+"""What kind of mishap an attempt met with, and how long to wait before the next. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+from random import Random
+
+REFUSALS = (429, 503)
+TASKS_OWN = range(400, 500)  # what else a server says about the request itself
+NOT_TASKS_OWN = (404, 408, 409, 425)  # a model that is being exchanged, a proxy's patience
+FREE_BREAKS = 2  # that nobody blames on the task
+
+
+_AWAY = ("connect",)
+_BROKEN = ("closed", "cut", "engine_error", "protocol")
+
+
+class Mishap(Enum):
+    FINAL = "final"  # the request itself is at fault: asked again, it would be refused again
+    KEY = "key"  # the endpoint refuses the key: so it will for every task
+    REFUSED = "refused"  # too much at once; says nothing about the task
+    AWAY = "away"  # nobody answers at the address; says nothing about the task
+    BROKEN = "broken"  # the answer was broken off: the endpoint's fault, unless it happens to one task again and again
+    TRY = "try"  # the task has had its chance: too slow, nonsense, rejected
+
+
+def mishap_of(error_kind: str | None, status: int | None) -> Mishap | None:
+    """None: it went well."""
+    if error_kind is None:
+        return None
+    if error_kind in _AWAY:
+        return Mishap.AWAY
+    if error_kind in _BROKEN:
+        return Mishap.BROKEN
+    if not error_kind.startswith("http_") or status is None:
+        return Mishap.TRY
+    if status == 401:
+        return Mishap.KEY
+    if status in REFUSALS:
+        return Mishap.REFUSED
+    if status in TASKS_OWN and status not in NOT_TASKS_OWN:
+        return Mishap.FINAL
+    return Mishap.BROKEN
+
+
+def wait_s(mishap: Mishap, times: int, rng: Random, retry_after_s: float | None = None) -> float:
+    """Before the same task is tried again, when this has happened to it so often in a row.
+
+    With chance in it, so that those who failed together do not come back together. A wait that was asked for is kept,
+    and some comes on top.
+    """
+    if mishap is Mishap.TRY:
+        return 0.0 if times <= 1 else 0.5 * rng.random()
+    first, longest = (0.5, 30.0) if mishap is Mishap.REFUSED else (0.1, 10.0)
+    backoff = min(longest, first * 2.0 ** min(times - 1, 16)) * (0.5 + rng.random())
+    if retry_after_s is None:
+        return backoff
+    return retry_after_s + min(backoff, first + 0.1 * retry_after_s)

@@ -1,0 +1,41 @@
+"""What a run was asked for: kept with it, so that a resumed one is carried out the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    agents: int | None = None  # at once, at most; None: as many as the endpoint can use
+    tries: int = 4  # of one task, before it is set aside
+    timeout_s: float = 600.0  # of one request
+    deadline_s: float = 600.0  # an endpoint that does not answer for so long is given up, the journal intact
+    stragglers: bool = True  # one that takes far longer than the others is asked a second time, elsewhere
+    output: str | None = None  # absolute path of the results file
+    key_env: str | None = None  # which variable holds the endpoint's key; never the key itself
+    priority: str | None = None  # of skep's gateway, for tasks that name none
+    max_tokens: int | None = None  # for tasks that name none
+    serial_sample: int = 0  # so many finished tasks are repeated alone afterwards, to know what one costs
+    price_kwh: float | None = None
+    ask: Mapping[str, Any] | None = None  # of an `ask` run: goal, plan, root
+
+
+def order_json(order: Order) -> dict[str, Any]:
+    """What has its default is left out."""
+    told = {field.name: getattr(order, field.name) for field in fields(Order) if field.name != "ask"}
+    document = {name: value for name, value in told.items() if value != getattr(_PLAIN, name)}
+    if order.ask is not None:
+        document["ask"] = dict(order.ask)
+    return document
+
+
+def order_from_json(document: Mapping[str, Any]) -> Order:
+    """Of what `order_json` gave; a field of a later version is left aside."""
+    known = {field.name for field in fields(Order)}
+    return Order(**{name: value for name, value in document.items() if name in known})
+
+
+_PLAIN = Order()

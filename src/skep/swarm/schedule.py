@@ -1,0 +1,330 @@
+"""Which task next, which again, which is set aside. Pure: events in, actions out; no clock, no I/O.
+
+Every task ends in exactly one result. What is the endpoint's fault costs a task none of its tries, unless the same task
+is under way again and again when the connection breaks: such suspects are sent one at a time. A task that is slow far
+beyond the others is asked a second time, once; the first whole answer counts. Times are of one steady clock; `epoch`
+turns them into unix seconds for the records.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from random import Random
+
+from skep.swarm.attempted import REJECTED, Attempted
+from skep.swarm.mishaps import FREE_BREAKS, Mishap, mishap_of, wait_s
+from skep.swarm.noted import attempt_of, failed_result, result_of
+from skep.swarm.outage import GiveUp, Outage, Probe
+from skep.swarm.stragglers import Stragglers
+from skep.tasks import Attempt, Outcome, Result, Step, Task, Why
+
+SILENT_S = 30.0  # without one token of any answer under way: is anybody there?
+RANKS = {"interactive": 0, "normal": 1, None: 1, "batch": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Send it. `lease` names this attempt until it has ended."""
+
+    lease: int
+    task: Task
+    number: int
+    agent: int
+    why: Why
+    complaint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Break it off; what it still brings is not wanted."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Write it down; with its result, where the task has come to its end."""
+
+    attempt: Attempt
+    result: Result | None = None
+    steps: tuple[Step, ...] = ()
+
+
+Action = Start | Cancel | Record | Probe | GiveUp
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A task without a result, with what earlier sessions did for it."""
+
+    task: Task
+    attempts: int = 0  # the number of the last
+    tries: int = 0  # that count
+    breaks: int = 0
+    first_at: float | None = None  # unix seconds
+
+
+@dataclass(slots=True)
+class _Job:
+    """A task on its way to its result."""
+
+    task: Task
+    place: tuple[int, int]
+    attempts: int
+    tries: int
+    breaks: int
+    first_at: float | None
+    resumed: bool
+    row: int = 0  # mishaps of one kind in a row
+    last: Mishap | None = None
+    complaint: str | None = None
+    failed: Attempted | None = None  # the last that failed
+    doubled: bool = False
+    leases: set[int] = field(default_factory=set)
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.breaks >= FREE_BREAKS
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One attempt under way."""
+
+    id: int
+    task: Task
+    number: int
+    agent: int
+    why: Why
+    started: float
+
+
+class Schedule:
+    def __init__(
+        self,
+        pending: Iterable[Pending],
+        *,
+        session: int,
+        epoch: float,
+        rng: Random,
+        tries: int = 4,
+        deadline_s: float = 600.0,
+        stragglers: bool = True,
+    ) -> None:
+        self._session = session
+        self._epoch = epoch
+        self._rng = rng
+        self._tries = tries
+        self.outage = Outage(deadline_s)
+        self.leases: dict[int, Lease] = {}
+        self.retried = 0
+        self._stragglers = Stragglers() if stragglers else None
+        self._jobs: dict[str, _Job] = {}  # without a result
+        self._ready: list[tuple[tuple[int, int], str]] = []
+        self._later: list[tuple[float, tuple[int, int], str]] = []
+        self._suspects: deque[str] = deque()  # ready; one at a time
+        self._agents: list[int] = []  # free numbers
+        self._most_agents = 0
+        self._placed = 0
+        self._last_lease = 0
+        self._heard = 0  # of all under way, when it last changed
+        self._heard_at = float("-inf")
+        self.add(pending)
+
+    def __repr__(self) -> str:
+        return f"<Schedule {len(self.leases)} under way, {self.waiting} ready, {len(self._later)} later, {self.outage}>"
+
+    @property
+    def is_over(self) -> bool:
+        """Every task has its result."""
+        return not self._jobs
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that could be sent now."""
+        return len(self._ready) + len(self._suspects)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `step` should be asked again, although nothing has happened."""
+        times = [at for at in (self._later[0][0] if self._later else None, self.outage.wake_at) if at is not None]
+        return min(times, default=None)
+
+    def add(self, pending: Iterable[Pending]) -> None:
+        for one in pending:
+            if one.task.id in self._jobs:
+                continue
+            place = (RANKS.get(one.task.priority, 1), self._placed)
+            self._placed += 1
+            job = _Job(one.task, place, one.attempts, one.tries, one.breaks, one.first_at, one.attempts > 0)
+            self._jobs[one.task.id] = job
+            self._queue(job)
+
+    def step(self, now: float, limit: int, heard: Mapping[int, int] | None = None) -> list[Action]:
+        """What is to be done now, with at most `limit` under way. `heard`: tokens so far, by lease."""
+        counts = heard or {}
+        self._listen(now, sum(counts.values()))
+        quiet = not any(counts.values())
+        actions: list[Action] = [*self.outage.step(now, quiet=quiet)]
+        if self.outage.is_away:
+            return actions
+        while self._later and self._later[0][0] <= now:
+            self._queue(self._jobs[heappop(self._later)[2]])
+        most = min(limit, max(1, len(self.leases))) if quiet and self.outage.is_doubtful else limit
+        while len(self.leases) < most and (job := self._next()) is not None:
+            actions.append(self._start(job, self._why(job), now))
+        if self._stragglers is not None and not self.waiting and len(self.leases) < most:
+            actions += self._second_attempts(now, most, counts)
+        return actions
+
+    def ended(self, lease_id: int, came: Attempted, now: float) -> list[Action]:
+        """An attempt has ended. One that is not under way any more changes nothing."""
+        lease = self._release(lease_id)
+        if lease is None:
+            return []
+        job = self._jobs[lease.task.id]
+        job.leases.discard(lease_id)
+        mishap = mishap_of(came.error_kind, came.status)
+        rejected = came.error_kind == REJECTED
+        self.outage.came(mishap, came.error, now, answered=rejected or mishap in (None, Mishap.FINAL))
+        if mishap is None:
+            return self._won(job, lease, came, now)
+        job.row = job.row + 1 if job.last is mishap else 1
+        job.last, job.failed = mishap, came
+        if rejected:
+            job.complaint = came.complaint or came.error
+        if mishap is Mishap.BROKEN:
+            job.breaks += 1
+        if mishap in (Mishap.TRY, Mishap.FINAL) or (mishap is Mishap.BROKEN and job.breaks > FREE_BREAKS):
+            job.tries += 1
+        attempt = self._attempt(lease, Outcome.REJECTED if rejected else Outcome.FAILED, came, now)
+        if (job.tries >= self._tries or mishap is Mishap.FINAL) and not job.leases:
+            return [Record(attempt, self._set_aside(job, now), came.steps)]
+        if not job.leases:
+            self._again(job, now + wait_s(mishap, job.row, self._rng, came.retry_after_s))
+        return [Record(attempt, None, came.steps)]
+
+    def probed(self, why: str | None, now: float) -> list[Action]:
+        """The endpoint was asked whether it is there; `why` it is not, or None.
+
+        Gone without a word: what is under way there would not end by itself, and is broken off.
+        """
+        was_away = self.outage.is_away
+        self.outage.probed(why, now)
+        if why is None and was_away:
+            self._recall()
+        if why is None or now - self._heard_at < SILENT_S:
+            return []
+        actions: list[Action] = []
+        for lease_id in list(self.leases):
+            actions += [Cancel(lease_id), *self.ended(lease_id, Attempted(error_kind="closed", error=why), now)]
+        return actions
+
+    def stop(self, now: float) -> list[Action]:
+        """No more: what is under way is broken off, and written down as such."""
+        actions: list[Action] = []
+        for lease in list(self.leases.values()):
+            self._release(lease.id)
+            self._jobs[lease.task.id].leases.discard(lease.id)
+            attempt = self._attempt(lease, Outcome.CANCELLED, Attempted(), now)
+            actions += [Cancel(lease.id), Record(attempt)]
+        return actions
+
+    # Inside
+
+    def _listen(self, now: float, heard: int) -> None:
+        if heard != self._heard or not self.leases:
+            self._heard, self._heard_at = heard, now
+        elif now - self._heard_at >= SILENT_S:
+            self.outage.doubt(now)
+
+    def _next(self) -> _Job | None:
+        if self._suspects and not any(self._jobs[one.task.id].is_suspect for one in self.leases.values()):
+            return self._jobs[self._suspects.popleft()]
+        return self._jobs[heappop(self._ready)[1]] if self._ready else None
+
+    def _queue(self, job: _Job) -> None:
+        if job.is_suspect:
+            self._suspects.append(job.task.id)
+        else:
+            heappush(self._ready, (job.place, job.task.id))
+
+    def _again(self, job: _Job, at: float) -> None:
+        heappush(self._later, (at, job.place, job.task.id))
+
+    def _recall(self) -> None:
+        """It is back: those who only waited for that need not wait longer."""
+        late = (Mishap.AWAY, Mishap.BROKEN)
+        for _, _, name in self._later:
+            if self._jobs[name].last in late:
+                self._queue(self._jobs[name])
+        self._later = [one for one in self._later if self._jobs[one[2]].last not in late]
+        heapify(self._later)
+
+    def _why(self, job: _Job) -> Why:
+        if job.failed is not None:
+            self.retried += 1
+            return Why.RETRY
+        return Why.RESUMED if job.resumed else Why.FIRST
+
+    def _start(self, job: _Job, why: Why, now: float) -> Start:
+        self._last_lease += 1
+        job.attempts += 1
+        if job.first_at is None:
+            job.first_at = now + self._epoch
+        lease = Lease(self._last_lease, job.task, job.attempts, self._agent(), why, now)
+        self.leases[lease.id] = lease
+        job.leases.add(lease.id)
+        return Start(lease.id, job.task, lease.number, lease.agent, why, job.complaint)
+
+    def _agent(self) -> int:
+        if self._agents:
+            return heappop(self._agents)
+        self._most_agents += 1
+        return self._most_agents - 1
+
+    def _release(self, lease_id: int) -> Lease | None:
+        lease = self.leases.pop(lease_id, None)
+        if lease is not None:
+            heappush(self._agents, lease.agent)
+        return lease
+
+    def _won(self, job: _Job, lease: Lease, came: Attempted, now: float) -> list[Action]:
+        if self._stragglers is not None:
+            self._stragglers.took(now - lease.started, came.output_tokens)
+        attempt = self._attempt(lease, Outcome.DONE, came, now)
+        result = result_of(attempt, came, tries=job.tries + 1, started_at=job.first_at or attempt.started_at)
+        actions: list[Action] = [Record(attempt, result, came.steps)]
+        for other_id in job.leases:
+            other = self._release(other_id)
+            if other is not None:
+                late = self._attempt(other, Outcome.SUPERSEDED, Attempted(), now)
+                actions += [Cancel(other_id), Record(late)]
+        del self._jobs[job.task.id]
+        return actions
+
+    def _set_aside(self, job: _Job, now: float) -> Result:
+        assert job.failed is not None
+        del self._jobs[job.task.id]
+        began = job.first_at if job.first_at is not None else now + self._epoch
+        return failed_result(job.task.id, job.failed, tries=job.tries, started_at=began, ended_at=now + self._epoch)
+
+    def _attempt(self, lease: Lease, outcome: Outcome, came: Attempted, now: float) -> Attempt:
+        return attempt_of(lease, outcome, came, session=self._session, epoch=self._epoch, now=now)
+
+    def _second_attempts(self, now: float, most: int, heard: Mapping[int, int]) -> list[Action]:
+        assert self._stragglers is not None
+        actions: list[Action] = []
+        for lease in list(self.leases.values()):
+            job = self._jobs[lease.task.id]
+            if len(self.leases) >= most:
+                break
+            if job.doubled or len(job.leases) != 1 or job.is_suspect:
+                continue
+            if self._stragglers.is_one(now - lease.started, heard.get(lease.id, 0)):
+                job.doubled = True
+                actions.append(self._start(job, Why.STRAGGLER, now))
+        return actions

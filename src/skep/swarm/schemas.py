@@ -1,0 +1,138 @@
+"""JSON schemas: whether one is sound, and where a value is not as it says.
+
+Nothing is ever fetched: a reference must be found in the schema itself or among JSON Schema's own ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from skep.errors import UserError
+
+MOST_FAULTS = 50  # of a value that are looked at
+MOST_TOLD = 3
+LONGEST = 300  # characters of a complaint
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+# Keywords whose cost is not in proportion to the value: a regular expression may take for ever on a short text, a
+# reference to itself may double the work with each level, and unique items are compared each with each.
+SLOW = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef", "$recursiveRef", "uniqueItems"})
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """UserError for what is no JSON schema of its draft (2020-12 unless told), or refers to what is not there."""
+    fault = schema_fault(schema)
+    if fault is not None:
+        raise UserError(f"not a JSON schema: {fault}", hint="see https://json-schema.org/understanding-json-schema")
+
+
+def schema_fault(schema: Any) -> str | None:
+    """In one line; None: it is sound."""
+    from jsonschema.exceptions import SchemaError
+
+    if not isinstance(schema, Mapping):
+        return f"an object is wanted, {_shown(schema)} is none"
+    told = schema.get("$schema")
+    if told is not None and (not isinstance(told, str) or not _is_known(told)):
+        return f"`$schema` is {_shown(told)}, which is no draft of JSON Schema; leave it out for {DRAFT}"
+    try:
+        _validator_class(schema).check_schema(schema)
+    except SchemaError as error:
+        return one_line(f"{error.json_path}: {error.message}")
+    except RecursionError:
+        return "it is nested too deeply"
+    try:
+        return _dangling(schema)
+    except Exception as error:  # of the library, about an `$id` or an anchor that nobody can read
+        return one_line(f"its references cannot be followed: {error}")
+
+
+def value_faults(schema: Mapping[str, Any], value: Any) -> str | None:
+    """Where the value is not as the schema says, in one line; None: it is. May take for ever: see `may_be_slow`."""
+    from jsonschema.exceptions import best_match
+    from referencing import Registry
+
+    checker = _validator_class(schema)(schema, registry=Registry())
+    try:
+        found = list(islice(checker.iter_errors(value), MOST_FAULTS))
+    except RecursionError:
+        return "the value or its schema goes round in circles"
+    except Exception as error:  # of the library: a schema that was sound by itself and is not with this value
+        return one_line(f"the schema cannot be held against it: {type(error).__name__}: {error}")
+    told = []
+    for fault in found[:MOST_TOLD]:
+        best = best_match([fault])
+        told.append(one_line(f"{best.json_path}: {best.message}", LONGEST // min(len(found), MOST_TOLD)))
+    more = len(found) - len(told)
+    if more > 0:
+        told.append(f"and {more} more" if len(found) < MOST_FAULTS else "and many more")
+    return "; ".join(dict.fromkeys(told)) or None
+
+
+def may_be_slow(schema: Mapping[str, Any]) -> bool:
+    """Whether the time a check takes is not in proportion to the value."""
+    text = json.dumps(schema)
+    return any(f'"{word}":' in text for word in SLOW)
+
+
+def one_line(text: str, longest: int = LONGEST) -> str:
+    """Long ones lose their middle: what is wrong is said at the end, where it is at the beginning."""
+    shown = "".join(one if one.isprintable() else " " for one in (text if len(text) < 10_000 else _cut(text, 10_000)))
+    return _cut(" ".join(shown.split()), longest)
+
+
+def _cut(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    end = longest // 2
+    return f"{text[: longest - end - 1]}…{text[-end:]}"
+
+
+def _validator_class(schema: Mapping[str, Any]) -> Any:
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import validator_for
+
+    return validator_for(schema, default=Draft202012Validator)
+
+
+def _is_known(draft: str) -> bool:
+    found = _validator_class({"$schema": draft}).META_SCHEMA["$schema"]
+    return str(found).rstrip("#") == draft.rstrip("#")
+
+
+def _dangling(schema: Mapping[str, Any]) -> str | None:
+    """A reference that leads nowhere, or out of the schema: it would be found out by the first answer only."""
+    from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import specification_with
+
+    specification = specification_with(str(_validator_class(schema).META_SCHEMA["$schema"]))
+    root = specification.create_resource(schema)
+    name = root.id() or ""
+    registry = REGISTRY.with_resource(name, root).crawl()
+    for resource, resolver in _parts(root, registry.resolver(base_uri=name)):
+        contents = resource.contents
+        if not isinstance(contents, Mapping):
+            continue
+        for word in ("$ref", "$dynamicRef"):
+            target = contents.get(word)
+            if not isinstance(target, str):
+                continue
+            try:
+                resolver.lookup(target)
+            except Unresolvable:
+                why = "there is nothing" if target.startswith("#") else "not in the schema, and nothing is fetched"
+                return f"`{word}` to {_shown(target)}: {why}"
+    return None
+
+
+def _parts(resource: Any, resolver: Any) -> Iterator[tuple[Any, Any]]:
+    yield resource, resolver
+    for inner in resource.subresources():
+        yield from _parts(inner, resolver.in_subresource(inner))
+
+
+def _shown(value: Any) -> str:
+    return f"`{one_line(str(value), 80)}`"

@@ -1,0 +1,346 @@
+"""Batches through a real gateway process in front of a real fake engine, with the client that everybody uses."""
+
+import json
+import time
+from functools import cache
+from itertools import pairwise
+
+import openai
+import pytest
+
+from skep.gateway.keys import digest_of
+from skep.store.batches import BatchStore
+from skep.store.database import open_store
+from skep.testing.gateway_process import GatewayProcess
+from skep.testing.process import FakeEngine
+
+SHARERS = ("one", "pages", "wrong", "refused", "faults", "cancel", "expire", "person")
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+def line(name, **fields):
+    body = {"model": "fake-model", "messages": [{"role": "user", "content": f"say {name}"}], "max_tokens": 2}
+    return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body, **fields}
+
+
+def jsonl(lines):
+    return "".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines).encode()
+
+
+@cache
+def base():
+    """Making a client takes longer than a whole batch."""
+    return openai.OpenAI(base_url="http://x", api_key="none", max_retries=0, timeout=20)
+
+
+class Client:
+    """What a user of batches does, in few words."""
+
+    def __init__(self, door, key="none"):
+        self.api = base().with_options(base_url=f"{door.url}/v1", api_key=key)
+
+    def upload(self, lines):
+        return self.api.files.create(file=("tasks.jsonl", jsonl(lines)), purpose="batch")
+
+    def begin(self, lines, window="24h", endpoint="/v1/chat/completions"):
+        return self.api.batches.create(
+            input_file_id=self.upload(lines).id, endpoint=endpoint, completion_window=window, metadata={"a": "b"}
+        )
+
+    def when(self, batch, seen):
+        deadline = time.monotonic() + 20
+        while not seen(batch):
+            assert time.monotonic() < deadline, batch
+            time.sleep(0.01)
+            batch = self.api.batches.retrieve(batch.id)
+        return batch
+
+    def ended(self, batch):
+        return self.when(batch, lambda found: found.status in ENDED)
+
+    def lines(self, file_id):
+        return [json.loads(one) for one in self.api.files.content(file_id).text.splitlines()] if file_id else []
+
+    def names(self, batch):
+        """Of every request that either file tells of."""
+        told = self.lines(batch.output_file_id) + self.lines(batch.error_file_id)
+        return sorted(one["custom_id"] for one in told)
+
+
+def places(folder):
+    return {"store": str(folder / "skep.sqlite3"), "files": str(folder / "files")}
+
+
+@pytest.fixture
+def batch_door(gateway, tmp_path):
+    """Gateways that share one store, as one does with the one before it."""
+
+    def make(*engines, slots=2, **setup):
+        door = gateway(batches=places(tmp_path / "data"), **setup)
+        door.serve(*engines, slots=slots)
+        return door
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with FakeEngine(slots=2, token_ms=1) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def slow_engine():
+    with FakeEngine(slots=2, token_ms=20) as running:
+        yield running
+
+
+def serve(engine, folder):
+    """One gateway for several tests; a key for each of them, so that none sees what another one has."""
+    keys = [{"name": name, "sha256": digest_of(f"k-{name}")} for name in SHARERS]
+    with GatewayProcess(folder / "log", batches=places(folder), keys=keys) as door:
+        door.serve([{"name": "r0", "model": "fake-model", "url": engine.url, "slots": 2, "confirms": True}])
+        yield door
+    assert "Traceback" not in (folder / "log").read_text()
+
+
+@pytest.fixture(scope="module")
+def shared(engine, tmp_path_factory):
+    yield from serve(engine, tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture(scope="module")
+def slow(slow_engine, tmp_path_factory):
+    yield from serve(slow_engine, tmp_path_factory.mktemp("slow"))
+
+
+def test_a_batch_of_the_openai_client_is_carried_out(shared):
+    """One request is wrong for its engine: it is in the file of errors, the others are in the output."""
+    client = Client(shared, "k-one")
+    names = [f"task {i} é" for i in range(10)]
+    lines = [line(name) for name in names]
+    lines[3]["body"]["max_tokens"] = -1
+    file = client.upload(lines)
+    assert (file.object, file.purpose, file.filename, file.bytes) == ("file", "batch", "tasks.jsonl", len(jsonl(lines)))
+    assert client.api.files.content(file.id).content == jsonl(lines)
+    batch = client.api.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"who": "test"}
+    )
+    assert (batch.status, batch.object, batch.metadata) == ("validating", "batch", {"who": "test"})
+    assert batch.expires_at == pytest.approx(batch.created_at + 86_400, abs=1)
+    batch = client.ended(batch)
+    assert batch.status == "completed"
+    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (10, 9, 1)
+    assert (batch.model, batch.usage.output_tokens, batch.errors) == ("fake-model", 18, None)
+    times = (batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at)
+    assert all(early <= late for early, late in pairwise(times))
+    output, errors = client.lines(batch.output_file_id), client.lines(batch.error_file_id)
+    assert [one["custom_id"] for one in output] == [name for name in names if name != names[3]]
+    assert all(one["error"] is None and one["response"]["status_code"] == 200 for one in output)
+    assert all(one["id"].startswith("batch_req_") and one["response"]["request_id"] for one in output)
+    assert output[0]["response"]["body"]["usage"]["completion_tokens"] == 2
+    assert [(one["custom_id"], one["response"]["status_code"], one["error"]) for one in errors] == [
+        (names[3], 400, None)
+    ]
+    files = {one.id: one for one in client.api.files.list()}
+    assert set(files) == {file.id, batch.output_file_id, batch.error_file_id}
+    assert files[batch.output_file_id].purpose == "batch_output"
+    assert [one.id for one in client.api.files.list(purpose="batch")] == [file.id]
+    assert client.api.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.api.files.retrieve(file.id)
+    assert client.api.batches.retrieve(batch.id) == batch
+
+
+def test_pages_of_files_and_batches_follow_each_other(shared):
+    client = Client(shared, "k-pages")
+    batches = [client.begin([line("a")]).id for _ in range(3)]
+    assert [one.id for one in client.api.batches.list(limit=2)] == batches[::-1]  # the client turns the pages
+    first = client.api.batches.list(limit=2)
+    assert ([one.id for one in first.data], first.has_more) == (batches[:0:-1], True)
+    files = [client.api.batches.retrieve(one).input_file_id for one in batches]
+    assert [one.id for one in client.api.files.list(limit=1, order="asc", purpose="batch")] == files
+    for wrong in ({"limit": 0}, {"limit": 101}, {"after": "batch_unknown"}):
+        with pytest.raises((openai.BadRequestError, openai.NotFoundError)):
+            client.api.batches.list(**wrong)
+
+
+WRONG = {
+    "broken JSON": ([line("a"), '{"custom_id": '], "invalid_json_line", 2),
+    "no object": ([line("a"), "", "[1]"], "invalid_request", 3),
+    "twice the same id": ([line("a"), line("b"), line("a")], "duplicate_custom_id", 3),
+    "no id": ([line("")], "missing_required_parameter", 1),
+    "another path": ([line("a", url="/v1/embeddings")], "url_mismatch", 1),
+    "another method": ([line("a", method="GET")], "invalid_method", 1),
+    "no body": ([line("a", body=None)], "invalid_request", 1),
+    "a stream": ([line("a", body={"model": "fake-model", "stream": True})], "invalid_request", 1),
+    "an unknown model": ([line("a", body={"model": "who"}), line("b", body={"model": "who"})], "model_not_found", 1),
+    "two models": ([line("a"), line("b", body={"model": "other"})], "model_mismatch", 2),
+    "nothing": (["", "  "], "empty_file", None),
+}
+
+
+def test_a_file_that_is_wrong_fails_its_batch_before_a_request_is_sent(shared, engine):
+    client, before = Client(shared, "k-wrong"), engine.state()["requests"]
+    begun = {what: client.begin(lines) for what, (lines, _, _) in WRONG.items()}
+    for what, batch in begun.items():
+        ended = client.ended(batch)
+        _, code, number = WRONG[what]
+        assert (ended.status, ended.failed_at is not None, ended.output_file_id) == ("failed", True, None), what
+        assert [(error.code, error.line) for error in ended.errors.data] == [(code, number)], what
+        assert ended.errors.data[0].message
+    assert engine.state()["requests"] == before
+
+
+def test_what_cannot_be_asked_for_is_refused_at_once(shared):
+    client = Client(shared, "k-refused")
+    file = client.upload([line("a")])
+    fine = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    wrong = {
+        "endpoint": "/v1/moderations",
+        "completion_window": "25h",
+        "input_file_id": "file-000000000000000000000000",
+        "metadata": {"a": "x" * 513},
+        "output_expires_after": {"anchor": "created_at", "seconds": 1},
+    }
+    for name, value in wrong.items():
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.api.batches.create(**{**fine, name: value})
+        assert refused.value.param.startswith(name)
+        assert refused.value.body["message"]
+    with pytest.raises(openai.BadRequestError, match="purpose"):
+        client.api.files.create(file=("a.jsonl", b"{}"), purpose="art")
+    with pytest.raises(openai.BadRequestError, match="multipart"):
+        client.api.post("/files", body={"purpose": "batch"}, cast_to=object)
+    other = client.api.files.create(file=("a.txt", b"notes"), purpose="user_data")
+    assert other.expires_at is None
+    with pytest.raises(openai.BadRequestError, match="purpose"):
+        client.api.batches.create(**{**fine, "input_file_id": other.id})
+    for path in ("/files/%00", "/batches/x/y", "/files/file-1/other"):
+        with pytest.raises((openai.NotFoundError, openai.BadRequestError)):
+            client.api.get(path, cast_to=object)
+
+
+def test_a_gateway_that_is_killed_goes_on_where_it_was(batch_door):
+    """Every request has exactly one result; only those under way at the moment are asked again."""
+    with FakeEngine(slots=4, token_ms=3) as engine:
+        door = batch_door(engine, slots=4)
+        client = Client(door)
+        batch = client.begin([line(f"c{i}") for i in range(60)])
+        client.when(batch, lambda found: found.request_counts.completed >= 15)
+        door.process.kill()
+        door.process.wait()
+        client = Client(batch_door(engine, slots=4))
+        batch = client.ended(batch)
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 60, 0)
+        assert client.names(batch) == sorted(f"c{i}" for i in range(60))
+        assert engine.state()["requests"] <= 60 + 2 * 4 + 2  # those in its slots, waiting, or not yet recorded
+
+
+def test_a_batch_moves_to_the_gateway_that_takes_over(batch_door):
+    """The old process finishes what it has out and lets go; nothing is asked twice."""
+    with FakeEngine(slots=2, token_ms=5) as engine:
+        old = batch_door(engine)
+        batch = Client(old).begin([line(f"c{i}") for i in range(30)])
+        engine.wait_for(requests=4)
+        client = Client(batch_door(engine))
+        assert old.ask(op="drain", hand_over=True, timeout_s=10)["left"] == 0
+        batch = client.ended(batch)
+        assert client.names(batch) == sorted(f"c{i}" for i in range(30))
+        assert engine.state()["requests"] == 30
+
+
+def test_cancelling_keeps_what_is_done_and_names_the_rest(slow, slow_engine):
+    client = Client(slow, "k-cancel")
+    batch = client.begin([line(f"c{i}") for i in range(40)])
+    client.when(batch, lambda found: found.request_counts.completed >= 3)
+    with pytest.raises(openai.ConflictError, match="cancel that first"):
+        client.api.files.delete(batch.input_file_id)
+    assert client.api.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    batch = client.ended(batch)
+    assert batch.status == "cancelled"
+    assert 3 <= batch.request_counts.completed < 40
+    assert len(client.lines(batch.output_file_id)) == batch.request_counts.completed
+    assert {one["error"]["code"] for one in client.lines(batch.error_file_id)} == {"batch_cancelled"}
+    assert client.names(batch) == sorted(f"c{i}" for i in range(40))
+    slow_engine.wait_for(running=0)
+    with pytest.raises(openai.ConflictError, match="cancelled"):
+        client.api.batches.cancel(batch.id)
+
+
+def test_what_is_not_done_in_its_window_expires(slow):
+    client = Client(slow, "k-expire")
+    batch = client.ended(client.begin([line(f"c{i}") for i in range(200)], window="1s"))
+    assert batch.status == "expired"
+    assert batch.expired_at >= batch.expires_at
+    assert 0 < batch.request_counts.completed < 200
+    unsent = client.lines(batch.error_file_id)
+    assert {(one["response"], one["error"]["code"]) for one in unsent} == {(None, "batch_expired")}
+    assert client.names(batch) == sorted(f"c{i}" for i in range(200))
+
+
+def test_a_person_does_not_wait_behind_a_batch(slow, slow_engine):
+    """A whole batch takes eight seconds; a person waits for one of the two requests that have the slots."""
+    client = Client(slow, "k-person")
+    batch = client.begin([line(f"c{i}") for i in range(400)])
+    slow_engine.wait_for(running=2)
+    answer = client.api.chat.completions.with_raw_response.create(**line("x")["body"])
+    assert float(answer.headers["x-skep-queue-ms"]) < 2000
+    client.api.batches.cancel(batch.id)
+    assert client.ended(batch).status == "cancelled"
+
+
+def test_a_batch_waits_for_an_engine_that_is_full_or_lost(shared, engine):
+    engine.fault(kind="429", times=2, retry_after_s=0)
+    engine.fault(kind="503", times=1, retry_after_s=0)
+    engine.fault(kind="close-first", times=3)
+    engine.fault(kind="short-body", times=1)
+    client = Client(shared, "k-faults")
+    batch = client.ended(client.begin([line(f"c{i}") for i in range(12)]))
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 12, 0)
+
+
+def test_files_and_batches_belong_to_the_key_that_made_them(batch_door, tmp_path):
+    keys = [{"name": name, "sha256": digest_of(f"k-{name}"), "max_concurrent": 2} for name in ("ann", "bob")]
+    with FakeEngine(slots=4, token_ms=15) as engine:
+        door = batch_door(engine, slots=4, keys=keys)
+        ann, bob = Client(door, "k-ann"), Client(door, "k-bob")
+        with pytest.raises(openai.AuthenticationError):
+            Client(door, "k-eve").api.files.list()
+        batch = ann.begin([line(f"c{i}") for i in range(40)])
+        for look in (bob.api.batches.retrieve, bob.api.batches.cancel):
+            with pytest.raises(openai.NotFoundError):
+                look(batch.id)
+        for look in (bob.api.files.retrieve, bob.api.files.content, bob.api.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                look(batch.input_file_id)
+        with pytest.raises(openai.BadRequestError, match="No such File"):
+            bob.api.batches.create(
+                input_file_id=batch.input_file_id, endpoint="/v1/chat/completions", completion_window="24h"
+            )
+        assert (list(bob.api.files.list()), list(bob.api.batches.list())) == ([], [])
+        ann.when(batch, lambda found: found.request_counts.completed >= 2)
+        ann.api.chat.completions.create(**line("x")["body"])  # one of its two is left for other things
+        assert engine.state()["max_running"] <= 2
+        door.send({"op": "settings", "keys": keys[1:]})
+        with open_store(tmp_path / "data" / "skep.sqlite3") as store:
+            while not BatchStore(store).batch(batch.id).status.is_final:
+                time.sleep(0.01)
+        door.send({"op": "settings", "keys": [{**keys[0], "sha256": digest_of("k-new")}, keys[1]]})
+        door.ask(op="status")
+        renewed = Client(door, "k-new")
+        batch = renewed.ended(batch)
+        assert (batch.status, batch.request_counts.completed + batch.request_counts.failed) == ("completed", 40)
+        refused = [one["response"] for one in renewed.lines(batch.error_file_id)]
+        assert {(one["status_code"], one["body"]["error"]["code"]) for one in refused} == {(401, "invalid_api_key")}
+        assert renewed.names(batch) == sorted(f"c{i}" for i in range(40))
+
+
+def test_a_store_that_cannot_be_written_is_said_and_serving_goes_on(gateway, engine, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    door = gateway(batches={"store": str(tmp_path / "file" / "x.sqlite3"), "files": str(tmp_path / "file" / "f")})
+    door.serve(engine)
+    client = Client(door)
+    with pytest.raises(openai.InternalServerError, match="cannot be kept now"):
+        client.upload([line("a")])
+    assert client.api.chat.completions.create(**line("x")["body"]).usage.completion_tokens == 2

@@ -1,0 +1,109 @@
+"""The server over HTTP: a real socket, the official client, and those who may not come in."""
+
+import asyncio
+import http.client
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from mcp.client.streamable_http import streamable_http_client
+from typer.testing import CliRunner
+
+from mcp import Client
+from skep.cli.main import app_of
+from skep.mcp_server.http import Listening
+from skep.mcp_server.place import Place
+from skep.places import user_paths
+
+HEADERS = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+LIST = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+EVERYWHERE = "0.0.0.0"
+
+
+@contextmanager
+def served(env, host="127.0.0.1"):
+    """In a thread, until the block ends."""
+    ready = queue.Queue()
+    with Listening(Place(user_paths(env), env), host=host, port=0, on_ready=ready.put) as server:
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            yield ready.get(timeout=10)
+        finally:
+            server.stop()
+            thread.join(10)
+
+
+def status_of(url, **headers):
+    place = urlsplit(url)
+    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=5)
+    connection.request("POST", place.path, LIST, {**HEADERS, **headers})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_on_loopback_it_answers_to_its_own_names_and_to_no_page_of_others(env):
+    async def spoken(url):
+        async with Client(url) as client:
+            tools = {tool.name for tool in (await client.list_tools()).tools}
+            return tools, await client.call_tool("swarm_list", {})
+
+    with served(env) as url:
+        assert url.startswith("http://127.0.0.1:")
+        tools, listed = asyncio.run(spoken(url))
+        refused = [status_of(url, host="evil.example"), status_of(url, origin="http://evil.example")]
+        own = status_of(url, origin=url.removesuffix("/mcp"))
+    assert "swarm_dispatch" in tools
+    assert "swarm_dispatch_file" not in tools  # whoever can reach it may not name files of this machine
+    assert listed.structured_content == {"runs": []}
+    assert refused == [421, 403]
+    assert own not in (401, 403, 421)
+
+
+def test_beyond_loopback_a_key_is_wanted(env):
+    async def spoken(url):
+        async with (
+            httpx.AsyncClient(headers={"authorization": "Bearer sesame"}) as client,
+            Client(streamable_http_client(url, http_client=client)) as session,
+        ):
+            return len((await session.list_tools()).tools)
+
+    with served({**env, "SKEP_API_KEY": "sesame"}, EVERYWHERE) as url:
+        assert status_of(url) == 401
+        assert status_of(url, authorization="Bearer wrong") == 401
+        assert asyncio.run(spoken(url.replace(EVERYWHERE, "127.0.0.1"))) > 10
+
+
+def test_without_a_key_nothing_but_loopback_is_bound(env):
+    done = CliRunner().invoke(app_of(["mcp"]), ["mcp", "--http", "--host", EVERYWHERE, "--port", "0"], env=env)
+    assert "would let anybody in" in str(done.exception)
+    done = CliRunner().invoke(app_of(["mcp"]), ["mcp", "--port", "1"], env=env)
+    assert "are for --http" in str(done.exception)
+    done = CliRunner().invoke(app_of(["mcp"]), ["mcp", "--url", "ftp://x"], env=env)
+    assert "ftp" in str(done.exception)
+
+
+def test_without_the_extra_it_says_what_to_install(env, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    done = CliRunner().invoke(app_of(["mcp"]), ["mcp"], env=env)
+    assert "needs the MCP SDK" in str(done.exception)
+    assert done.exception.hint == "pip install 'skep[mcp]'"
+
+
+@pytest.mark.slow
+def test_a_signal_ends_it_at_once(env, tmp_path):
+    argv = [sys.executable, "-m", "skep", "mcp", "--http", "--port", "0"]
+    with subprocess.Popen(argv, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline().startswith(b"http://127.0.0.1:")
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(5) == 0
+        assert b"Traceback" not in process.stderr.read()

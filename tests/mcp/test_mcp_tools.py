@@ -1,0 +1,260 @@
+"""The tools by the official client, in one process: what they say, what they refuse, how they cut and page."""
+
+import asyncio
+import json
+import time
+from functools import cache
+
+import pytest
+
+from mcp import Client
+from skep.mcp_server.place import Place
+from skep.mcp_server.server import make_server
+from skep.places import user_paths
+from skep.records import Request
+from skep.store.database import open_store
+from skep.store.swarm import Recorded, SwarmStore
+from skep.tasks import Ending, Result, Task
+
+NOBODY = "http://127.0.0.1:9"
+LONG = "x" * 5000
+
+
+class Wherever:
+    """The folders of the test at hand. To make a server takes a tenth of a second: a few do for all tests."""
+
+    now = None
+
+    def __getattr__(self, name):
+        return getattr(type(self).now, name)
+
+
+@cache
+def server(url, longest_wait_s, files):
+    return make_server(Place(Wherever(), {}, url=url, files=files), longest_wait_s=longest_wait_s)
+
+
+@pytest.fixture
+def paths(env):
+    Wherever.now = user_paths(env)
+    return Wherever.now
+
+
+@pytest.fixture
+def call(paths):
+    """Calls a tool; its answer as JSON, or the text of its error."""
+
+    def ask(tool, url=NOBODY, longest_wait_s=45.0, **arguments):
+        async def asked():
+            async with Client(server(url, longest_wait_s, True)) as client:
+                return await client.call_tool(tool, arguments)
+
+        answer = asyncio.run(asked())
+        text = answer.content[0].text
+        if answer.is_error:
+            return text
+        assert json.loads(text) == answer.structured_content
+        return answer.structured_content
+
+    return ask
+
+
+def result(task, *, ok=True, answer="yes", value=None, error=None):
+    ending = Ending.DONE if ok else Ending.FAILED
+    kind = None if ok else "http"
+    return Result(task, ending, answer, value, kind, error, 1, 100.0, 101.5, 10, 20, "stop", "r0")
+
+
+def put_swarm(paths, tasks, results, *, end="done"):
+    with open_store(paths.store) as store:
+        swarm = SwarmStore(store)
+        made = [Task(name, ({"role": "user", "content": "?"},)) for name in tasks]
+        run = swarm.begin(
+            kind="map", created_at=time.time() - 60, name="n", url=NOBODY, model="m", config={}, skep_version="1",
+            tasks=made,
+        )  # fmt: skip
+        session = swarm.open_session(run, at=time.time() - 50, agents=4, endpoint={}, simulated=False)
+        swarm.record(run, [Recorded(None, one) for one in results])
+        if end is not None:
+            swarm.close_session(run, session, at=time.time(), outcome=end)
+    return run
+
+
+def test_every_tool_says_what_it_does_and_whether_it_changes_anything():
+    """A model decides by these words, and reads all of them in every conversation: they are kept short."""
+
+    async def listed(files):
+        async with Client(server(NOBODY, 45.0, files)) as client:
+            return (await client.list_tools()).tools, (await client.list_prompts()).prompts
+
+    tools, prompts = asyncio.run(listed(files=True))
+    reading = {tool.name for tool in tools if tool.annotations.read_only_hint}
+    assert {tool.name for tool in tools} - reading == {
+        "swarm_dispatch", "swarm_dispatch_file", "swarm_cancel", "swarm_resume", "swarm_retry"
+    }  # fmt: skip
+    assert all(40 < len(tool.description) < 700 and tool.output_schema for tool in tools)
+    assert sum(len(tool.description) + len(json.dumps(tool.input_schema)) for tool in tools) < 12_000
+    assert [prompt.name for prompt in prompts] == ["swarm"]
+    elsewhere, _ = asyncio.run(listed(files=False))
+    assert {tool.name for tool in tools} - {tool.name for tool in elsewhere} == {"swarm_dispatch_file"}
+
+
+def test_the_prompt_tells_an_orchestrator_how_to_go_about_it():
+    async def told():
+        async with Client(server(NOBODY, 45.0, True)) as client:
+            return (await client.get_prompt("swarm", {"goal": "review {every} file"})).messages[0].content.text
+
+    text = asyncio.run(told())
+    assert "Goal: review {every} file" in text
+    assert all(word in text for word in ("schema", "swarm_wait", "swarm_retry"))
+
+
+def test_an_argument_that_is_not_known_is_refused_with_the_nearest(call):
+    assert call("plan_model", model="qwen3-8b", gpus="2x rtx-3090") == (
+        "error: plan_model has no argument `gpus`\nhint: did you mean `gpu`?"
+    )
+
+
+def test_a_value_of_the_wrong_kind_is_one_line(call):
+    said = call("swarm_results", run="last", only="broken")
+    assert said.startswith("error: `only` is 'broken': input should be 'all', 'done' or 'failed'\nhint: ")
+
+
+def test_where_nothing_runs_it_says_how_to_start_it(call):
+    said = "error: skep is not running\nhint: start it with `skep up -d`"
+    assert call("capacity", url=None) == said
+    assert call("swarm_dispatch", url=None, tasks=["a"]) == said
+    status = call("status", url=None)
+    assert not status["running"]
+    assert "skep up -d" in status["next"]
+
+
+def test_an_endpoint_that_is_down_takes_no_tasks(call, paths):
+    said = call("swarm_dispatch", tasks=["a", "b"])
+    assert said.startswith("error: nothing was dispatched: ")
+    assert "\nhint: " in said
+    assert not paths.store.exists()
+
+
+def test_all_faults_of_the_tasks_are_told_before_anything_is_stored(call, paths):
+    tasks = [{"prompt": "fine"}, {"promt": "x"}, {"id": "s", "prompt": "x", "schema": {"type": "nonsense"}}, 7]
+    said = call("swarm_dispatch", tasks=tasks[:3])
+    assert "2" in said
+    assert "promt" in said
+    assert "nonsense" in said
+    assert "Traceback" not in said
+    assert call("swarm_dispatch", tasks=tasks[3:]).startswith("error: ")
+    assert not paths.store.exists()
+
+
+def test_a_file_of_tasks_is_named_by_its_whole_path(call, tmp_path):
+    assert "is not absolute" in call("swarm_dispatch_file", path="tasks.jsonl")
+    assert "no file" in call("swarm_dispatch_file", path=str(tmp_path / "none.jsonl"))
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "there").write_text("something\n")
+    said = call("swarm_dispatch_file", path=f"{tmp_path}/tasks.jsonl", output=f"{tmp_path}/there")
+    assert "is there already" in said
+
+
+def test_results_come_page_by_page_and_are_cut(call, paths):
+    names = [f"t{n}" for n in range(25)]
+    results = [result(name) for name in names[:22]]
+    results += [result("t22", answer=LONG), result("t23", answer='{"a": null}', value={"a": None})]
+    results += [result("t24", ok=False, answer=None, error="HTTP 500")]
+    run = put_swarm(paths, names, results)
+    first = call("swarm_results", run=run, page_size=100)
+    assert [row["id"] for row in first["results"]] == names[:20]
+    assert (first["pages"], first["next_page"], first["matching"]) == (2, 2, 25)
+    last = call("swarm_results", run="last", page=2, page_size=20, chars_per_answer=9999)
+    assert "next_page" not in last
+    long, value, failed = last["results"][2:]
+    assert len(long["answer"]) == 2000
+    assert long["cut"] == 5000
+    assert value == {"id": "t23", "ok": True, "value": {"a": None}}
+    assert failed == {"id": "t24", "ok": False, "error": "HTTP 500"}
+    assert [row["id"] for row in call("swarm_results", run=run, only="failed")["results"]] == ["t24"]
+    assert call("swarm_results", run=run, page=9)["results"] == []
+
+
+def test_one_result_is_had_in_full(call, paths):
+    run = put_swarm(paths, ["a", "b"], [result("a", answer=LONG * 5)], end="stopped")
+    whole = call("swarm_result", run=run, task="a")
+    assert (len(whole["answer"]), whole["characters"], whole["next_from"]) == (20_000, 25_000, 20_000)
+    rest = call("swarm_result", run=run, task="a", from_char=20_000)
+    assert len(rest["answer"]) == 5000
+    assert "next_from" not in rest
+    assert "has no result yet" in call("swarm_result", run=run, task="b")
+    assert "no task `c`" in call("swarm_result", run=run, task="c")
+
+
+def test_waiting_for_a_run_that_has_ended_returns_at_once(call, paths):
+    run = put_swarm(paths, ["a", "b"], [result("a"), result("b", ok=False, error="bad " * 200)])
+    began = time.monotonic()
+    standing = call("swarm_wait", run=run)
+    assert time.monotonic() - began < 20
+    assert (standing["state"], standing["done"], standing["failed"], standing["left"]) == ("done", 1, 1, 0)
+    assert standing["failures"][0]["task"] == "b"
+    assert len(standing["failures"][0]["error"]) <= 300
+    assert "swarm_retry" in standing["next"]
+
+
+def test_no_wait_is_longer_than_the_longest(call, paths):
+    """Clients drop calls that take longer, whatever was asked for."""
+    run = put_swarm(paths, ["a", "b"], [result("a")], end=None)
+    began = time.monotonic()
+    standing = call("swarm_wait", longest_wait_s=0.3, run=run, seconds=86400)
+    assert 0.3 <= time.monotonic() - began < 20
+    assert standing["state"] == "running"
+    assert standing["left"] == 1
+
+
+def test_a_run_that_nobody_works_on_says_so_and_offers_to_go_on(call, paths):
+    run = put_swarm(paths, ["a", "b"], [result("a")], end="stopped")
+    standing = call("swarm_wait", run=run)
+    assert standing["state"] == "stopped"
+    assert "swarm_resume" in standing["next"]
+
+
+def test_there_is_nothing_to_retry_where_nothing_failed(call, paths):
+    run = put_swarm(paths, ["a"], [result("a")])
+    assert call("swarm_retry", run=run).startswith(f"error: no task of run `{run}` has failed\nhint: ")
+
+
+def test_runs_are_listed_newest_first(call, paths):
+    assert call("swarm_list") == {"runs": []}
+    put_swarm(paths, ["a"], [])
+    newest = put_swarm(paths, ["a"], [result("a")])
+    listed = call("swarm_list", limit=1)["runs"]
+    assert [run["run"] for run in listed] == [newest]
+    assert "there is no swarm run" in call("swarm_wait", run="no-such")
+
+
+def test_a_plan_is_compact_and_a_wrong_name_has_near_ones(call):
+    plan = call("plan_model", model="qwen3-8b", gpu="rtx-3090", agents=4)
+    assert plan["layouts"][0]["tok_s"] > 0
+    assert plan["layouts"][0]["launch"]
+    assert len(json.dumps(plan)) < 6000
+    assert "did you mean" in call("plan_model", model="qwen3-8bb", gpu="rtx-3090")
+    assert call("plan_model", model="qwen3-235b-a22b", gpu="rtx-3060").startswith("error: ")
+
+
+def test_benchmarks_are_told_by_their_best_and_one_in_full(call, paths):
+    assert call("benchmarks")["runs"] == []
+    with open_store(paths.store) as store:
+        run = store.begin_run(
+            kind="sweep", created_at=1e9, model="m", url=NOBODY, fingerprint="f", config={"concurrency": [1, 2]},
+            host={}, engine={"engine": "vllm"}, simulated=False, skep_version="1",
+        )  # fmt: skip
+        for level in (1, 2):
+            rows = [
+                Request(level, 0, index, "x", 10.0 * level, 10.0 * level + 1, first_token_s=10.0 * level + 0.1,
+                        last_token_s=10.0 * level + 1, output_tokens=50, status=200)
+                for index in range(level)
+            ]  # fmt: skip
+            store.append_requests(run, rows)
+        store.end_run(run, 1e9 + 60, "done", None)
+    (listed,) = call("benchmarks")["runs"]
+    assert [(level["agents"], level["tok_s"]) for level in listed["levels"]] == [(2, 100.0)]
+    whole = call("benchmark", run="last")
+    assert [(level["agents"], level["tok_s"]) for level in whole["levels"]] == [(1, 50.0), (2, 100.0)]
+    assert "there is no run" in call("benchmark", run="nothing")

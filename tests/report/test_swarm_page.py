@@ -1,0 +1,156 @@
+"""The page and the picture of a swarm's run."""
+
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from swarm_samples import BEGAN, attempt, busy_story, result, rows_of, run_of, session
+
+from skep.report.swarm import gantt, swarm_page
+from skep.report.swarm_course import course_of, working_ticks
+from skep.report.swarm_gantt import gantt_element
+from skep.report.swarm_story import Span
+from skep.swarm.accounts import story_from
+from skep.tasks import Outcome, RunState, Why
+
+VOID = {"meta", "link", "br", "hr"}
+
+
+class Balanced(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], set()
+
+    def handle_starttag(self, tag, attrs):  # noqa: ARG002 - as the parser calls it
+        self.seen.add(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def checked(page):
+    parser = Balanced()
+    parser.feed(page)
+    assert parser.open == []
+    assert "http" not in page.replace("http://127.0.0.1:9999", "").replace("http-equiv", "").replace("http_400", "")
+    return parser
+
+
+def one_task(**other):
+    run = run_of(1, 1, **other)
+    return story_from(rows_of(run, [attempt()], [result()]), now=BEGAN + 5)
+
+
+def test_the_page_is_whole_and_asks_nobody():
+    page = swarm_page(busy_story())
+    assert {"svg", "table", "dl"} <= checked(page).seen
+    assert "58 of 60 tasks in" in page
+    assert "how each figure was made" in page.lower()
+
+
+def test_what_models_and_files_say_is_text_only():
+    page = swarm_page(busy_story(name="<script>evil()</script>\x00\ud800"))
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "&lt;b&gt;no&lt;/b&gt;" in page
+
+
+def test_a_path_of_the_machine_is_not_passed_on():
+    assert "/home/somebody" not in swarm_page(busy_story())
+
+
+def test_a_simulated_run_says_so_on_the_page_and_in_the_picture():
+    story = one_task(simulated=True)
+    assert "(simulated)" in swarm_page(story)
+    assert "No model ran" in swarm_page(story)
+    assert "SIMULATED" in gantt(story)
+
+
+def test_an_unfinished_run_says_what_is_left_and_why():
+    run = run_of(3, 1, state=RunState.STOPPED, error="the endpoint went away")
+    page = swarm_page(story_from(rows_of(run, [attempt()], [result()]), now=BEGAN + 5))
+    assert "2 of 3 tasks have no result" in page
+    assert "the endpoint went away" in page
+
+
+def test_a_run_that_nobody_has_begun_has_a_page_without_a_picture():
+    story = story_from(rows_of(run_of(2, 0), [], [], sessions=[session(ended=BEGAN)]), now=BEGAN)
+    assert gantt_element(story) is None
+    checked(swarm_page(story))
+    assert "nothing was tried yet" in gantt(story)
+
+
+@pytest.mark.parametrize("tasks", [1, 60, 500])
+def test_the_picture_is_a_document_with_a_bar_for_every_attempt(tasks):
+    story = busy_story(tasks, 64)
+    root = ET.fromstring(gantt(story))
+    titles = [one.text or "" for one in root.iter("{http://www.w3.org/2000/svg}title")]
+    named = [one for one in titles if one.startswith("task-")]
+    assert len(named) == len(story.attempts)
+
+
+def test_of_very_many_tasks_neighbours_share_a_bar():
+    story = busy_story(4000, 64)
+    picture = gantt(story)
+    assert "tasks done:" in picture
+    assert len(picture) < 2_000_000
+
+
+def test_each_ending_has_a_shape_of_its_own_and_not_only_a_colour():
+    shapes = {}
+    for outcome in Outcome:
+        story = story_from(rows_of(run_of(1, 1), [attempt(outcome=outcome)], [result()]), now=BEGAN + 5)
+        picture = gantt(story)
+        for colour in ("#b8434f", "#c26a06", "#1f6fb5", "#6b645e", "#bcd6ee", "#a39b93"):
+            picture = picture.replace(colour, "#")
+        shapes[outcome] = picture.partition("<title>a:")[2].partition("</title>")[2].partition("</g>")[0]
+    assert len(set(shapes.values())) == len(Outcome)
+
+
+def test_retries_stragglers_and_resumed_ones_are_marked():
+    for why, words in (
+        (Why.RETRY, "tried again"),
+        (Why.STRAGGLER, "beside a slow one"),
+        (Why.RESUMED, "after a break"),
+    ):
+        story = story_from(rows_of(run_of(1, 1), [attempt(why=why, number=2)], [result()]), now=BEGAN + 5)
+        assert words in gantt(story)
+
+
+def test_pauses_and_downtime_are_in_the_picture():
+    story = busy_story(200, 12)
+    picture = gantt(story)
+    assert "between session 1 (stopped) and 2, cut out" in picture
+    assert "connection refused" in picture
+    assert "agents allowed at once" in picture
+
+
+def test_sessions_lie_side_by_side_and_the_axis_counts_working_time():
+    spans = [
+        Span(1, 0.0, 30.0, None, "stopped"),
+        Span(2, 30.0, 30.0, 0.0, None),
+        Span(3, 9000.0, 9030.0, 8970.0, "done"),
+    ]
+    course = course_of(spans, 0.0, 1000.0)
+    assert course.seconds == 60
+    assert course.x(2, 30.0) is None
+    assert course.x(1, 30.0) < course.x(3, 9000.0) < course.x(1, 30.0) + 20
+    assert course.x(3, 9030.0) == pytest.approx(1000.0)
+    assert [label for _, label in working_ticks(course)][-1] == "60 s"
+
+
+def test_a_run_of_no_length_is_drawn_without_a_division_by_nothing():
+    story = one_task()
+    still = replace(story, spans=[Span(1, BEGAN, BEGAN, None, "done")])
+    assert gantt_element(still) is None
+
+
+def test_odd_clocks_do_no_harm():
+    """A clock that was set back in the middle of a run: ends before beginnings."""
+    odd = [attempt(started=5.0, ended=2.0, first_token_at=BEGAN - 50), attempt("b", 1, -10.0, 3.0, queued_ms=1e9)]
+    story = story_from(rows_of(run_of(2, 2), odd, [result(), result("b", 5, 1)]), now=BEGAN)
+    ET.fromstring(gantt(story))
+    checked(swarm_page(story))

@@ -1,0 +1,40 @@
+"""A process at work on a swarm's run: `swarm_process.py DATABASE RUN [backwards]`.
+
+Opens a session, sees what has no result, says a line and waits for one on standard input; then
+records what it saw, three at a time, and says the ids that were written now.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from skep.store.database import open_store
+from skep.store.swarm import Recorded, SwarmStore
+from skep.tasks import Attempt, Ending, Outcome, Result, Why
+
+
+def main(path: Path, run_id: str, *, backwards: bool) -> None:
+    with open_store(path) as store:
+        swarm = SwarmStore(store)
+        session = swarm.open_session(run_id, at=time.time(), agents=None, endpoint={}, simulated=True)
+        names = [task.id for task, _, _ in swarm.pending(run_id)]
+        print(session, flush=True)
+        sys.stdin.readline()
+        names = names[::-1] if backwards else names
+        for start in range(0, len(names), 3):
+            rows = [recorded(name, session) for name in names[start : start + 3]]
+            for name in swarm.record(run_id, rows):
+                print(name, flush=True)
+        swarm.close_session(run_id, session, at=time.time(), outcome="done")
+
+
+def recorded(name: str, session: int) -> Recorded:
+    now = time.time()
+    attempt = Attempt(name, session, 1, 0, Why.FIRST, Outcome.DONE, now, now)
+    return Recorded(attempt, Result(name, Ending.DONE, "yes", None, None, None, 1, now, now, None, None))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], backwards="backwards" in sys.argv)

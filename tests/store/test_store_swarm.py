@@ -1,0 +1,391 @@
+"""The journal of the swarm: every task one result, whoever writes, whatever the text, however it ends."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from skep.errors import StoreError, UserError
+from skep.store.database import open_store
+from skep.store.swarm import Recorded, SwarmStore
+from skep.tasks import Attempt, Counts, Ending, Outcome, Result, RunState, Step, Task, Why
+
+PROCESS = Path(__file__).with_name("swarm_process.py")
+DUMP = Path(__file__).with_name("versions") / "7.sql"
+AT = 1_794_752_553.25  # 2026-11-15 14:22:33 UTC
+RUN = {
+    "kind": "map",
+    "created_at": AT,
+    "name": "things.jsonl",
+    "url": "http://127.0.0.1:8000/v1",
+    "model": None,
+    "config": {"tries": 4},
+    "skep_version": "0.1.0",
+}
+TABLES = ("runs", "tasks", "results", "attempts", "steps", "sessions", "session_ends", "facts", "cancels")
+
+
+@pytest.fixture
+def swarm(store):
+    return SwarmStore(store)
+
+
+def task(name: str, **changes) -> Task:
+    return Task(name, ({"role": "user", "content": f"About {name}"},), **changes)
+
+
+def begin(swarm: SwarmStore, *names: str, **changes) -> str:
+    tasks = changes.pop("tasks", [task(name) for name in names])
+    return swarm.begin(**(RUN | changes), tasks=tasks)
+
+
+def work(swarm: SwarmStore, run_id: str, at: float = AT + 1, **changes) -> int:
+    return swarm.open_session(run_id, **({"at": at, "agents": None, "endpoint": {}, "simulated": False} | changes))
+
+
+def attempt(name: str, outcome: Outcome = Outcome.DONE, **changes) -> Attempt:
+    values = {"session": 1, "number": 1, "agent": 0, "why": Why.FIRST, "started_at": AT + 1, "ended_at": AT + 2}
+    return Attempt(task=name, outcome=outcome, **values | changes)
+
+
+def result(name: str, answer: str | None = "yes", **changes) -> Result:
+    values = {
+        "ending": Ending.DONE, "value": None, "error_kind": None, "error": None, "tries": 1, "started_at": AT + 1,
+        "ended_at": AT + 2, "prompt_tokens": 20, "output_tokens": 3, "finish_reason": "stop", "replica": "r0",
+    }  # fmt: skip
+    return Result(task=name, answer=answer, **values | changes)
+
+
+def done(*names: str) -> list[Recorded]:
+    return [Recorded(attempt(name), result(name)) for name in names]
+
+
+def test_run_is_there_with_all_its_tasks(swarm):
+    """What went in comes out, in the order of the input, the order of a schema's fields included."""
+    schema = {"type": "object", "properties": {"why": {}, "answer": {}}, "additionalProperties": False}
+    checker = {"kind": "contains", "all": ["x"]}
+    rich = task("b", max_tokens=7, temperature=0.0, schema=schema, checker=checker, priority="batch", tools=("files",),
+                extra={"top_p": 1}, stage=2)  # fmt: skip
+    run_id = begin(swarm, tasks=[task("c"), rich, task("a")])
+    assert run_id.startswith("20261115-142233-")
+    assert swarm.tasks(run_id) == [task("c"), rich, task("a")]
+    assert list(swarm.task(run_id, "b").schema["properties"]) == ["why", "answer"]
+    assert swarm.tasks(run_id, stage=2) == [rich]
+    run = swarm.run("last")
+    assert (run.id, run.state, run.counts, run.sessions) == (run_id, RunState.STOPPED, Counts(3, 0, 0), 0)
+    assert (run.simulated, run.ended_at, run.error, run.config) == (None, None, None, {"tries": 4})
+
+
+def test_two_tasks_of_one_id_are_refused_and_nothing_is_kept(swarm):
+    with pytest.raises(StoreError, match="two tasks have the id `a`"):
+        begin(swarm, "a", "b", "a")
+    assert swarm.runs() == []
+
+
+def test_tasks_of_a_later_stage_are_added_once(swarm):
+    """A resumed run makes them again from the same results; their order is that of the first time."""
+    run_id = begin(swarm, "a")
+    assert swarm.add_tasks(run_id, [task("b", stage=1), task("c", stage=1)]) == 2
+    assert swarm.add_tasks(run_id, [task("c", stage=1), task("d", stage=1), task("b", stage=1)]) == 1
+    assert swarm.add_tasks(run_id, []) == 0
+    assert [one.id for one in swarm.tasks(run_id)] == ["a", "b", "c", "d"]
+
+
+def test_first_result_stays(swarm):
+    """A straggler's second attempt may end in the same moment; what was told is never told differently."""
+    run_id = begin(swarm, "a", "b")
+    assert swarm.record(run_id, [Recorded(attempt("a"), result("a", "first"))]) == ["a"]
+    late = Recorded(attempt("a", Outcome.SUPERSEDED, number=2), result("a", "second"))
+    assert swarm.record(run_id, [late, *done("b"), *done("b")]) == ["b"]
+    assert [one.answer for one in swarm.results(run_id)] == ["first", "yes"]
+    assert [one.number for one in swarm.attempts(run_id, "a")] == [1, 2]
+    assert swarm.counts(run_id) == Counts(2, 2, 0)
+
+
+def test_rows_are_read_as_they_were_written(swarm):
+    run_id = begin(swarm, "a", "b")
+    tried = attempt("a", Outcome.REJECTED, number=3, agent=7, why=Why.RETRY, first_token_at=AT + 1.5, queued_ms=2.5,
+                    requests=4, prompt_tokens=0, output_tokens=9, decode_ms=3.5, status=200, error_kind="schema",
+                    error="no", finish_reason="length", replica="r1", answer="x")  # fmt: skip
+    ended = result("a", value={"b": [1, None], "a": "é"}, ending=Ending.FAILED, error_kind="schema", error="no")
+    steps = (
+        Step("a", 3, 0, "model", "smol", "asked", "answered", AT, AT + 1, 5, None),
+        Step("a", 3, 1, "tool", "files", "{}", "", AT, AT + 1, error="no such file"),
+    )
+    swarm.record(run_id, [Recorded(tried, ended, steps)])
+    assert (swarm.attempts(run_id), swarm.result(run_id, "a"), swarm.steps(run_id, "a")) == ([tried], ended, [*steps])
+    assert (swarm.result(run_id, "b"), swarm.steps(run_id, "b")) == (None, [])
+    assert swarm.counts(run_id) == Counts(2, 0, 1)
+
+
+def test_what_names_a_task_that_is_not_there_is_refused_whole(swarm):
+    run_id = begin(swarm, "a")
+    with pytest.raises(StoreError, match="has no task `z`"):
+        swarm.record(run_id, [*done("a"), *done("z")])
+    with pytest.raises(StoreError, match="has no task `a`"):
+        swarm.record("nowhere", done("a"))
+    assert swarm.counts(run_id) == Counts(1, 0, 0)
+    assert swarm.record(run_id, []) == []
+
+
+def test_pending_has_the_tries_that_count(swarm):
+    """An attempt that was cancelled, or that another one overtook, says nothing of the task."""
+    run_id = begin(swarm, "a", "b", "c")
+    outcomes = (Outcome.FAILED, Outcome.CANCELLED, Outcome.REJECTED, Outcome.SUPERSEDED)
+    rows = [attempt("c", outcome, number=n, started_at=AT + 9 - n) for n, outcome in enumerate(outcomes, start=1)]
+    swarm.record(run_id, [*done("b"), *(Recorded(row) for row in rows)])
+    assert swarm.pending(run_id) == [(task("a"), 0, None), (task("c"), 2, AT + 5)]
+    assert [one.number for one in swarm.attempts(run_id, "c")] == [4, 3, 2, 1]
+
+
+def test_results_come_page_by_page_in_the_order_of_the_input(swarm):
+    names = [f"t{n}" for n in range(7)]
+    run_id = begin(swarm, *names, tasks=[task(name, stage=n % 2) for n, name in enumerate(names)])
+    swarm.record(run_id, done("t6", "t0", "t4"))
+    swarm.record(run_id, [*done("t5"), Recorded(None, result("t1", None, ending=Ending.FAILED))])
+
+    def read(**wanted) -> list[str]:
+        return [one.task for one in swarm.results(run_id, **wanted)]
+
+    assert read() == ["t0", "t1", "t4", "t5", "t6"]
+    assert (read(limit=2), read(offset=2, limit=2), read(offset=4)) == (["t0", "t1"], ["t4", "t5"], ["t6"])
+    assert (read(stage=1), read(ending=Ending.FAILED), read(stage=0, limit=1)) == (["t1", "t5"], ["t1"], ["t0"])
+
+
+@pytest.mark.parametrize(
+    "odd", ["half \ud83d of a pair", "nul \0 in it", "\ud83d\ude00", "\x1b[31m\r\n\u2028", "é" * 9]
+)
+def test_odd_text_does_not_lose_a_result(swarm, odd):
+    """Halves that belong together are joined, a lone one is replaced, all else is kept to the letter."""
+    kept = {"half \ud83d of a pair": "half \ufffd of a pair", "\ud83d\ude00": "\U0001f600"}.get(odd, odd)
+    run_id = begin(swarm, tasks=[task(odd), task("b")], name=odd, model=odd, config={"goal": odd})
+    assert [one.id for one in swarm.tasks(run_id)] == [kept, "b"]
+    step = Step(odd, 1, 0, "tool", odd, odd, odd, AT, AT, error=odd)
+    row = Recorded(attempt(odd, error=odd, answer=odd), result(odd, odd, value=[odd], error=odd), (step,))
+    assert swarm.record(run_id, [row]) == [odd]
+    found = swarm.result(run_id, odd)
+    assert (found.task, found.answer, found.error) == (kept, kept, kept)
+    assert found.value in ([odd], [kept])  # JSON has a way to write a lone half
+    assert (swarm.task(run_id, odd).id, swarm.run(run_id).name) == (kept, kept)
+    assert swarm.steps(run_id, kept)[0].answered == kept
+    assert [one.id for one, _, _ in swarm.pending(run_id)] == ["b"]
+
+
+def test_odd_figures_do_not_lose_a_result(swarm):
+    """Python reads NaN as JSON, and an endpoint may say any number of tokens: what has no place is not known."""
+    run_id = begin(swarm, "a", "b")
+    nested: list = []
+    for _ in range(100_000):
+        nested = [nested]
+    odd = result("a", value={"x": float("nan"), "y": [float("inf"), 1.5]}, prompt_tokens=2**70)
+    assert swarm.record(run_id, [Recorded(attempt("a", status=10**30), odd)]) == ["a"]
+    assert swarm.record(run_id, [Recorded(None, result("b", "[[[[", value=nested))]) == ["b"]
+    found, deep = swarm.results(run_id)
+    assert (found.value, found.prompt_tokens) == ({"x": None, "y": [None, 1.5]}, None)
+    assert (deep.answer, deep.value) == ("[[[[", None)
+
+
+def test_run_is_done_when_its_last_session_says_so_and_nothing_is_left(swarm):
+    run_id = begin(swarm, "a", "b")
+    first = work(swarm, run_id, simulated=True)
+    assert swarm.run(run_id).state is RunState.RUNNING
+    swarm.record(run_id, done("a"))
+    swarm.close_session(run_id, first, at=AT + 3, outcome="failed", error="endpoint went away")
+    run = swarm.run(run_id)
+    assert (run.state, run.error, run.ended_at) == (RunState.STOPPED, "endpoint went away", AT + 3)
+    second = work(swarm, run_id, at=AT + 10, agents=8, endpoint={"slots": 4})
+    assert (first, second, swarm.run(run_id).state, swarm.run(run_id).ended_at) == (1, 2, RunState.RUNNING, None)
+    swarm.record(run_id, done("b"))
+    swarm.close_session(run_id, second, at=AT + 12, outcome="done")
+    run = swarm.run(run_id)
+    assert (run.state, run.error, run.sessions, run.counts.left) == (RunState.DONE, None, 2, 0)
+    assert run.simulated is True  # a part of it was
+    one, two = swarm.session_rows(run_id)
+    assert (one.outcome, one.alive, one.simulated, one.agents) == ("failed", False, True, None)
+    assert (two.outcome, two.agents, two.endpoint, two.ended_at) == ("done", 8, {"slots": 4}, AT + 12)
+    swarm.set_cancelled(run_id, AT + 13)
+    assert swarm.run(run_id).state is RunState.DONE
+    assert swarm.add_tasks(run_id, [task("c", stage=1)]) == 1
+    assert swarm.run(run_id).state is RunState.CANCELLED
+
+
+def test_cancelling_is_seen_by_the_session_it_was_meant_for(swarm):
+    """The next one begins afresh: a cancelled run can be resumed."""
+    run_id = begin(swarm, "a")
+    session = work(swarm, run_id)
+    assert not swarm.cancelled_after(run_id, AT + 1)
+    swarm.set_cancelled(run_id, AT + 2)
+    assert swarm.cancelled_after(run_id, AT + 1)
+    assert swarm.run(run_id).state is RunState.RUNNING
+    swarm.close_session(run_id, session, at=AT + 3, outcome="stopped")
+    assert swarm.run(run_id).state is RunState.CANCELLED
+    session = work(swarm, run_id, at=AT + 9)
+    assert not swarm.cancelled_after(run_id, AT + 9)
+    swarm.close_session(run_id, session, at=AT + 10, outcome="stopped")
+    assert swarm.run(run_id).state is RunState.STOPPED
+    with pytest.raises(StoreError, match=run_id):  # it ended once
+        swarm.close_session(run_id, session, at=AT + 11, outcome="done")
+
+
+def test_facts_are_kept_in_their_order(swarm):
+    run_id = begin(swarm, "a")
+    for name, at, fact in (("limit", AT + 2, {"agents": 4}), ("energy", AT, {"joules": None}), ("limit", AT + 1, {})):
+        swarm.append_fact(run_id, 1, name, at, fact)
+    assert [name for _, name, _, _ in swarm.facts(run_id)] == ["limit", "energy", "limit"]
+    assert swarm.facts(run_id, "limit") == [(1, "limit", AT + 2, {"agents": 4}), (1, "limit", AT + 1, {})]
+
+
+def test_run_is_found_by_the_beginning_of_its_id(swarm):
+    with pytest.raises(UserError, match="no swarm runs yet"):
+        swarm.run("last")
+    with pytest.raises(UserError, match="there are none yet"):
+        swarm.run("2026")
+    first, second = begin(swarm, "a", created_at=AT - 60), begin(swarm, "b")
+    assert [run.id for run in swarm.runs()] == [second, first]
+    assert [run.id for run in swarm.runs(1)] == [second]
+    assert (swarm.run(first[:14]).id, swarm.run("last").id, swarm.run(second).id) == (first, second, second)
+    with pytest.raises(UserError, match="could be"):
+        swarm.run("2026")
+    with pytest.raises(UserError, match=f"the newest are `{second}`"):
+        swarm.run("x")
+    with pytest.raises(UserError):
+        swarm.run("")
+
+
+def test_unknown_task_is_told_with_those_near_it(swarm):
+    run_id = begin(swarm, "summary-1", "summary-2")
+    with pytest.raises(UserError, match="has no task `sumary-1`") as caught:
+        swarm.task(run_id, "sumary-1")
+    assert "summary-1" in caught.value.hint
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("statement", ["UPDATE swarm_{} SET rowid = rowid", "DELETE FROM swarm_{}"])
+def test_rows_are_final(swarm, store, table, statement):
+    run_id = full_run(swarm)
+    with pytest.raises(sqlite3.IntegrityError, match="are final"):
+        store._connection.execute(statement.format(table))
+    assert len(swarm.results(run_id)) == 1
+
+
+def full_run(swarm: SwarmStore) -> str:
+    """A row in every table."""
+    run_id = begin(swarm, "a", "b")
+    session = work(swarm, run_id)
+    step = Step("a", 1, 0, "model", "smol", "asked", "answered", AT, AT + 1)
+    swarm.record(run_id, [Recorded(attempt("a"), result("a"), (step,))])
+    swarm.append_fact(run_id, session, "limit", AT, {"agents": 4})
+    swarm.set_cancelled(run_id, AT + 2)
+    swarm.close_session(run_id, session, at=AT + 3, outcome="cancelled")
+    return run_id
+
+
+def test_deleting_takes_a_whole_run_and_no_other(swarm, store):
+    gone, kept = full_run(swarm), full_run(swarm)
+    assert swarm.delete([gone, "nowhere"]) == 1
+    assert [run.id for run in swarm.runs()] == [kept]
+    for table in TABLES:
+        key = "id" if table == "runs" else "run_id"
+        assert {row[0] for row in store.read(f"SELECT {key} FROM swarm_{table}")} == {kept}
+    assert swarm.delete([]) == 0
+
+
+def test_run_that_is_worked_on_is_not_deleted(swarm):
+    idle, busy = full_run(swarm), begin(swarm, "a")
+    work(swarm, busy)
+    with pytest.raises(UserError, match=f"at work on run `{busy}`"):
+        swarm.delete([idle, busy])
+    assert len(swarm.runs()) == 2
+
+
+@contextmanager
+def process(path: Path, run_id: str, *options: str):
+    """One that has opened its session and waits for a line; ended by force if it still runs."""
+    command = [sys.executable, str(PROCESS), str(path), run_id, *options]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+        try:
+            assert started.stdout.readline()
+            yield started
+        finally:
+            started.kill()
+
+
+def test_two_processes_and_a_kill_leave_each_task_one_result(swarm, path):
+    """Both take all tasks, from either end; one is killed in the middle. What was told as written is written once."""
+    names = [f"t{n}-{'x' * 400}" for n in range(300)]  # more than a pipe holds: neither can end before it is heard
+    run_id = begin(swarm, *names)
+    with process(path, run_id) as first, process(path, run_id, "backwards") as second:
+        assert swarm.run(run_id).state is RunState.RUNNING
+        for one in (first, second):
+            one.stdin.write("\n")
+            one.stdin.flush()
+        told = [second.stdout.readline().strip() for _ in range(5)]
+        assert all(told)
+        second.kill()
+        told += second.stdout.read().split() + first.stdout.read().split()
+    assert [one.task for one in swarm.results(run_id)] == names
+    assert len(told) == len(set(told)) >= len(names) - 3  # the last three of a killed one may lack their lines
+    assert swarm.pending(run_id) == []
+    assert [one.alive for one in swarm.session_rows(run_id)] == [False, False]
+
+
+def test_killed_session_leaves_a_stopped_run_that_another_ends(swarm, path):
+    names = [f"t{n}-{'x' * 300}" for n in range(900)]  # more than a pipe holds: it waits in the middle
+    run_id = begin(swarm, *names)
+    with process(path, run_id) as first:
+        first.stdin.write("\n")
+        first.stdin.flush()
+        told = [first.stdout.readline().strip() for _ in range(10)]
+        first.kill()
+        first.wait()
+        told += first.stdout.read().split()
+    run = swarm.run(run_id)
+    assert (run.state, run.ended_at, run.sessions) == (RunState.STOPPED, None, 1)
+    assert set(told) <= {one.task for one in swarm.results(run_id)}
+    left = [one.id for one, _, _ in swarm.pending(run_id)]
+    assert 0 < len(left) < len(names)
+    assert len(left) % 3 == 0  # three in one transaction, or none of them
+    with process(path, run_id) as second:
+        again = second.communicate("\n")[0].split()
+    assert again == left
+    assert swarm.run(run_id).state is RunState.DONE
+
+
+def test_reader_sees_what_a_writer_committed(swarm, path):
+    run_id = full_run(swarm)
+    with open_store(path, read_only=True) as store:
+        reader = SwarmStore(store)
+        assert reader.run("last") == swarm.run(run_id)
+        swarm.record(run_id, done("b"))
+        assert reader.counts(run_id) == Counts(2, 2, 0)
+
+
+def test_views_tell_the_same(swarm, store):
+    run_id = full_run(swarm)
+    (run,) = store.read(
+        "SELECT run_id, outcome, tasks, done, failed, attempts, output_tokens, span_s FROM v_swarm_runs"
+    )
+    assert tuple(run) == (run_id, "cancelled", 2, 1, 0, 1, 3, 1.0)
+    rows = store.read("SELECT task, ending, total_s FROM v_swarm_tasks")
+    assert [tuple(row) for row in rows] == [("a", "done", 1.0), ("b", "no result", None)]
+    (row,) = store.read("SELECT task, outcome, started_utc FROM v_swarm_attempts")
+    assert tuple(row) == ("a", "done", "2026-11-15 14:22:34.250")
+
+
+def test_file_of_schema_seven_opens_with_its_swarm(tmp_path):
+    path = tmp_path / "old.sqlite3"
+    connection = sqlite3.connect(path)
+    connection.executescript(DUMP.read_text(encoding="utf-8"))
+    connection.close()
+    with open_store(path) as store:
+        swarm = SwarmStore(store)
+        run = swarm.run("last")
+        assert (run.id, run.state, run.counts) == ("20261115-142233-5a4a3a", RunState.CANCELLED, Counts(3, 1, 1))
+        assert [one.answer for one in swarm.results(run.id)] == ["An oak", "the Rhine"]
+        assert [one.id for one, _, _ in swarm.pending(run.id)] == ["hill"]
+        assert (len(swarm.steps(run.id, "tree")), len(swarm.facts(run.id))) == (1, 1)

@@ -1,0 +1,337 @@
+"""A run's account, from what the journal has of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from skep.records import Request
+from skep.report.swarm_story import SerialSource
+from skep.report.swarm_words import headline, serial_words
+from skep.series import Heat, Probe, ProbeOutcome, Sample, Shape, Target
+from skep.store.database import open_store
+from skep.store.series import SeriesStore
+from skep.store.swarm import Recorded, SwarmSession, SwarmStore
+from skep.swarm.account_times import spans_of
+from skep.swarm.accounts import account_json, account_of, story_of
+from skep.swarm.alone import same_place
+from skep.tasks import Attempt, Ending, Outcome, Result, Task, Why
+
+BEGAN = 1_700_000_000.0
+URL = "http://127.0.0.1:9999"
+JSON_MD = Path(__file__).parent.parent.parent / "docs" / "json.md"
+
+
+class Journal:
+    """A real store, filled by hand. Times are seconds after the run began."""
+
+    def __init__(self, store, config=None):
+        self.store = store
+        self.swarm = SwarmStore(store)
+        self.config = config or {}
+        self.id = ""
+
+    def begin(self, *names):
+        tasks = [Task(name, ({"role": "user", "content": name},)) for name in names]
+        self.id = self.swarm.begin(
+            kind="map",
+            created_at=BEGAN,
+            name="tasks.jsonl",
+            url=URL,
+            model=None,
+            config=self.config,
+            skep_version="0",
+            tasks=tasks,
+        )
+
+    def open(self, at, *, simulated=False):
+        return self.swarm.open_session(
+            self.id, at=BEGAN + at, agents=None, endpoint={"model": "small"}, simulated=simulated
+        )
+
+    def close(self, session, at, outcome="done"):
+        self.swarm.close_session(self.id, session, at=BEGAN + at, outcome=outcome)
+
+    def attempt(self, task, begin, end, *, result=True, session=1, **other):
+        told = {"number": 1, "agent": 0, "why": Why.FIRST, "outcome": Outcome.DONE, "prompt_tokens": 100} | other
+        told = {"output_tokens": 50, "first_token_at": None} | told
+        one = Attempt(task, session, started_at=BEGAN + begin, ended_at=BEGAN + end, **told)
+        final = None
+        if result:
+            ending = Ending.DONE if one.outcome is Outcome.DONE else Ending.FAILED
+            final = Result(
+                task,
+                ending,
+                "yes",
+                None,
+                one.error_kind,
+                one.error,
+                one.number,
+                one.started_at,
+                one.ended_at,
+                one.prompt_tokens,
+                one.output_tokens,
+                one.finish_reason,
+                one.replica,
+            )
+        self.swarm.record(self.id, [Recorded(one, final)])
+
+    def fact(self, name, at, session=1, **fact):
+        self.swarm.append_fact(self.id, session, name, BEGAN + at, fact)
+
+    def account(self, now=1000.0, **other):
+        return account_of(self.swarm, self.swarm.run(self.id), now=BEGAN + now, **other)
+
+    def story(self, now=1000.0, **other):
+        return story_of(self.swarm, self.swarm.run(self.id), now=BEGAN + now, **other)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with open_store(tmp_path / "s.sqlite3") as store:
+        yield Journal(store)
+
+
+def two_at_once(journal, **first):
+    """Two tasks in two lanes, ten seconds each, one started a second after the other."""
+    journal.begin("a", "b")
+    journal.open(0)
+    journal.attempt("a", 0, 10, **first)
+    journal.attempt("b", 1, 11, agent=1)
+    journal.close(1, 12)
+
+
+def test_the_wall_ends_with_the_last_attempt_when_every_task_has_its_result(journal):
+    two_at_once(journal)
+    account = journal.account()
+    assert account.wall_s == pytest.approx(11)
+    assert account.effective_tok_s == pytest.approx(100 / 11)
+    assert account.agents_mean == pytest.approx(20 / 11)
+    assert account.agents_max == 2
+    assert (account.tasks, account.done, account.failed, account.left) == (2, 2, 0, 0)
+
+
+def test_pauses_between_sessions_count_neither_as_wall_nor_as_a_tasks_time(journal):
+    journal.begin("a")
+    journal.open(0)
+    journal.attempt("a", 2, 5, result=False, outcome=Outcome.CANCELLED)
+    journal.close(1, 5, "stopped")
+    journal.open(3600)
+    journal.attempt("a", 3601, 3605, session=2, number=2, why=Why.RESUMED)
+    journal.close(2, 3606)
+    account = journal.account()
+    assert account.wall_s == pytest.approx(5 + 5)
+    assert account.paused_s == pytest.approx(3595)
+    assert account.sessions == 2
+    assert account.retried == 1
+    assert account.wasted == 1
+    assert account.wasted_output_tokens == 50
+
+
+def test_a_session_whose_process_vanished_ends_with_the_last_thing_it_wrote(journal):
+    """Its writer is no more: nothing says when it was killed."""
+    journal.begin("a", "b")
+    journal.open(0)
+    journal.attempt("a", 0, 4)
+    journal.fact("limit", 6, limit=2, why="slots")
+    (span,) = journal.story(now=50).spans
+    assert span.alive
+    assert span.seconds == pytest.approx(50)  # this process is its writer, and still there
+    gone = SwarmSession(1, BEGAN, None, None, None, None, {}, False, alive=False)
+    facts = journal.swarm.facts(journal.id)
+    (span,) = spans_of([gone], journal.swarm.attempts(journal.id), facts, now=BEGAN + 50, finished=False)
+    assert span.seconds == pytest.approx(6)
+
+
+def test_nothing_begun_is_unknown_and_not_zero(journal):
+    journal.begin("a")
+    account = journal.account()
+    assert account.wall_s is None
+    assert account.effective_tok_s is None
+    assert account.serial is None
+    assert account.speedup is None
+    assert "no work has begun" in headline(account)
+
+
+def test_tokens_that_nobody_told_are_unknown(journal):
+    two_at_once(journal, output_tokens=None)
+    account = journal.account()
+    assert account.tokens_unknown == 1
+    assert account.output_tokens == 50
+
+
+def test_without_a_request_alone_the_serial_time_is_only_a_bound(journal):
+    """The queue in the gateway is left out: alone, nobody stands before a task."""
+    two_at_once(journal, queued_ms=4000)
+    account = journal.account(bench=journal.store)
+    assert account.serial.source is SerialSource.BOUND
+    assert account.serial.seconds == pytest.approx(6 + 10)
+    assert account.speedup == pytest.approx(16 / 11)
+    assert "at most 1.5×" in headline(account)
+    assert "at most" in serial_words(account)
+
+
+def test_tasks_repeated_alone_give_the_serial_time_by_tokens(journal):
+    two_at_once(journal)
+    for task in ("a", "b", "a"):
+        journal.fact(
+            "serial",
+            20,
+            task=task,
+            seconds=3.0,
+            first_token_s=1.0,
+            prompt_tokens=100,
+            output_tokens=25,
+            error_kind=None,
+        )
+    journal.fact("serial", 21, task="b", seconds=99.0, error_kind="timeout")
+    account = journal.account()
+    serial = account.serial
+    assert serial.source is SerialSource.SAMPLE
+    assert serial.samples == 3
+    assert serial.seconds == pytest.approx(2 * 1.0 + 100 * 2 / 25)  # two prompts of 100, 100 tokens at 12.5 tok/s
+    assert serial.low == pytest.approx(serial.seconds) == serial.high
+    assert account.speedup == pytest.approx(10 / 11)
+    assert "about" in headline(account)
+
+
+def test_a_sample_without_tokens_is_held_against_its_time_in_the_crowd(journal):
+    two_at_once(journal)
+    journal.fact("serial", 20, task="a", seconds=2.5)
+    account = journal.account()
+    assert account.serial.seconds == pytest.approx(5)
+    assert account.serial.low is None
+
+
+def bench_run(store, *, model="small", url=f"{URL}/v1", simulated=False, level=1):
+    run = store.begin_run(
+        kind="sweep",
+        created_at=BEGAN - 60,
+        model=model,
+        url=url,
+        fingerprint="f",
+        config={},
+        host={},
+        engine={},
+        simulated=simulated,
+        skep_version="0",
+    )
+    row = {"kind": "implement", "started_s": 0.0, "ended_s": 3.0, "first_token_s": 1.0, "prompt_tokens": 50}
+    store.append_requests(run, [Request(level=level, repeat=0, index=i, output_tokens=20, **row) for i in range(4)])
+    store.end_run(run, BEGAN - 50, "done")
+    return run
+
+
+def test_a_stored_benchmark_of_one_agent_alone_gives_the_serial_time(journal):
+    run = bench_run(journal.store)
+    two_at_once(journal)
+    account = journal.account(bench=journal.store)
+    assert account.serial.source is SerialSource.BENCH
+    assert account.serial.seconds == pytest.approx(200 / 50 + 100 * 2 / 20)
+    assert run in account.serial.words
+
+
+@pytest.mark.parametrize(
+    "other", [{"model": "large"}, {"url": "http://127.0.0.1:1"}, {"simulated": True}, {"level": 4}], ids=str
+)
+def test_a_benchmark_of_something_else_gives_nothing(journal, other):
+    bench_run(journal.store, **other)
+    two_at_once(journal)
+    assert journal.account(bench=journal.store).serial.source is SerialSource.BOUND
+
+
+def test_probes_of_the_monitor_give_the_serial_time_where_no_benchmark_does(journal):
+    """Only those that nobody else disturbed, one stream at a time."""
+    series = SeriesStore(journal.store)
+    series.put_target(Target("box", f"{URL}/v1", model="small"))
+    told = {"heat": Heat.HOT, "shape": Shape.SHORT, "concurrency": 1, "ttft_ms": 500.0, "prompt_tokens": 100}
+    for slot, running in ((1, 0), (2, 5)):
+        at = BEGAN + 3600 * slot
+        probe = Probe("box", 0, slot, at, at, ProbeOutcome.DONE, started_at=at, running=running, model="small")
+        series.append_probe(probe, [Sample(at, tok_s=20.0 / (1 + running), output_tokens=41, **told)])
+    two_at_once(journal)
+    serial = journal.account(bench=journal.store).serial
+    assert serial.source is SerialSource.MONITOR
+    assert serial.samples == 1
+    assert serial.seconds == pytest.approx(2 * 0.5 + 100 * 2 / 41)
+    assert "box" in serial.words
+
+
+def test_what_ran_on_a_simulated_endpoint_says_so(journal):
+    journal.begin("a")
+    journal.open(0, simulated=True)
+    journal.attempt("a", 0, 2)
+    journal.close(1, 2)
+    account = journal.account()
+    assert account.simulated is True
+    assert account.serial.simulated
+    assert headline(account).endswith("simulated")
+
+
+def test_downtime_is_told_from_word_to_word_and_ends_with_its_session(journal):
+    journal.begin("a", "b")
+    journal.open(0)
+    journal.attempt("a", 0, 4)
+    for at, up in ((5, False), (8, False), (9, True), (20, False)):
+        journal.fact("endpoint", at, up=up, why=None if up else "refused")
+    journal.close(1, 30, "failed")
+    story = journal.story()
+    assert [(round(one.started_at - BEGAN), round(one.ended_at - BEGAN)) for one in story.downs] == [(5, 9), (20, 30)]
+    assert story.account.down_s == pytest.approx(14)
+    assert story.account.wall_s == pytest.approx(30)
+
+
+def test_energy_is_of_the_sessions_that_measured_it(tmp_path):
+    with open_store(tmp_path / "s.sqlite3") as store:
+        journal = Journal(store, {"price_kwh": 0.5})
+        two_at_once(journal)
+        journal.fact("energy", 11, joules=7200.0, seconds=12.0, max_w=700.0, throttled=["thermal"], source="NVML")
+        energy = journal.account().energy
+        assert energy.energy.joules_per_token == pytest.approx(72)
+        assert energy.energy.mean_w == pytest.approx(600)
+        assert energy.kwh == pytest.approx(0.002)
+        assert energy.cost == pytest.approx(0.001)
+        assert journal.account(price_kwh=1.0).energy.cost == pytest.approx(0.002)
+
+
+def test_errors_agents_and_replicas_are_counted(journal):
+    journal.begin("a", "b")
+    journal.open(0)
+    journal.attempt("a", 0, 2, result=False, outcome=Outcome.FAILED, error_kind="closed", replica="r0")
+    journal.attempt("a", 3, 5, number=2, why=Why.RETRY, replica="r1", first_token_at=BEGAN + 4, queued_ms=500)
+    journal.attempt("b", 0, 5, agent=1, outcome=Outcome.REJECTED, error_kind="schema", replica="r1")
+    journal.close(1, 5)
+    account = journal.account()
+    assert dict(account.errors) == {"closed": 1, "schema": 1}
+    assert [(one.agent, one.tasks, one.attempts) for one in account.by_agent] == [(0, 1, 2), (1, 0, 1)]
+    assert account.by_agent[0].busy_share == pytest.approx(4 / 5)
+    assert [(one.replica, one.tasks, one.failed) for one in account.by_replica] == [("r0", 0, 1), ("r1", 1, 1)]
+    assert account.by_replica[1].task_tok_s == pytest.approx(50)
+    assert account.ttft_s.p50 == pytest.approx(1)
+    assert account.queued_share == pytest.approx(0.25)
+    assert account.failed == 1
+
+
+def test_the_document_is_plain_json_and_every_key_of_it_is_documented(journal):
+    two_at_once(journal)
+    journal.fact("energy", 11, joules=1.0, seconds=1.0)
+    document = account_json(journal.account())
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    text = JSON_MD.read_text()
+    nested = [document["serial"], document["energy"], document["by_agent"][0], document["by_replica"][0]]
+    for key in {key for one in (document, *nested) for key in one}:
+        assert f'"{key}"' in text or f"`{key}`" in text, key
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("http://localhost:8/v1", "http://127.0.0.1:8", True),
+        ("https://a.example/v1/", "https://A.example:443", True),
+        ("http://a.example", "https://a.example", False),
+        ("http://a.example/x", "http://a.example/y", False),
+        ("http://a.example:99999999", "http://a.example", False),
+    ],
+)
+def test_two_addresses_of_one_endpoint_are_the_same_place(one, other, same):
+    assert same_place(one, other) is same

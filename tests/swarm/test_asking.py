@@ -1,0 +1,173 @@
+"""From answers to the answer: merges level by level, from the journal alone, nothing lost where one is no good."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skep.swarm.ask_plan import Plan, PlanTask, Sizes
+from skep.swarm.asking import answer_of, ask_document, final_answer, next_tasks
+from skep.swarm.reducing import Part, joined, repeats_itself, tidy, vote, why_unused
+from skep.tasks import Counts, Ending, Result, RunState, SwarmRun, Task
+
+SIZES = Sizes(chunk_chars=600, merge_chars=400, answer_tokens=100, chars_per_token=3.0)
+
+
+def run_of(count, how="merge", *, parts=False, made_by="orchestrator", why=None):
+    tasks = tuple(PlanTask(f"t{n}", f"Objective {n}") for n in range(count))
+    plan = Plan("the goal", tasks, how, None, parts, made_by, why)
+    ask = ask_document(plan, SIZES, root="/", tools=(), context_chars=6000)
+    state, counts = RunState.DONE, Counts(count, count, 0)
+    return SwarmRun("run", "ask", 0.0, "", "", None, {"ask": ask}, "0", None, state, counts, 1)
+
+
+def result(task, answer, *, ending=Ending.DONE, error=None, finish="stop", value=None):
+    return Result(task, ending, answer, value, None, error, 1, 0.0, 1.0, 1, 1, finish)
+
+
+def first_answers(count, size=80):
+    return [result(f"t{n}", f"Finding {n} is {'x' * size}{n}.") for n in range(count)]
+
+
+def carried_out(run, results, merge):
+    """As the runner does it, to the end: the results, and the merges of each level."""
+    tasks, levels = [], []
+    while new := next_tasks(run, tasks, results):
+        levels.append([task.id for task in new])
+        tasks += new
+        results = [*results, *(merge(task) for task in new)]
+    return results, levels, tasks
+
+
+def test_merges_go_level_by_level_until_one_is_left():
+    run = run_of(9)
+    results, levels, tasks = carried_out(run, first_answers(9), lambda task: result(task.id, f"Merged in {task.id}."))
+    assert [len(level) for level in levels] == [3, 1]
+    assert [task.stage for task in tasks] == [1, 1, 1, 2]
+    assert final_answer(run, tasks, results) == "Merged in merge-2-1."
+    assert answer_of(run, results).complete
+
+
+def test_the_same_journal_gives_the_same_tasks():
+    """A killed run goes on with the merges that it had, and makes none twice."""
+    run, results = run_of(9), first_answers(9)
+    first = next_tasks(run, [], results)
+    assert next_tasks(run, [], results) == first
+    done = [*results, result(first[0].id, "Merged.")]
+    assert [task.id for task in next_tasks(run, first[:1], done)] == [task.id for task in first[1:]]
+    assert next_tasks(run, first, done) == []
+
+
+def test_nothing_is_merged_before_all_is_there():
+    assert next_tasks(run_of(3), [], first_answers(2)) == []
+    assert not answer_of(run_of(3), first_answers(2)).complete
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ({"answer": ""}, "it is empty"),
+        ({"answer": None, "ending": Ending.FAILED, "error": "set aside"}, "set aside"),
+        ({"answer": "y" * 2000}, "longer"),
+        ({"answer": "It is all the same thing. " * 12}, "repeats itself"),
+        ({"answer": "A beginning", "finish": "length"}, "cut at its limit"),
+    ],
+)
+def test_where_a_merge_is_no_good_its_parts_stand_one_after_the_other(bad, why):
+    run = run_of(3)
+    results, _, tasks = carried_out(run, first_answers(3), lambda task: result(task.id, **bad))
+    text = final_answer(run, tasks, results)
+    assert all(f"## Objective {n}\n\nFinding {n} is" in text for n in range(3))
+    assert why in text.partition("How this was made:")[2]
+
+
+@given(st.lists(st.integers(0, 600), min_size=1, max_size=30), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_every_finding_is_in_the_answer_or_in_a_merge_that_was_used(sizes, rng):
+    """However long the answers are and whichever merges fail, it ends, and nothing falls out."""
+    run = run_of(len(sizes))
+    results = [result(f"t{n}", f"finding-{n}. {'x' * size}") for n, size in enumerate(sizes)]
+
+    def merge(task):
+        if rng.random() < 0.5:
+            return result(task.id, None, ending=Ending.FAILED, error="no")
+        words = {word for word in task.messages[1]["content"].split() if word.startswith("finding-")}
+        return result(task.id, " ".join(sorted(words)))
+
+    results, levels, tasks = carried_out(run, results, merge)
+    text = final_answer(run, tasks, results)
+    assert all(f"finding-{n}." in text for n in range(len(sizes)))
+    assert len(levels) <= len(sizes)
+
+
+def test_answers_too_long_to_merge_stand_one_after_the_other():
+    run = run_of(3)
+    answers = first_answers(3, size=390)
+    assert next_tasks(run, [], answers) == []
+    text = final_answer(run, [], answers)
+    assert "does not fit into one merge" in text
+    assert text.count("## Objective") == 3
+
+
+def test_a_task_without_an_answer_is_named():
+    answers = [*first_answers(1), result("t1", None, ending=Ending.FAILED, error="HTTP 400"), result("t2", "<think>")]
+    run = run_of(3)
+    text = final_answer(run, [], answers)
+    assert "`t1` is missing: HTTP 400" in text
+    assert "`t2` is missing: its answer is empty" in text
+
+
+def test_a_fallback_shows_the_parts_below_the_merge_and_says_why():
+    run = run_of(2, parts=True, made_by="fallback", why="no JSON")
+    results, _, tasks = carried_out(run, first_answers(2), lambda task: result(task.id, "All in one."))
+    text = final_answer(run, tasks, results)
+    assert text.startswith("All in one.\n\n# The parts\n\n## Objective 0")
+    assert "planned without an orchestrator: no JSON" in text
+
+
+def test_concat_keeps_the_order_and_makes_no_further_tasks():
+    run = run_of(2, "concat")
+    assert next_tasks(run, [], first_answers(2)) == []
+    assert final_answer(run, [], first_answers(2)).startswith("## Objective 0\n\nFinding 0")
+
+
+def test_the_commonest_answer_wins_the_vote():
+    run = run_of(3, "vote")
+    answers = [result("t0", "Rome"), result("t1", "paris."), result("t2", "Paris")]
+    assert final_answer(run, [], answers).startswith("paris.\n")
+    assert "2 of 3 answers say so" in final_answer(run, [], answers)
+
+
+def test_votes_of_json_are_compared_by_value():
+    told = vote([("{'b': 1, 'a': 2}", {"b": 1, "a": 2}), ("x", {"a": 3}), ("y", {"a": 2, "b": 1})])
+    assert (told.votes, told.of) == (2, 3)
+    assert vote([]) is None
+
+
+def test_a_merge_may_not_take_a_tasks_name():
+    tasks = (PlanTask("merge-1-1", "A"), PlanTask("b", "B"))
+    ask = ask_document(Plan("g", tasks), SIZES, root="/", tools=(), context_chars=1)
+    run = SwarmRun("r", "ask", 0, "", "", None, {"ask": ask}, "0", None, RunState.DONE, Counts(2, 2, 0), 1)
+    known = [Task("merge-1-1", ()), Task("b", ())]
+    new = next_tasks(run, known, [result("merge-1-1", "one"), result("b", "two")])
+    assert [task.id for task in new] == ["merge-1-1'"]
+
+
+def test_what_was_said_before_is_left_out():
+    text = "The module counts words quickly.\nIt has one function.\nThe module counts words quickly."
+    assert tidy(text) == "The module counts words quickly.\nIt has one function."
+    assert tidy("```\nsame line of this code\nsame line of this code\n```").count("same") == 2
+    assert tidy("<think>hm</think>Yes") == "Yes"
+
+
+def test_babble_is_known_by_its_repeating():
+    assert repeats_itself("We go on and on.\n" * 8)
+    assert not repeats_itself("\n".join(f"Line number {n} says something." for n in range(20)))
+
+
+def test_equal_answers_are_printed_once():
+    parts = [Part("a", "A", "Nothing found."), Part("b", "B", "nothing found")]
+    assert joined(parts) == "## A\n\nNothing found.\n\n## B\n\nThe same as A."
+
+
+def test_a_merge_of_short_answers_may_be_longer_than_they():
+    assert why_unused("Both of them agree that the answer is yes.", "stop", [Part("a", "A", "yes")] * 2) is None

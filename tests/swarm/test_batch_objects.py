@@ -1,0 +1,100 @@
+"""What a client may ask for, what it is shown, and that the documentation knows the same words."""
+
+import ast
+import json
+from pathlib import Path
+
+import openai.types
+import pytest
+
+from skep.store.batches import BatchOrder, Status, StoredBatch, StoredFile, Tally
+from skep.swarm.batch_objects import (
+    ENDPOINTS,
+    Refusal,
+    batch_document,
+    expiry_seconds,
+    file_document,
+    page,
+    wanted_batch,
+    window_seconds,
+)
+
+ROOT = Path(__file__).parent.parent.parent
+ORDER = BatchOrder("batch_1", "", 10.9, ENDPOINTS[0], "file-1", "24h", 86_410.9, {"a": "b"})
+
+
+def test_the_client_reads_every_state_of_a_batch():
+    times = {status: 20.0 + number for number, status in enumerate(Status)}
+    detail = {"model": "m", "total": 3, "output_file_id": "file-2", "errors": [{"code": "x", "line": 1}]}
+    for status in Status:
+        tally = Tally(2, 1, 5, None, 6, None)
+        batch = openai.types.Batch.model_validate(
+            batch_document(StoredBatch(ORDER, status, times, detail, tally)), strict=True
+        )
+        assert (batch.status, batch.created_at, batch.expires_at, batch.request_counts.failed) == (
+            status,
+            10,
+            86_410,
+            1,
+        )
+        assert (batch.usage is not None) == status.is_final
+    assert batch.usage.total_tokens == 11
+    assert batch.errors.data[0].line == 1
+    fresh = openai.types.Batch.model_validate(batch_document(StoredBatch(ORDER, Status.FAILED, {}, {})), strict=True)
+    assert (fresh.usage, fresh.errors, fresh.request_counts.total) == (None, None, 0)
+
+
+def test_the_client_reads_a_file_and_a_page_of_them():
+    document = file_document(StoredFile("file-1", "", 1.5, "a.jsonl", "batch", 3, 9.5))
+    assert openai.types.FileObject.model_validate(document, strict=True).expires_at == 9
+    assert page([document], more=True)["last_id"] == "file-1"
+    assert page([], more=False) == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+
+
+@pytest.mark.parametrize(("window", "seconds"), [("24h", 86_400), ("1h", 3600), ("90m", 5400), ("1440m", 86_400)])
+def test_a_window_is_a_day_or_less(window, seconds):
+    assert window_seconds(window) == seconds
+
+
+@pytest.mark.parametrize("window", ["", "25h", "0h", "24", "h", "1d", "-1h", "1.5h", " 24h", "٢h", "99999999h"])
+def test_any_other_window_is_refused(window):
+    with pytest.raises(Refusal, match="completion_window"):
+        window_seconds(window)
+
+
+@pytest.mark.parametrize("told", [1, {}, {"anchor": "now", "seconds": 3600}])
+def test_an_expiry_has_an_anchor(told):
+    with pytest.raises(Refusal, match="anchor"):
+        expiry_seconds(told, "expires_after")
+
+
+@pytest.mark.parametrize("seconds", [None, 3599, 2_592_001, "3600", True, 3600.0])
+def test_an_expiry_is_between_an_hour_and_thirty_days(seconds):
+    with pytest.raises(Refusal, match="3600 to 2592000"):
+        expiry_seconds({"anchor": "created_at", "seconds": seconds}, "expires_after")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"input_file_id": 1}'])
+def test_what_is_no_order_is_refused(body):
+    with pytest.raises(Refusal):
+        wanted_batch(body)
+
+
+@pytest.mark.parametrize("metadata", [3, {"a": 1}, {"a" * 65: ""}, {str(i): "" for i in range(17)}])
+def test_metadata_is_a_few_short_texts(metadata):
+    order = {"input_file_id": "f", "endpoint": ENDPOINTS[0], "completion_window": "24h", "metadata": metadata}
+    with pytest.raises(Refusal, match="metadata"):
+        wanted_batch(json.dumps(order).encode())
+
+
+def test_every_code_of_the_api_is_documented():
+    codes = set()
+    for path in (ROOT / "src/skep/swarm").glob("batch_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Refusal":
+                codes |= {word.value.value for word in node.keywords if word.arg == "code"}
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Fault", "_Wrong"):
+                codes |= {node.args[0].value} if isinstance(node.args[0], ast.Constant) else set()
+    said = (ROOT / "docs/batch.md").read_text()
+    assert len(codes) > 10
+    assert not [code for code in codes if f"`{code}`" not in said]

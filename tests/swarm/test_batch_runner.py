@@ -1,0 +1,208 @@
+"""Batches carried out against a gateway that answers at once, and what happens when something is in the way."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from skep.errors import StoreError
+from skep.store.batches import BatchOrder, BatchRequest, BatchResult, BatchStore, Status, StoredFile
+from skep.store.database import open_store
+from skep.swarm.batch_course import Answer
+from skep.swarm.batch_files import FileRoom, new_file_id
+from skep.swarm.batch_runner import BatchRunner
+
+ENDPOINT = "/v1/chat/completions"
+
+
+class Errand:
+    def __init__(self):
+        self.waiting = True
+        self.given_up = False
+
+    def give_up(self):
+        self.given_up = True
+
+
+class Scripted:
+    """A gateway: so many slots, the same answer for all. `silent`: it never answers."""
+
+    def __init__(self, *, slots=3, silent=False, most=None):
+        self.slots = slots
+        self.silent = silent
+        self.most = most
+        self.sent = []
+        self.errands = []
+        self.most_waiting = 0
+
+    def complaint_of(self, model):
+        return None if model == "m" else f"no {model}"
+
+    def most_at_once(self, owner):  # noqa: ARG002
+        return self.most
+
+    async def ready(self):
+        pass
+
+    def send(self, owner, endpoint, body, answered):
+        errand = Errand()
+        self.sent.append((owner, endpoint, json.loads(body)["n"]))
+        self.errands.append(errand)
+        if self.silent:
+            errand.waiting = sum(not one.waiting for one in self.errands) >= self.slots
+        else:
+            errand.waiting = False
+            asyncio.get_running_loop().call_soon(answered, Answer(200, b"{}"))
+        self.most_waiting = max(self.most_waiting, sum(one.waiting for one in self.errands))
+        return errand
+
+
+class Bench:
+    """A store, a folder, and batches in them."""
+
+    def __init__(self, folder, store):
+        self.store = BatchStore(store)
+        self.room = FileRoom(folder / "files")
+        self.said = []
+
+    def add(self, name, count=5, *, window_s=1000.0, owner="ann"):
+        file, now = new_file_id(), time.time()
+        lines = (
+            {"custom_id": f"c{n}", "method": "POST", "url": ENDPOINT, "body": {"model": "m", "n": n}}
+            for n in range(count)
+        )
+        size = self.room.write(file, (json.dumps(line).encode() + b"\n" for line in lines))
+        self.store.add_file(StoredFile(file, owner, now, "f", "batch", size))
+        self.store.add_batch(BatchOrder(name, owner, now, ENDPOINT, file, "24h", now + window_s))
+        return file
+
+    def carry_out(self, door, *, until=None, store=None):
+        """Until every batch has ended, and then the runner is told to leave; or it is cut off at some point."""
+
+        async def work():
+            runner = BatchRunner(store or self.store, self.room, door(), self.said.append)
+            async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(runner.run())
+                while self.store.unfinished() if until is None else not until(runner._door):
+                    await asyncio.sleep(0.005)
+                runner.leave() if until is None else running.cancel()
+            return runner._door
+
+        return asyncio.run(work())
+
+    def told(self, name):
+        detail = self.store.batch(name).detail
+        ids = (detail.get("output_file_id"), detail.get("error_file_id"))
+        lines = [self.room.path(one).read_bytes().splitlines() if one else [] for one in ids]
+        return [[json.loads(line) for line in some] for some in lines]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    with open_store(tmp_path / "skep.sqlite3") as store:
+        yield Bench(tmp_path, store)
+
+
+def test_batches_are_carried_out_with_the_rights_of_their_owners(bench):
+    bench.add("batch_1", 20, owner="ann")
+    bench.add("batch_2", 20, owner="bob")
+    door = bench.carry_out(Scripted)
+    assert sorted(door.sent) == sorted((owner, ENDPOINT, n) for owner in ("ann", "bob") for n in range(20))
+    output, errors = bench.told("batch_1")
+    assert ([line["custom_id"] for line in output], errors) == ([f"c{n}" for n in range(20)], [])
+    assert (bench.store.pending("batch_1"), bench.said) == ([], [])
+
+
+def test_a_few_wait_for_a_slot_and_no_more(bench):
+    """What does not find a slot waits in the gateway's queue, where others wait too."""
+    bench.add("batch_1", 20)
+    door = bench.carry_out(lambda: Scripted(slots=3, silent=True), until=lambda door: len(door.sent) == 5)
+    assert (len(door.sent), door.most_waiting) == (5, 2)
+    assert all(errand.given_up for errand in door.errands)  # the process ended: nobody is left to hear the answers
+    assert len(bench.store.pending("batch_1")) == 20
+
+
+def test_a_key_that_may_have_two_at_once_has_two(bench):
+    bench.add("batch_1", 20)
+    door = bench.carry_out(lambda: Scripted(silent=True, most=2), until=lambda door: len(door.sent) == 2)
+    assert len(door.sent) == 2
+
+
+def test_one_that_was_cancelled_before_it_was_looked_at_is_cancelled(bench):
+    bench.add("batch_1")
+    bench.store.become("batch_1", Status.CANCELLING, time.time())
+    door = bench.carry_out(Scripted)
+    assert (bench.store.batch("batch_1").status, bench.told("batch_1"), door.sent) == (Status.CANCELLED, [[], []], [])
+
+
+def test_one_whose_window_passed_while_nobody_served_has_expired(bench):
+    bench.add("batch_1", 3, window_s=-1.0)
+    door = bench.carry_out(Scripted)
+    output, errors = bench.told("batch_1")
+    assert (bench.store.batch("batch_1").status, output, door.sent) == (Status.EXPIRED, [], [])
+    assert [(line["custom_id"], line["error"]["code"]) for line in errors] == [
+        (f"c{n}", "batch_expired") for n in range(3)
+    ]
+
+
+def test_one_that_was_being_finalized_is_finalized(bench):
+    bench.add("batch_1", 1)
+    bench.store.validated("batch_1", 1.0, "m", [BatchRequest(0, "c0", 0, 1)])
+    bench.store.record("batch_1", [BatchResult(0, 2.0, ok=True, line=b'{"custom_id": "c0"}\n')])
+    bench.store.become("batch_1", Status.FINALIZING, 3.0)
+    door = bench.carry_out(Scripted)
+    assert (door.sent, bench.told("batch_1")) == ([], [[{"custom_id": "c0"}], []])
+
+
+def test_a_file_that_is_gone_is_said(bench):
+    bench.room.delete(bench.add("batch_1"))
+    bench.carry_out(Scripted)
+    batch = bench.store.batch("batch_1")
+    assert (batch.status, batch.detail["errors"][0]["code"]) == (Status.FAILED, "input_file_missing")
+
+
+def test_a_store_that_is_full_for_a_while_gets_every_result(bench):
+    class Full(BatchStore):
+        refusals = 1
+
+        def record(self, batch_id, results):
+            if self.refusals:
+                self.refusals -= 1
+                raise StoreError("the disk is full")
+            super().record(batch_id, results)
+
+    bench.add("batch_1", 8)
+    door = bench.carry_out(Scripted, store=Full(bench.store._store))
+    assert (len(door.sent), len(bench.told("batch_1")[0])) == (8, 8)
+    assert "disk is full" in bench.said[0]
+
+
+def test_two_processes_do_not_work_on_the_same_batch(bench):
+    bench.add("batch_1", 30)
+
+    async def both():
+        doors = [Scripted(), Scripted()]
+        runners = [BatchRunner(bench.store, bench.room, door, bench.said.append) for door in doors]
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            for runner in runners:
+                tasks.create_task(runner.run())
+            while bench.store.unfinished():
+                await asyncio.sleep(0.005)
+            for runner in runners:
+                runner.leave()
+        return doors
+
+    doors = asyncio.run(both())
+    assert sorted(len(door.sent) for door in doors) == [0, 30]
+
+
+def test_what_expired_and_what_was_left_behind_is_tidied_away(bench):
+    file = bench.add("batch_1", 1)
+    bench.carry_out(Scripted)
+    old = new_file_id()
+    bench.room.write(old, [b"x"])
+    bench.store.add_file(StoredFile(old, "", 0.0, "f", "batch", 1, expires_at=1.0))
+    bench.carry_out(Scripted, until=lambda _door: bench.store.file(old) is None)
+    assert not bench.room.path(old).exists()
+    assert bench.room.path(file).exists()

@@ -1,0 +1,127 @@
+"""Files on disk and the rows of batches: whole or not at all, written once, gone when told."""
+
+import os
+
+import pytest
+
+from skep.errors import StoreError
+from skep.store.batches import BatchOrder, BatchRequest, BatchResult, BatchStore, Status, StoredFile
+from skep.store.database import open_store
+from skep.swarm.batch_files import ORPHANED_AFTER_S, FileRoom, new_file_id
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(tmp_path / "skep.sqlite3") as opened:
+        yield BatchStore(opened)
+
+
+def order(name="batch_1", owner="", at=1.0):
+    return BatchOrder(name, owner, at, "/v1/chat/completions", "file-in", "24h", at + 86_400, {"a": "b"})
+
+
+def requests(count):
+    return [BatchRequest(index, f"c{index}", index * 10, 10) for index in range(count)]
+
+
+def result(index, *, ok=True, line=b"x\n", **tokens):
+    return BatchResult(index, 2.0, ok=ok, line=line, status=200, **tokens)
+
+
+def test_a_batch_is_what_its_newest_event_says(store):
+    store.add_batch(order())
+    assert (store.batch("batch_1").status, store.batch("batch_2")) == (Status.VALIDATING, None)
+    store.validated("batch_1", 2.0, "m", requests(3))
+    batch = store.batch("batch_1")
+    assert (batch.order, batch.status, batch.detail) == (order(), Status.IN_PROGRESS, {"model": "m", "total": 3})
+    assert store.become("batch_1", Status.CANCELLING, 3.0)
+    assert not store.become("batch_1", Status.CANCELLING, 4.0)
+    assert store.cancelling() == {"batch_1"}
+    assert store.become("batch_1", Status.FINALIZING, 5.0)
+    assert store.batch("batch_1").status is Status.CANCELLING  # whatever the other process was at
+    store.end("batch_1", Status.CANCELLED, 6.0, ())
+    assert store.batch("batch_1").times[Status.CANCELLING] == 3.0
+    assert (store.batch("batch_1").status, store.cancelling(), store.unfinished()) == (Status.CANCELLED, set(), [])
+    assert not store.become("batch_1", Status.COMPLETED, 7.0)
+
+
+def test_the_first_result_of_a_request_stays(store):
+    store.add_batch(order())
+    store.validated("batch_1", 2.0, "m", requests(4))
+    store.record("batch_1", [result(2, line=b"first\n", output_tokens=3), result(0, ok=False)])
+    store.record("batch_1", [result(2, line=b"second\n", output_tokens=9), result(1, line=b"one\n")])
+    assert [request.index for request in store.pending("batch_1")] == [3]
+    assert list(store.lines("batch_1", ok=True)) == [b"one\n", b"first\n"]
+    assert list(store.lines("batch_1", ok=False)) == [b"x\n"]
+    tally = store.tally("batch_1")
+    assert (tally.completed, tally.failed, tally.output_tokens, tally.prompt_tokens) == (2, 1, 3, None)
+
+
+def test_an_ended_batch_takes_nothing_more_and_its_rows_go(store):
+    store.add_batch(order())
+    store.validated("batch_1", 2.0, "m", requests(2))
+    store.record("batch_1", [result(0)])
+    output = StoredFile("file-out", "", 3.0, "out.jsonl", "batch_output", 2, 99.0)
+    tally = {"completed": 1, "failed": 0}
+    store.end("batch_1", Status.EXPIRED, 3.0, [output], tally=tally, output_file_id="file-out")
+    store.end("batch_1", Status.COMPLETED, 4.0, [output])  # by a process that was late
+    with pytest.raises(StoreError, match="has ended"):
+        store.record("batch_1", [result(1)])
+    store.forget_ended()
+    assert (store.pending("batch_1"), store.tally("batch_1").completed) == ([], 0)
+    batch = store.batch("batch_1")
+    assert (batch.status, batch.tally.completed, store.file("file-out")) == (Status.EXPIRED, 1, output)
+
+
+def test_pages_are_by_age_and_by_owner(store):
+    for number, owner in enumerate(["ann", "bob", "ann", "ann"]):
+        store.add_batch(order(f"batch_{number}", owner, float(number)))
+        store.add_file(StoredFile(f"file-{number}", owner, 0.0, "f", "batch", 1))
+    assert [batch.id for batch in store.batches(owner="ann")] == ["batch_3", "batch_2", "batch_0"]
+    assert [batch.id for batch in store.batches(owner="ann", after="batch_3", limit=1)] == ["batch_2"]
+    assert len(store.batches()) == 4
+    assert [file.id for file in store.files(owner="ann", ascending=True, after="file-0")] == ["file-2", "file-3"]
+    assert store.unfinished() == [f"batch_{number}" for number in range(4)]
+
+
+def test_a_file_is_in_use_until_its_batch_has_ended(store):
+    store.add_file(StoredFile("file-in", "", 0.0, "f", "batch", 1, expires_at=5.0))
+    store.add_batch(order())
+    assert (store.user_of("file-in"), store.expired_files(4.9), store.expired_files(5.0)) == (
+        "batch_1",
+        [],
+        ["file-in"],
+    )
+    store.end("batch_1", Status.FAILED, 2.0, ())
+    assert store.user_of("file-in") is None
+    assert (store.delete_file("file-in"), store.delete_file("file-in")) == (True, False)
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path):
+    room, file_id = FileRoom(tmp_path / "files"), new_file_id()
+    assert room.write(file_id, [b"ab", memoryview(b"cdef")]) == 6
+    assert room.read(file_id, 1, 3) == b"bcd"
+    assert room.path(file_id).stat().st_mode & 0o077 == 0
+
+    def fails():
+        yield b"begun"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        room.write(new_file_id(), fails())
+    assert [path.name for path in room.folder.iterdir()] == [file_id]
+    room.delete(file_id)
+    room.delete(file_id)
+    with pytest.raises(AssertionError):
+        room.path("../etc/passwd")
+
+
+def test_what_a_killed_process_left_behind_is_removed_when_it_is_old(tmp_path):
+    room, kept, lost = FileRoom(tmp_path), new_file_id(), new_file_id()
+    for name in (kept, lost, f"{new_file_id()}.part", "notes.txt"):
+        (tmp_path / name).write_bytes(b"x")
+        os.utime(tmp_path / name, (1000, 1000))
+    room.sweep({kept}, now=1000 + ORPHANED_AFTER_S)
+    assert len(list(tmp_path.iterdir())) == 4
+    room.sweep({kept}, now=1001 + ORPHANED_AFTER_S)
+    assert {path.name for path in tmp_path.iterdir()} == {kept, "notes.txt"}

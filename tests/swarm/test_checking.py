@@ -1,0 +1,224 @@
+"""Whether an answer counts, and what the model is told of one that does not."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from skep.errors import UserError
+from skep.sandbox.opening import open_sandbox
+from skep.swarm import schema_checks
+from skep.swarm.checking import Checking
+from skep.swarm.said_json import values_in
+from skep.swarm.schemas import LONGEST
+from skep.tasks import Task
+
+ORDER = {
+    "type": "object",
+    "properties": {"items": {"type": "array", "items": {"properties": {"price": {"type": "number"}}}}},
+    "required": ["items"],
+}
+ENDLESS = {"type": "string", "pattern": "^(a+)+$"}
+
+
+def task(**fields):
+    return Task("t", ({"role": "user", "content": "x"},), **fields)
+
+
+def check(text, **fields):
+    async def checking():
+        async with Checking() as checks:
+            return await checks.check(task(**fields), text)
+
+    return asyncio.run(checking())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"items": []}',
+        ' \n{"items": []}\n',
+        '```json\n{"items": []}\n```',
+        'Here it is:\n```\n{"items": []}\n```\nAnything else?',
+        'As source [1] says, it is {"items": []}.',
+        '<think>maybe {"items": 5}</think>{"items": []}',
+        '{"note": "not this one"} but {"items": []}',
+    ],
+)
+def test_json_is_found_in_what_a_model_writes(text):
+    checked = check(text, schema=ORDER)
+    assert (checked.ok, checked.value, checked.complaint) == (True, {"items": []}, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('{"items": [{}, {}, {"price": "x"}]}', "$.items[2].price: 'x' is not of type 'number'"),
+        ("{}", "$: 'items' is a required property"),
+        ('{"items": [', "the JSON is cut off"),
+        ('{"items": [1 2]}', "the JSON is broken: Expecting ',' delimiter at line 1 column 14"),
+        ('{"items": NaN}', "`NaN` is not JSON"),
+        ('{"items": ["\\ud800"]}', "the JSON is broken"),
+        ("[" * 5000, "the JSON is nested too deeply"),
+        ("I cannot do that.", "the answer holds no JSON"),
+        ("", "the answer is empty"),
+        ("<think>so, the items", "nothing but thinking, no answer"),
+    ],
+)
+def test_a_complaint_is_one_line_with_the_place(text, complaint):
+    checked = check(text, schema=ORDER)
+    assert not checked.ok
+    assert complaint in checked.complaint
+    assert checked.complaint == checked.detail
+    assert checked.value is None
+
+
+def test_a_complaint_is_bounded_whatever_the_answer():
+    wide = check(json.dumps({"items": [{"price": "x" * 5000}] * 200}), schema=ORDER)
+    assert len(wide.complaint) < LONGEST + 40
+    assert "\n" not in wide.complaint
+    assert wide.complaint.endswith("and many more")
+
+
+def test_a_hundred_thousand_brackets_take_no_time():
+    began = time.process_time()
+    for text in ("[" * 100_000, '{"a":' * 50_000, "{" * 100_000, "[{" * 50_000, '["' * 50_000):
+        values_in(text)
+    assert time.process_time() - began < 2
+
+
+def test_a_task_without_demands_takes_any_answer_but_none():
+    assert check("hello").ok
+    assert check("<think>hm</think> hello").text == "hello"
+    assert not check("  \n").ok
+
+
+def test_a_pattern_that_never_ends_does_not_stop_the_runner():
+    """Python's matcher holds the whole process while it backtracks, so it runs in another one."""
+
+    async def checking():
+        async with Checking() as checks:
+            ticks = 0
+
+            async def tick():
+                nonlocal ticks
+                while True:
+                    await asyncio.sleep(0.02)
+                    ticks += 1
+
+            ticking = asyncio.create_task(tick())
+            checks._schemas = schema_checks.SchemaChecks(compute_s=0.5)
+            hung = await checks.check(task(schema=ENDLESS), json.dumps("a" * 40 + "!"))
+            ticking.cancel()
+            return hung, ticks, await checks.check(task(schema=ENDLESS), '"aaa"')
+
+    hung, ticks, right = asyncio.run(checking())
+    assert hung.complaint == schema_checks.TOO_LONG
+    assert ticks > 0.5 / 0.02 / 4
+    assert right.ok
+
+
+def test_a_schema_that_refers_to_itself_is_checked_apart_and_nothing_is_left():
+    tree = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
+
+    async def checking():
+        checks = Checking()
+        good = await checks.check(task(schema=tree), '{"next": {"next": {}}}')
+        child = checks._schemas._child.pid
+        os.kill(child, signal.SIGKILL)  # as the kernel does where memory is short
+        bad = await checks.check(task(schema=tree), '{"next": {"last": {}}}')
+        child = checks._schemas._child.pid
+        await checks.close()
+        return good, bad, child
+
+    good, bad, child = asyncio.run(checking())
+    assert good.value == {"next": {"next": {}}}
+    assert bad.complaint.startswith("$.next: Additional properties are not allowed")
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def test_a_check_that_is_broken_off_does_not_answer_the_next_one():
+    async def checking():
+        async with Checking() as checks:
+            await checks.check(task(schema=ENDLESS), '"a"')
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await checks.check(task(schema=ENDLESS), json.dumps("a" * 40 + "!"))
+            return await checks.check(task(schema=ENDLESS), '"aa"')
+
+    assert asyncio.run(checking()).ok
+
+
+def test_a_further_demand_is_made_of_values():
+    async def checking():
+        async with Checking() as checks:
+            checks.require(lambda value: "$: too few" if not value["items"] else None)
+            answers = ('{"items": []}', '{"items": [{}]}')
+            return [await checks.check(task(schema=ORDER), text) for text in answers]
+
+    few, enough = asyncio.run(checking())
+    assert (few.complaint, enough.ok) == ("$: too few", True)
+
+
+@pytest.mark.parametrize(
+    ("checker", "right", "wrong"),
+    [
+        ({"kind": "number", "answer": 12}, "It is 12.", "It is 13."),
+        ({"kind": "exact", "answer": "Paris"}, "Paris.", "Rome"),
+        ({"kind": "choice", "answer": "B", "options": ["A", "B"]}, "B", "A"),
+    ],
+)
+def test_the_right_answer_is_not_given_away(checker, right, wrong):
+    """The complaint goes back to the model, and the next try must still be its own; the user learns all."""
+    assert check(right, checker=checker).ok
+    checked = check(wrong, checker=checker)
+    answer = str(checker["answer"])
+    assert not checked.ok
+    assert answer not in checked.complaint
+    assert answer in checked.detail
+
+
+def test_what_must_occur_is_told():
+    checked = check("no", checker={"kind": "contains", "all": ["Summary:"]})
+    assert checked.complaint == "does not pass its check (contains): not there: `Summary:`"
+
+
+def test_a_checker_holds_beside_a_schema():
+    fields = {"schema": ORDER, "checker": {"kind": "contains", "all": ["apple"]}}
+    assert check('{"items": [{"name": "Apple"}]}', **fields).value == {"items": [{"name": "Apple"}]}
+    assert "apple" in check('{"items": []}', **fields).complaint
+
+
+def test_code_is_run_in_one_sandbox_which_is_closed():
+    try:
+        asyncio.run(open_sandbox().close())
+    except UserError as error:
+        pytest.skip(error.message)
+    doubles = task(checker={"kind": "cases", "entry_point": "f", "cases": [[[2], 4], [[3], 6]]})
+    answers = [f"```python\ndef f(x):\n    return x * {factor}\n```" for factor in (2, 3)]
+
+    async def checking():
+        async with Checking() as checks:
+            await checks.prepare([doubles])
+            sandbox = checks._opened
+            found = await asyncio.gather(*(checks.check(doubles, text) for text in answers))
+            assert checks._opened is sandbox
+        return sandbox, found
+
+    sandbox, (right, wrong) = asyncio.run(checking())
+    assert right.ok
+    assert "gave 6, not 4" in wrong.complaint
+    assert sandbox._launcher is None
+
+
+def test_a_checker_that_only_reads_opens_no_sandbox():
+    async def checking():
+        async with Checking() as checks:
+            await checks.prepare([task(checker={"kind": "number", "answer": 1}), task()])
+            assert checks._opened is None
+
+    asyncio.run(checking())

@@ -1,0 +1,241 @@
+"""Files of tasks: what is taken, and what is told, with its line, before anything runs."""
+
+import io
+import json
+
+import pytest
+
+from skep.errors import UserError
+from skep.swarm.intake import read_schema, read_tasks, tasks_of
+from skep.swarm.templates import parse_template
+
+
+def read(text, **options):
+    data = text if isinstance(text, bytes) else text.encode()
+    return read_tasks("-", stdin=io.BytesIO(data), **options)
+
+
+def refused(text, **options):
+    with pytest.raises(UserError) as caught:
+        read(text, **options)
+    assert caught.value.exit_code == 2
+    return caught.value.message
+
+
+def prompts(tasks):
+    return [task.messages[-1]["content"] for task in tasks]
+
+
+def test_a_line_is_a_task():
+    (task,) = read(
+        json.dumps(
+            {"id": "a", "prompt": "Say x", "system": "Be brief", "schema": {"type": "string"}, "max_tokens": 9}
+            | {"temperature": 0, "priority": "batch", "checker": {"kind": "contains", "all": ["x"]}}
+            | {"extra": {"top_p": 0.5}}
+        )
+    )
+    assert task.id == "a"
+    assert task.messages == ({"role": "system", "content": "Be brief"}, {"role": "user", "content": "Say x"})
+    assert (task.schema, task.max_tokens, task.temperature) == ({"type": "string"}, 9, 0)
+    assert (task.priority, task.checker["kind"], task.extra) == ("batch", "contains", {"top_p": 0.5})
+
+
+def test_an_id_is_the_line_number_unless_given_and_numbers_become_text():
+    tasks = read('{"prompt": "a"}\n\n{"prompt": "b"}\n{"id": 70, "prompt": "c"}')
+    assert [task.id for task in tasks] == ["1", "3", "70"]
+
+
+def test_what_editors_do_to_files_does_no_harm():
+    """A byte order mark, line ends of Windows, no end of the last line, a line separator inside of a text."""
+    tasks = read('\ufeff{"prompt": "a"}\r\n{"prompt": "b\u2028c"}')
+    assert prompts(tasks) == ["a", "b\u2028c"]
+
+
+def test_messages_pass_as_they_are():
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {"role": "tool", "content": "y", "tool_call_id": "1"},
+    ]
+    (task,) = read(json.dumps({"messages": messages}), system="s")
+    assert list(task.messages) == [{"role": "system", "content": "s"}, *messages]
+
+
+def test_defaults_hold_for_tasks_that_do_not_say_otherwise():
+    own = {"role": "system", "content": "own"}
+    first, second = read(
+        '{"prompt": "a", "max_tokens": 5}\n' + json.dumps({"messages": [own, {"role": "user", "content": "b"}]}),
+        system="s",
+        max_tokens=7,
+        schema={"type": "object"},
+    )
+    assert (first.max_tokens, second.max_tokens) == (5, 7)
+    assert first.messages[0]["content"] == "s"
+    assert second.messages[0] == own
+    assert first.schema == second.schema == {"type": "object"}
+    with pytest.raises(UserError, match=r"`max_tokens` must be a whole number from 1 on, not `0`"):
+        read('{"prompt": "a"}', max_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("{", "not JSON: Expecting property name"),
+        ("[1]", "one object a line is wanted"),
+        ('"x"', "an object is wanted"),
+        ("{}", "neither `prompt` nor `messages`"),
+        ('{"promt": "x"}', "`promt` is no field of a task; did you mean `prompt`?"),
+        ('{"prompt": "x", "top_p": 1}', "goes under `extra`"),
+        ('{"prompt": "x", "prompt": "y"}', "`prompt` is given twice"),
+        ('{"prompt": NaN}', "`NaN` is not JSON"),
+        ('{"prompt": "x", "temperature": 1e999}', "too large a number"),
+        ('{"prompt": "x", "temperature": -1}', "`temperature` must be"),
+        ('{"prompt": "x", "max_tokens": true}', "`max_tokens` must be"),
+        ('{"prompt": "x", "priority": "high"}', "one of interactive, normal, batch"),
+        ('{"prompt": "\\ud800"}', "half of a surrogate pair"),
+        ('{"prompt": " "}', "`prompt` is empty"),
+        ('{"prompt": 5}', "`prompt` must be a text"),
+        ('{"prompt": "x", "messages": []}', "both given"),
+        ('{"messages": [{"role": "bob", "content": "x"}]}', "`messages[0].role`"),
+        ('{"messages": [{"role": "user"}]}', "`messages[0].content`"),
+        ('{"id": true, "prompt": "x"}', "`id` must be"),
+        ('{"id": "a\\nb", "prompt": "x"}', "printable"),
+        ('{"prompt": "x", "extra": {"stream": false}}', "`extra` must not have `stream`"),
+        ('{"prompt": "x", "schema": {"type": "objct"}}', "`schema` is not a JSON schema: $.type"),
+        ('{"prompt": "x", "schema": {"$ref": "http://x/y"}}', "nothing is fetched"),
+        ('{"prompt": "x", "schema": {"$ref": "#/$defs/y"}}', "there is nothing"),
+        ('{"prompt": "x", "schema": {"pattern": "("}}', "$.pattern"),
+        ('{"prompt": "x", "schema": {"$id": "http://[x", "$ref": "y"}}', "its references cannot be followed"),
+        ('{"prompt": "x", "schema": 5}', "an object is wanted"),
+        ('{"prompt": "x", "checker": {"kind": "contain"}}', "did you mean `contains`?"),
+        ('{"prompt": "x", "checker": {"kind": "number"}}', "lacks `answer`: a number"),
+        ('{"prompt": "x", "checker": {"kind": "contains", "all": "x"}}', "`checker.all` must be a list"),
+        ('{"prompt": "x", "checker": {"kind": "exact", "answer": 1, "fold": 1}}', "has no `fold`"),
+        ('{"prompt": "x", "checker": {"kind": "choice", "answer": "c", "options": ["a"]}}', "none of its options"),
+        ('{"prompt": "x", "checker": {"kind": "regex", "pattern": "("}}', "a regular expression"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"prompt": "x", "extra": {"a": ' + "[" * 80 + "]" * 80 + "}}", "64 levels deep"),
+    ],
+)
+def test_a_faulty_line_is_named(line, fault):
+    message = refused('{"prompt": "fine"}\n' + line)
+    assert message.startswith("stdin, line 2: ")
+    assert fault in message
+
+
+def test_all_faults_are_told_at_once_and_many_are_counted():
+    message = refused("\n".join(['{"prompt": "fine"}', *(["{}"] * 15)]))
+    lines = message.splitlines()
+    assert lines[0] == "stdin has 15 faults:"
+    assert [line.split(":")[0].strip() for line in lines[1:-1]] == [f"line {number}" for number in range(2, 12)]
+    assert lines[-1].strip() == "and 5 more"
+
+
+def test_ids_that_are_equal_name_both_lines():
+    assert refused('{"id": "a", "prompt": "x"}\n{"prompt": "y"}\n{"id": "a", "prompt": "z"}') == (
+        "stdin, line 3: the id `a` is that of line 1 too"
+    )
+    assert "line 2: the id `2` is that of line 1 too" in refused('{"id": 2, "prompt": "x"}\n{"prompt": "y"}')
+
+
+def test_text_has_a_prompt_a_line():
+    tasks = read("one\r\n\n  two {}  \n", form="text")
+    assert [(task.id, task.messages[0]["content"]) for task in tasks] == [("1", "one"), ("3", "two {}")]
+    assert prompts(read("one", form="text", template="Say {{}} {} {line}")) == ["Say {} one one"]
+    with pytest.raises(UserError) as caught:
+        read("Write a haiku")
+    assert "--form text" in caught.value.hint
+
+
+def test_columns_fill_a_template():
+    tasks = read('id,title,text\na,T,"two\nlines {title}"\n,U,v\n', form="csv", template="Sum up {title}: {text}")
+    assert [(task.id, task.messages[0]["content"]) for task in tasks] == [
+        ("a", "Sum up T: two\nlines {title}"),
+        ("4", "Sum up U: v"),
+    ]
+    assert prompts(read("prompt,system\nhello,be brief\n", form="csv")) == ["hello"]
+
+
+@pytest.mark.parametrize(
+    ("text", "template", "fault"),
+    [
+        ("a,b\n1,2\n", "{c}", "asks for `{c}`; there is `a`, `b`"),
+        ("a,b\n1,2\n", None, "no column `prompt`; it has `a`, `b`"),
+        ("a,a\n1,2\n", "{a}", "the column `a` is there twice"),
+        ("a,b\n1\n", "{a}", "line 2: 1 fields, and the header has 2"),
+        ('a,b\n1,"2" x\n', "{a}", "line 2: broken CSV"),
+        ('a,b\n1,"2\n', "{a}", "line 2: broken CSV"),
+        ("a,b\n", "{a}", "there is no task"),
+        ("", "{a}", "is empty"),
+    ],
+)
+def test_a_faulty_table_is_told(text, template, fault):
+    assert fault in refused(text, form="csv", template=template)
+
+
+def test_a_field_of_any_length_is_read():
+    long = "x" * 300_000
+    assert prompts(read(f"a\n{long}\n", form="csv", template="{a}")) == [long]
+    assert prompts(read(json.dumps({"prompt": long}))) == [long]
+
+
+def test_a_template_takes_the_fields_of_a_line_without_a_prompt():
+    tasks = read('{"id": "a", "title": "T", "n": [1]}\n{"prompt": "own"}', template="{title} {n}")
+    assert [(task.id, task.messages[0]["content"]) for task in tasks] == [("a", "T [1]"), ("2", "own")]
+    assert "line 1: the template asks for `{n}`" in refused('{"title": "T"}', template="{title} {n}")
+
+
+@pytest.mark.parametrize("template", ["{a.b}", "{a[0]}", "{a!r}", "{a:>9}", "{a", "a}", "plain"])
+def test_a_template_is_text_and_names(template):
+    with pytest.raises(UserError):
+        parse_template(template)
+
+
+def test_what_is_filled_in_is_not_a_template():
+    assert parse_template("{a}{b}").fill({"a": "{b}", "b": "{a}"}) == "{b}{a}"
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b'{"prompt": "a"}\n{"prompt": "\xff"}', "line 2: a byte that is not UTF-8"),
+        (b'{"prompt": "a"}\n\0', "line 2: a NUL byte"),
+        ('{"prompt": "a"}'.encode("utf-16"), "is UTF-16"),
+        (b"", "there is no task"),
+    ],
+)
+def test_odd_bytes_are_told(data, fault):
+    assert fault in refused(data)
+
+
+def test_the_form_follows_the_name_of_the_file(tmp_path):
+    for name, text in (("a.txt", "hello"), ("b.csv", "prompt\nhello\n"), ("c.jsonl", '{"prompt": "hello"}')):
+        (tmp_path / name).write_text(text)
+        assert prompts(read_tasks(tmp_path / name)) == ["hello"]
+    for path, words in ((tmp_path, "a folder"), (tmp_path / "none.jsonl", "no file")):
+        with pytest.raises(UserError, match=words):
+            read_tasks(path)
+    with pytest.raises(UserError, match="no form `xml`"):
+        read_tasks(tmp_path / "a.txt", form="xml")
+
+
+def test_tasks_may_come_as_a_list():
+    tasks = tasks_of(["hello", {"id": "b", "prompt": "x"}], system="s")
+    assert [task.id for task in tasks] == ["1", "b"]
+    with pytest.raises(UserError, match="the list, task 2: an object is wanted, this is a number"):
+        tasks_of(["a", 5])
+    circle = {"prompt": "x"}
+    circle["extra"] = circle
+    for odd in (circle, {"prompt": "x", "temperature": float("nan")}, {"prompt": "\ud800"}, {"prompt": {1}}):
+        with pytest.raises(UserError, match="the list, task 1: not JSON"):
+            tasks_of([odd])
+
+
+def test_a_schema_may_be_a_file(tmp_path):
+    path = tmp_path / "form.json"
+    path.write_text('{"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"}')
+    assert read_schema(path)["type"] == "object"
+    for text, fault in (("{", "is not JSON"), ("[]", "an object is wanted"), ('{"$schema": "x"}', "no draft")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=fault):
+            read_schema(path)

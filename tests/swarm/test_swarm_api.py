@@ -1,0 +1,253 @@
+"""The swarm from Python: what a caller gives, and what comes back."""
+
+import asyncio
+import json
+import os
+import signal
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+from pydantic import BaseModel, Field, field_validator
+
+from skep import swarm
+from skep.errors import EndpointError, UserError
+from skep.places import user_paths
+from skep.store.database import open_store
+from skep.store.swarm import SwarmStore
+from skep.swarm.asked import Form, asked_tasks
+from skep.swarm.here import url_here
+from skep.tasks import RunState, Task
+from skep.testing.process import FakeEngine
+
+STORED = (
+    ("not accepted", '{"name": "mended", "legs": 6}'),
+    ("stubborn", "I would rather not."),
+    ("good", 'Here: {"name": "good", "legs": 6}'),
+    ("lame", '{"name": "lame", "legs": 5}'),
+)
+
+
+class Bee(BaseModel):
+    name: str
+    legs: int
+
+    @field_validator("legs")
+    @classmethod
+    def _six(cls, value):
+        """What no schema says."""
+        if value != 6:
+            raise ValueError("bees have six legs")
+        return value
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    answers = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    answers.write_text("\n".join(json.dumps({"prompt": key, "answer": text}) for key, text in STORED))
+    with FakeEngine(slots=4, token_ms=1, answers=answers) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch, engine):
+    for name in ("CONFIG", "DATA", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.setenv("SKEP_URL", engine.url)
+    monkeypatch.delenv("SKEP_API_KEY", raising=False)
+
+
+def tasks_for(prompt, items, schema=None):
+    return asyncio.run(asked_tasks(prompt, items, schema, {}))
+
+
+def texts(prompt, items):
+    return [task.messages[-1]["content"] for task in tasks_for(prompt, items)]
+
+
+def runs(folder=None):
+    with open_store((folder or user_paths(os.environ).data) / "skep.sqlite3", read_only=True) as store:
+        return SwarmStore(store).runs()
+
+
+def test_values_come_in_the_order_of_the_items():
+    answers = swarm.map_sync("Count to {}", range(1, 6), max_tokens=3)
+    assert answers == ["the bees carry"] * 5
+    (run,) = runs()
+    assert (run.state, run.counts.done, run.name) == (RunState.DONE, 5, "python")
+
+
+def test_a_model_gives_instances_of_it_and_its_own_validators_count():
+    """The answer with five legs is JSON of the right form; the model takes it back to be mended."""
+    assert swarm.map_sync("a {kind} bee", [{"kind": "good"}, {"kind": "lame"}], schema=Bee) == [
+        Bee(name="good", legs=6),
+        Bee(name="mended", legs=6),
+    ]
+
+
+def test_failures_are_raised_together_or_stand_in_their_places():
+    """The others are not lost by either."""
+    options = {"schema": {"type": "object", "required": ["wings"]}, "tries": 1, "journal": False}
+    with pytest.raises(swarm.SwarmError, match="2 of 2 tasks failed; task 1: ") as caught:
+        swarm.map_sync("{} bee", ["good", "stubborn"], **options)
+    assert [one.item for one in caught.value.failures] == ["good", "stubborn"]
+    options["schema"] = Bee
+    good, stubborn = swarm.map_sync("{} bee", ["good", "stubborn"], failures="return", **options)
+    assert good.name == "good"
+    assert isinstance(stubborn, swarm.Failure)
+    assert (stubborn.task, stubborn.kind, stubborn.tries) == ("2", "rejected", 1)
+    assert stubborn.answer == "I would rather not."
+    assert "holds no JSON" in str(stubborn)
+
+
+def test_a_run_knows_its_tokens_and_can_be_asked_for_again(engine):
+    """Resumed with the same items, nothing is sent again; with others, it is refused."""
+
+    async def several():
+        yield "x"
+        yield "y"
+
+    async def both():
+        first = await swarm.run("Say {}", several(), max_tokens=4)
+        sent = engine.state()["requests"]
+        again = await swarm.run("Say {}", ["x", "y"], max_tokens=4, resume="last")
+        assert engine.state()["requests"] == sent
+        return first, again
+
+    first, again = asyncio.run(both())
+    assert first.account.output_tokens == 8
+    assert [result.output_tokens for result in first.results] == [4, 4]
+    assert (again.id, again.values, again.account.attempts) == (first.id, first.values, 2)
+    with pytest.raises(UserError, match=r"the tasks of `.*` are others than these"):
+        swarm.map_sync("Say {}", ["x", "z"], resume=first.id)
+
+
+def test_a_journal_may_be_a_folder_or_none_at_all(tmp_path):
+    assert swarm.map_sync("{}", ["a"], max_tokens=1, journal=tmp_path / "mine") == ["the"]
+    assert [run.counts.done for run in runs(tmp_path / "mine")] == [1]
+    assert swarm.map_sync("{}", ["a"], max_tokens=1, journal=False) == ["the"]
+    assert not user_paths(os.environ).store.exists()
+    with pytest.raises(UserError, match="nothing to resume"):
+        swarm.map_sync("{}", ["a"], journal=False, resume="last")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="a journal is a folder"):
+        swarm.map_sync("{}", ["a"], journal=tmp_path / "file")
+
+
+def test_a_notebook_has_a_loop_already():
+    async def cell():
+        return swarm.map_sync("{}", ["a"], max_tokens=2, journal=False)
+
+    assert asyncio.run(cell()) == ["the bees"]
+
+
+@pytest.mark.parametrize("within_a_loop", [False, True])
+def test_an_interrupt_keeps_what_is_done(within_a_loop):
+    interrupted = False
+
+    def watch(progress):
+        nonlocal interrupted
+        if progress.done and not interrupted:
+            interrupted = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def mapped():
+        length = {"short": 1, "long": 3000}
+        items = ["short", "long"]
+        return swarm.map_sync(lambda one: {"prompt": one, "max_tokens": length[one]}, items, watch=watch)
+
+    async def cell():
+        return mapped()
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(cell()) if within_a_loop else mapped()
+    (run,) = runs()
+    assert (run.state, run.counts.done, run.counts.left) == (RunState.STOPPED, 1, 1)
+
+
+def test_an_endpoint_that_stays_away_is_given_up_and_the_run_is_kept():
+    with pytest.raises(EndpointError) as caught:
+        swarm.map_sync("{}", ["a"], url="http://127.0.0.1:9", deadline_s=0.2)
+    (run,) = runs()
+    assert f'resume="{run.id}"' in caught.value.__notes__[0]
+    assert run.counts.left == 1
+
+
+def test_nothing_to_do_is_done():
+    assert swarm.map_sync("{}", []) == []
+    with pytest.raises(UserError, match="no items"):
+        swarm.run_sync("{}", [])
+
+
+def test_a_template_takes_items_and_their_fields():
+    @dataclass
+    class Page:
+        title: str
+
+    class Book(BaseModel):
+        title: str
+
+    assert texts("Do {}", ["a{b}", 5, [1, "x"]]) == ["Do a{b}", "Do 5", 'Do [1, "x"]']
+    assert texts("{title} {{}} {item}", [{"title": "T"}]) == ['T {} {"title": "T"}']
+    assert texts("{title}", [Page("p"), Book(title="b")]) == ["p", "b"]
+    with pytest.raises(UserError, match=r"asks for `\{name\}`; there is `item`, `title`"):
+        texts("{name}", [{"title": "T"}])
+
+
+def test_a_function_gives_a_prompt_messages_fields_or_a_task():
+    async def later(item):
+        return f"later {item}"
+
+    made = {
+        "text": "hello",
+        "messages": [{"role": "user", "content": "hi"}],
+        "fields": {"prompt": "hey", "max_tokens": 3},
+        "task": Task("own", ({"role": "user", "content": "x"},)),
+    }
+    tasks = tasks_for(made.get, list(made), {"type": "object"})
+    assert [task.id for task in tasks] == ["1", "2", "3", "own"]
+    assert tasks[2].max_tokens == 3
+    assert {task.schema["type"] for task in tasks} == {"object"}
+    assert texts(later, ["x"]) == ["later x"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "items", "fault"),
+    [
+        (lambda _: 5, ["a"], "gave int for item 1"),
+        (lambda _: {"prompt": "x", "extra": {"seed": {1}}}, ["a"], "task 1: not JSON"),
+        (lambda _: Task("t", ({"role": "bob"},)), ["a"], "role"),
+        (lambda _: {"promt": "x"}, ["a"], "did you mean `prompt`"),
+        (lambda _: {"id": "same", "prompt": "x"}, ["a", "b"], "the id `same` is that of task 1 too"),
+        ("no place", ["a"], "no place to fill in"),
+        (7, ["a"], "a template or a function is wanted"),
+        ("{}", "abc", "not str"),
+        ("{}", 5, "not int"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_before_anything_runs(prompt, items, fault):
+    with pytest.raises(UserError, match=fault):
+        swarm.map_sync(prompt, items)
+    assert not user_paths(os.environ).store.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("agents", 0), ("tries", True), ("timeout_s", 0), ("failures", "ignore"), ("schema", open)]
+)
+def test_options_are_checked(option, value):
+    with pytest.raises(UserError):
+        swarm.map_sync("{}", ["a"], **{option: value})
+
+
+def test_any_type_with_a_json_form_will_do():
+    form = Form(list[Annotated[int, Field(gt=0)]])
+    assert form.schema["type"] == "array"
+    assert form.value(None, [1]) == [1]
+    assert form.fault([1]) is None
+    assert form.fault([1, 0]).startswith("$[1]: ")
+
+
+def test_the_endpoint_is_this_machines_unless_named(tmp_path):
+    paths = user_paths(os.environ)
+    assert url_here(paths, {"SKEP_URL": "http://box:1"}) == "http://box:1"
+    assert url_here(paths, {}) == "http://127.0.0.1:8400"

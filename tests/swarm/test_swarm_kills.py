@@ -1,0 +1,76 @@
+"""kill -9 at random moments, again and again: every task has one result, and none is asked after it was recorded."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skep.places import user_paths
+from skep.store.database import open_store
+from skep.store.swarm import SwarmStore
+from skep.swarm.journal import create_run
+from skep.swarm.orders import Order
+from skep.tasks import Ending, Outcome, RunState, Task
+from skep.testing.process import FakeEngine
+
+CHILD = Path(__file__).with_name("swarm_child.py")
+
+
+def some_tasks(number, tokens):
+    said = ({"role": "user", "content": f"task {number}"} for number in range(number))
+    return [Task(f"t{place}", (message,), max_tokens=tokens) for place, message in enumerate(said)]
+
+
+def until_it_is_done(env, run_id, seed, longest_s):
+    """How often it was killed."""
+    argv = [sys.executable, str(CHILD), run_id, str(seed), str(longest_s)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def check(env, run_id, output, number):
+    with open_store(user_paths(env).store) as store:
+        swarm = SwarmStore(store)
+        run, results, attempts = swarm.run(run_id), swarm.results(run_id), swarm.attempts(run_id)
+    assert run.state is RunState.DONE
+    assert [result.task for result in results] == [f"t{place}" for place in range(number)]
+    assert all(result.ending is Ending.DONE for result in results)
+    recorded = {result.task: result.ended_at for result in results}
+    assert all(attempt.started_at <= recorded[attempt.task] for attempt in attempts), "asked after its result"
+    done = [attempt.task for attempt in attempts if attempt.outcome is Outcome.DONE]
+    assert len(done) == len(set(done)) == number
+    lines = [json.loads(line) for line in output.read_bytes().splitlines()]
+    assert sorted(line["id"] for line in lines) == sorted(recorded)
+    answers = {result.task: result.answer for result in results}
+    assert all(line["answer"] == answers[line["id"]] for line in lines)
+
+
+def run_with_kills(env, tmp_path, number, tokens, longest_s, **engine):
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    output = tmp_path / "results.jsonl"
+    with FakeEngine(**engine) as server:
+        with open_store(user_paths(env).store) as store:
+            order = Order(output=str(output))
+            run_id = create_run(store, some_tasks(number, tokens), order, url=server.url, model=None)
+        kills = until_it_is_done(env, run_id, seed, longest_s)
+        asked = server.state()["requests"]
+    check(env, run_id, output, number)
+    return kills, asked
+
+
+def test_a_run_killed_again_and_again_ends_with_one_result_a_task(env, tmp_path):
+    kills, asked = run_with_kills(env, tmp_path, 60, 10, 0.5, slots=4, token_ms=5)
+    assert kills >= 1
+    assert asked <= 60 + 6 * kills, "only what was under way is asked again"
+
+
+@pytest.mark.slow
+def test_five_hundred_tasks_survive_many_kills(env, tmp_path):
+    kills, asked = run_with_kills(env, tmp_path, 500, 20, 1.2, slots=8, token_ms=10)
+    assert kills >= 5
+    assert asked <= 500 + 10 * kills

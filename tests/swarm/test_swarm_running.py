@@ -1,0 +1,388 @@
+"""Whole runs against engines that refuse, drop, cut, vanish and come back, in one process."""
+
+import asyncio
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from skep.errors import EndpointError, EngineError, StoreError, UserError
+from skep.places import user_paths
+from skep.store.database import open_store
+from skep.store.swarm import Recorded, SwarmStore
+from skep.swarm.checking import Checking
+from skep.swarm.journal import create_run
+from skep.swarm.line import Reply
+from skep.swarm.orders import Order, order_from_json, order_json
+from skep.swarm.output import ResultsFile, complete_output
+from skep.swarm.running import carry_out, lock_path
+from skep.swarm.work import ChatWork
+from skep.tasks import Ending, Outcome, Result, RunState, Task, Why
+from skep.testing.process import FakeEngine
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+def some(number, tokens=5, **fields):
+    return [
+        Task(f"t{n}", ({"role": "user", "content": f"task {n}"},), max_tokens=tokens, **fields) for n in range(number)
+    ]
+
+
+class Runs:
+    """Runs in an installation of their own."""
+
+    def __init__(self, env, folder):
+        self.paths = user_paths(env)
+        self.output = folder / "results.jsonl"
+
+    def create(self, url, tasks, **order):
+        with open_store(self.paths.store) as store:
+            how = Order(**{"output": str(self.output), **order})
+            return create_run(store, tasks, how, url=url, model=None)
+
+    def carry_out(self, run_id, **fields):
+        return asyncio.run(carry_out(self.paths, run_id, **fields))
+
+    def read(self, name, run_id, *values):
+        with open_store(self.paths.store) as store:
+            return getattr(SwarmStore(store), name)(run_id, *values)
+
+    def lines(self):
+        return [json.loads(line) for line in self.output.read_text("utf-8").splitlines()]
+
+
+@pytest.fixture
+def runs(env, tmp_path):
+    return Runs(env, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def engine_of_all(tmp_path_factory):
+    answers = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    said = [{"prompt": "not accepted", "answer": '{"n": 7}'}, {"prompt": "seven", "answer": "it is seven"}]
+    answers.write_text("\n".join(map(json.dumps, said)))
+    with FakeEngine(slots=4, token_ms=1, answers=str(answers)) as engine:
+        yield engine
+
+
+@pytest.fixture
+def quick(engine_of_all):
+    """An engine without faults, but for those that a test gives it."""
+    yield engine_of_all
+    engine_of_all.fault(kind="none")
+
+
+def all_done(runs, run_id, number):
+    results = runs.read("results", run_id)
+    assert [one.task for one in results] == [f"t{n}" for n in range(number)]
+    assert {one.ending for one in results} == {Ending.DONE}
+    assert sorted(line["id"] for line in runs.lines()) == sorted(one.task for one in results)
+    return results
+
+
+def test_every_task_has_its_result_and_its_line(runs, quick):
+    seen, told = [], []
+    run_id = runs.create(quick.url, some(30))
+    assert runs.carry_out(run_id, watch=seen.append, on_result=told.append) is RunState.DONE
+    results = all_done(runs, run_id, 30)
+    assert sorted(one.task for one in told) == sorted(one.task for one in results)
+    line = runs.lines()[0]
+    assert (line["ok"], line["tries"], line["output_tokens"], line["finish_reason"]) == (True, 1, 5, "length")
+    assert (seen[-1].done, seen[-1].in_flight, seen[-1].output_tokens) == (30, 0, 150)
+    assert runs.read("facts", run_id, "limit")[0][3]["limit"] == 6
+    (session,) = runs.read("session_rows", run_id)
+    assert (session.outcome, session.endpoint["model"]) == ("done", "fake-model")
+    assert not lock_path(runs.paths, run_id).exists()
+
+
+def test_a_finished_run_asks_for_nothing_more(runs, quick):
+    run_id = runs.create(quick.url, some(3))
+    runs.carry_out(run_id)
+    asked = quick.state()["requests"]
+    runs.output.unlink()
+    assert runs.carry_out(run_id) is RunState.DONE
+    assert quick.state()["requests"] == asked
+    all_done(runs, run_id, 3)
+
+
+def test_a_run_that_was_killed_just_before_its_end_is_ended(runs, quick):
+    """The last result was there, the word that it is done was not."""
+    run_id = runs.create(quick.url, some(1))
+    with open_store(runs.paths.store) as store:
+        swarm = SwarmStore(store)
+        swarm.open_session(run_id, at=1.0, agents=None, endpoint={}, simulated=False)
+        swarm.close_session(run_id, 1, at=2.0, outcome="stopped")
+        swarm.record(run_id, [Recorded(None, Result("t0", Ending.DONE, "x", None, None, None, 1, 1.0, 2.0, 1, 1))])
+    assert runs.carry_out(run_id) is RunState.DONE
+    all_done(runs, run_id, 1)
+
+
+def test_refusals_and_drops_and_cuts_lose_nothing(runs, quick):
+    for kind in ("429", "close-first", "500", "503", "close-mid", "garbage"):
+        quick.fault(kind=kind, times=3, after_tokens=2, retry_after_s=0)
+    run_id = runs.create(quick.url, some(40))
+    assert runs.carry_out(run_id) is RunState.DONE
+    all_done(runs, run_id, 40)
+    kinds = {one.error_kind for one in runs.read("attempts", run_id) if one.outcome is Outcome.FAILED}
+    assert {"http_429", "http_500", "http_503", "closed"} <= kinds
+
+
+def test_an_engine_that_dies_and_comes_back_is_waited_for(runs):
+    engine = FakeEngine(slots=4, token_ms=3).start()
+    again = FakeEngine(slots=4, token_ms=1, port=engine.port)
+    seen = []
+
+    async def go():
+        run_id = runs.create(engine.url, some(40))
+        work = asyncio.create_task(carry_out(runs.paths, run_id, watch=seen.append))
+        await asyncio.to_thread(engine.wait_for, requests=12)
+        await asyncio.to_thread(engine.kill)
+        while not any(one.down_s is not None for one in seen):
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(again.start)
+        return run_id, await work
+
+    try:
+        run_id, state = asyncio.run(go())
+    finally:
+        engine.close()
+        again.close()
+    assert state is RunState.DONE
+    assert {one.tries for one in all_done(runs, run_id, 40)} == {1}, "none of it was a task's fault"
+    assert [fact["up"] for _, _, _, fact in runs.read("facts", run_id, "endpoint")] == [False, True]
+
+
+def test_an_endpoint_that_is_down_is_given_up_with_the_journal_intact(runs, quick):
+    seen = []
+    run_id = runs.create("http://127.0.0.1:9", some(3), deadline_s=0.3)
+    with pytest.raises(EndpointError, match="did not answer for") as caught:
+        runs.carry_out(run_id, watch=seen.append)
+    assert run_id in caught.value.hint
+    assert seen[-1].down_s is not None
+    assert "cannot be reached" in seen[-1].down_why
+    assert runs.read("counts", run_id).left == 3
+
+
+def test_a_refused_key_is_not_waited_for(runs):
+    async def refuse(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    async def go():
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+            run_id = runs.create(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", some(1))
+            with pytest.raises(EndpointError, match="refuses the API key"):
+                await carry_out(runs.paths, run_id, key="wrong")
+
+    asyncio.run(go())
+
+
+def test_a_task_that_is_no_request_is_set_aside_and_blocks_nobody(runs, quick):
+    asked = quick.state()["requests"]
+    poison = Task("poison", ({"role": "user", "content": "word " * 9000},), max_tokens=5)
+    run_id = runs.create(quick.url, [poison, *some(10)])
+    assert runs.carry_out(run_id) is RunState.DONE
+    assert quick.state()["requests"] - asked == 11
+    failed = runs.read("result", run_id, "poison")
+    assert (failed.ending, failed.tries, failed.error_kind) == (Ending.FAILED, 1, "http_400")
+    line = next(line for line in runs.lines() if line["id"] == "poison")
+    assert not line["ok"]
+    assert "context" in line["error"]["message"]
+
+
+def test_a_wrong_answer_is_asked_again_with_what_was_wrong(runs, quick):
+    ask = Task("t0", ({"role": "user", "content": "seven"},), max_tokens=50, schema=SCHEMA)
+    run_id = runs.create(quick.url, [ask])
+    assert runs.carry_out(run_id) is RunState.DONE
+    (result,) = runs.read("results", run_id)
+    assert (result.ending, result.value, result.tries) == (Ending.DONE, {"n": 7}, 2)
+    first, second = runs.read("attempts", run_id)
+    assert (first.outcome, first.answer, second.why) == (Outcome.REJECTED, "it is seven", Why.RETRY)
+    assert runs.lines()[0]["value"] == {"n": 7}
+
+
+def test_an_answer_that_never_passes_is_set_aside_with_the_last_one(runs, quick):
+    run_id = runs.create(quick.url, some(1, schema={"type": "array"}), tries=2)
+    assert runs.carry_out(run_id) is RunState.DONE
+    (result,) = runs.read("results", run_id)
+    assert (result.ending, result.tries, result.error_kind) == (Ending.FAILED, 2, "rejected")
+    assert result.answer
+
+
+def test_a_gateway_is_filled_and_a_stuck_answer_is_gone_around(runs, gateway, quick):
+    door = gateway()
+    door.serve(quick, quick, slots=2)
+    quick.fault(kind="hang-mid", after_tokens=1)
+    run_id = runs.create(door.url, some(30), priority="batch")
+    assert runs.carry_out(run_id) is RunState.DONE
+    all_done(runs, run_id, 30)
+    assert runs.read("facts", run_id, "limit")[0][3]["limit"] == 6
+    outcomes = [(one.why, one.outcome) for one in runs.read("attempts", run_id)]
+    assert (Why.STRAGGLER, Outcome.DONE) in outcomes
+    assert (Why.FIRST, Outcome.SUPERSEDED) in outcomes
+
+
+def test_stopping_keeps_what_is_done_and_the_rest_is_done_later(runs, quick):
+    asked = quick.state()["requests"]
+    run_id = runs.create(quick.url, some(20, tokens=20))
+
+    async def go():
+        some_done = asyncio.Event()
+        work = asyncio.create_task(carry_out(runs.paths, run_id, on_result=lambda _: some_done.set()))
+        await some_done.wait()
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+        assert work.cancelled()
+
+    asyncio.run(go())
+    stopped = runs.read("run", run_id)
+    assert stopped.state is RunState.STOPPED
+    assert 0 < stopped.counts.done < 20
+    cancelled = [one for one in runs.read("attempts", run_id) if one.outcome is Outcome.CANCELLED]
+    assert cancelled
+    assert runs.carry_out(run_id) is RunState.DONE
+    assert quick.state()["requests"] - asked <= 20 + len(cancelled)
+    all_done(runs, run_id, 20)
+    assert {one.why for one in runs.read("attempts", run_id) if one.session == 2} >= {Why.RESUMED, Why.FIRST}
+
+
+def test_somebody_else_may_cancel_it(runs, quick):
+    quick.fault(kind="hang-first", times=None)
+    run_id = runs.create(quick.url, some(5))
+
+    async def go():
+        work = asyncio.create_task(carry_out(runs.paths, run_id))
+        await asyncio.to_thread(quick.wait_for, running=4)
+        with open_store(runs.paths.store) as store:
+            SwarmStore(store).set_cancelled(run_id, 4e9)
+        return await work
+
+    assert asyncio.run(go()) is RunState.CANCELLED
+    (session,) = runs.read("session_rows", run_id)
+    assert session.outcome == "cancelled"
+
+
+def test_two_processes_do_not_work_at_one_run(runs, quick):
+    run_id = runs.create(quick.url, some(1))
+
+    async def go():
+        from skep.engines.control import held
+
+        with held(lock_path(runs.paths, run_id), "x", "y"), pytest.raises(EngineError, match="already running"):
+            await carry_out(runs.paths, run_id)
+
+    asyncio.run(go())
+
+
+def test_some_are_repeated_alone_afterwards(runs, quick):
+    run_id = runs.create(quick.url, some(6), serial_sample=2)
+    runs.carry_out(run_id)
+    facts = [fact for _, _, _, fact in runs.read("facts", run_id, "serial")]
+    assert [fact["task"] for fact in facts] == ["t1", "t4"]
+    assert all(fact["seconds"] > 0 and fact["output_tokens"] == 5 for fact in facts)
+    all_done(runs, run_id, 6)
+
+
+def test_a_folder_that_is_gone_is_said_before_anything_runs(runs, quick, tmp_path):
+    asked = quick.state()["requests"]
+    run_id = runs.create(quick.url, some(1), output=str(tmp_path / "gone" / "out.jsonl"))
+    with pytest.raises(UserError, match="is not there"):
+        runs.carry_out(run_id)
+    assert quick.state()["requests"] == asked
+
+
+def test_another_files_content_is_not_overwritten(runs, quick):
+    runs.output.write_text("precious\n")
+    run_id = runs.create(quick.url, some(1))
+    with pytest.raises(UserError, match="holds something already"):
+        runs.carry_out(run_id)
+    assert runs.output.read_text() == "precious\n"
+
+
+def test_a_file_that_was_cut_or_doubled_is_mended(runs, quick):
+    run_id = runs.create(quick.url, some(4))
+    runs.carry_out(run_id)
+    first, second, third, _ = runs.output.read_bytes().splitlines(keepends=True)
+    stranger = b'{"id": "stranger"}\n'
+    runs.output.write_bytes(first + first + stranger + b"\xff\n" + second + third[:20])
+    with open_store(runs.paths.store) as store:
+        assert complete_output(SwarmStore(store), run_id, runs.output) == 2
+        assert complete_output(SwarmStore(store), run_id, runs.output) == 0
+    all_done(runs, run_id, 4)
+    assert runs.output.read_bytes().startswith(first + second)
+
+
+def test_a_file_that_is_moved_away_meanwhile_is_there_in_the_end(runs, quick):
+    run_id = runs.create(quick.url, some(40))
+    gone = []
+
+    def move(_):
+        if not gone:
+            gone.append(runs.output.rename(runs.output.with_suffix(".old")))
+
+    runs.carry_out(run_id, on_result=move)
+    all_done(runs, run_id, 40)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_under_the_results_file_stops_it_and_loses_nothing(runs, quick):
+    run_id = runs.create(quick.url, some(5), output="/dev/full")
+    with pytest.raises(StoreError, match="No space left"):
+        runs.carry_out(run_id)
+    with open_store(runs.paths.store) as store:
+        assert SwarmStore(store).run(run_id).state is RunState.STOPPED
+        done = SwarmStore(store).results(run_id)
+        assert complete_output(SwarmStore(store), run_id, runs.output) == len(done) > 0
+
+
+def test_an_order_is_kept_as_it_was():
+    order = Order(agents=3, output="/x", ask={"goal": "g"}, serial_sample=2)
+    assert order_from_json(json.loads(json.dumps(order_json(order)))) == order
+    assert order_json(Order()) == {}
+    assert order_from_json({"agents": 2, "of_a_later_version": 1}) == Order(agents=2)
+
+
+def test_a_line_holds_what_a_reader_needs(tmp_path):
+    result = Result("é", Ending.FAILED, None, None, "timeout", "too slow", 4, 10.0, 12.5, 3, None)
+    file = ResultsFile(tmp_path / "out.jsonl")
+    assert file.complete({"é": Task("é", ())}, [result]) == 1
+    file.close()
+    document = json.loads(file.path.read_text("utf-8"))
+    assert document["error"] == {"kind": "timeout", "message": "too slow"}
+    assert (document["seconds"], document["output_tokens"], "value" in document) == (2.5, None, False)
+
+
+class Spoken:
+    """A line on which every answer is known."""
+
+    def __init__(self, takes):
+        self.takes, self.asked = takes, []
+
+    async def ask(self, _, *, fields, **__):
+        self.asked.append(fields)
+        name = fields.get("response_format", {}).get("json_schema", {}).get("schema", {}).get("title")
+        if name is None or name in self.takes:
+            return Reply('{"n": 1}', 0.0, 1.0, status=200, output_tokens=4)
+        return Reply("", 0.0, 1.0, "http_400", f"cannot hold an answer to {name}", status=400)
+
+
+@pytest.mark.parametrize(("takes", "asked"), [(("a", "b"), 4), (("a",), 5), ((), 5)])
+def test_a_server_that_cannot_hold_answers_to_a_schema_is_asked_without_it(takes, asked):
+    """And only once: what it does not take is remembered."""
+    tasks = [Task(name, ({"role": "user", "content": name},), schema={**SCHEMA, "title": name}) for name in "abab"]
+
+    async def go():
+        line = Spoken(takes)
+        async with Checking() as checking:
+            work = ChatWork(line, checking, Order(max_tokens=9))
+            return [await work.attempt(task, 1, None) for task in tasks], line.asked
+
+    came, sent = asyncio.run(go())
+    assert [one.value for one in came] == [{"n": 1}] * 4
+    assert len(sent) == asked
+    assert {fields["max_tokens"] for fields in sent} == {9}

@@ -1,0 +1,312 @@
+"""Which task next, which again, which is set aside: decided without a clock."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skep.swarm.attempted import Attempted
+from skep.swarm.mishaps import Mishap, mishap_of, wait_s
+from skep.swarm.outage import GiveUp, Probe
+from skep.swarm.schedule import SILENT_S, Cancel, Pending, Record, Schedule, Start
+from skep.tasks import Ending, Outcome, Task, Why
+
+GOOD = Attempted(answer="yes", output_tokens=10, status=200)
+BROKEN = Attempted(error_kind="closed", error="closed the connection")
+AWAY = Attempted(error_kind="connect", error="cannot be reached")
+REFUSED = Attempted(error_kind="http_429", error="too many", status=429, retry_after_s=3.0)
+SLOW = Attempted(error_kind="timeout", error="no complete answer")
+WRONG = Attempted(answer="no", error_kind="rejected", error="`a` is missing", status=200)
+BAD = Attempted(error_kind="http_400", error="too long", status=400)
+KEY = Attempted(error_kind="http_401", error="no such key", status=401)
+
+
+def task(name, priority=None):
+    return Task(name, ({"role": "user", "content": name},), priority=priority)
+
+
+def schedule(*tasks, **fields):
+    how = {"session": 1, "epoch": 1000.0, "rng": Random(1), "deadline_s": 60.0, **fields}
+    return Schedule([Pending(one if isinstance(one, Task) else task(one)) for one in tasks], **how)
+
+
+def starts(actions):
+    return [action for action in actions if isinstance(action, Start)]
+
+
+def result(actions):
+    return next((one.result for one in actions if isinstance(one, Record) and one.result is not None), None)
+
+
+def test_tasks_go_out_in_order_interactive_first_batch_last():
+    plan = schedule(task("a", "batch"), task("b"), task("c", "interactive"), task("d"))
+    assert [one.task.id for one in starts(plan.step(0.0, 3))] == ["c", "b", "d"]
+
+
+def test_one_that_ends_makes_room_for_one():
+    plan = schedule("a", "b", "c")
+    first, _ = starts(plan.step(0.0, 2))
+    assert not plan.step(1.0, 2)
+    done = result(plan.ended(first.lease, GOOD, 5.0))
+    assert (done.task, done.ending, done.answer, done.tries) == ("a", Ending.DONE, "yes", 1)
+    assert (done.started_at, done.ended_at) == (1000.0, 1005.0)
+    (third,) = starts(plan.step(5.0, 2))
+    assert (third.task.id, third.agent) == ("c", first.agent)
+
+
+def test_a_rejected_answer_is_tried_again_with_the_complaint():
+    plan = schedule("a")
+    (first,) = starts(plan.step(0.0, 1))
+    (record,) = plan.ended(first.lease, WRONG, 1.0)
+    assert (record.attempt.outcome, record.attempt.answer, record.result) == (Outcome.REJECTED, "no", None)
+    (again,) = starts(plan.step(1.0, 1))
+    assert (again.why, again.number, again.complaint) == (Why.RETRY, 2, "`a` is missing")
+
+
+def test_a_task_that_fails_again_and_again_is_set_aside():
+    plan, now = schedule("a", "b", tries=3), 0.0
+    last = None
+    while last is None:
+        for start in starts(plan.step(now, 1)):
+            last = result(plan.ended(start.lease, SLOW if start.task.id == "a" else GOOD, now)) or last
+            last = last if last is not None and last.task == "a" else None
+        now += 1.0
+    assert (last.ending, last.tries, last.error_kind) == (Ending.FAILED, 3, "timeout")
+
+
+def test_a_request_that_is_no_request_is_not_repeated():
+    plan = schedule("a", "b")
+    (first, _) = starts(plan.step(0.0, 2))
+    done = result(plan.ended(first.lease, BAD, 1.0))
+    assert (done.ending, done.tries, done.error) == (Ending.FAILED, 1, "too long")
+
+
+def test_what_is_the_endpoints_fault_costs_no_try():
+    plan, now = schedule("a", tries=1), 0.0
+    for came in (AWAY, REFUSED, REFUSED, AWAY):
+        while not (sent := starts(plan.step(now, 1))):
+            now += 0.5
+            plan.probed(None, now)
+        assert result(plan.ended(sent[0].lease, came, now)) is None
+    while not (sent := starts(plan.step(now, 1))):
+        now += 0.5
+        plan.probed(None, now)
+    done = result(plan.ended(sent[0].lease, GOOD, now))
+    assert (done.ending, done.tries) == (Ending.DONE, 1)
+
+
+def test_a_refusal_is_waited_out_as_long_as_was_asked():
+    plan = schedule("a")
+    (first,) = starts(plan.step(0.0, 1))
+    plan.ended(first.lease, REFUSED, 1.0)
+    assert not starts(plan.step(3.9, 1))
+    assert plan.wake_at >= 4.0
+    assert starts(plan.step(6.0, 1))
+
+
+def test_a_task_that_kills_its_engine_is_found_and_set_aside():
+    """The others were under way when it happened, and are not blamed for it."""
+    plan, now, ends = schedule("a", "b", "c", "killer", "d", tries=2, deadline_s=1e9), 0.0, {}
+    for _ in range(200):
+        sent = starts(plan.step(now, 4))
+        under_way = [one.task.id for one in plan.leases.values()]
+        came = BROKEN if "killer" in under_way else GOOD
+        for lease in list(plan.leases):
+            done = result(plan.ended(lease, came, now))
+            if done is not None:
+                ends[done.task] = done.ending
+        plan.probed(None, now)
+        now += 20.0
+        if plan.is_over:
+            break
+        assert sent or plan.wake_at is not None
+    assert ends.pop("killer") is Ending.FAILED
+    assert set(ends.values()) == {Ending.DONE}
+    assert len(ends) == 4
+
+
+def test_an_endpoint_that_is_away_is_looked_for_one_look_at_a_time():
+    plan = schedule("a", "b", "c")
+    for start in starts(plan.step(0.0, 3)):
+        plan.ended(start.lease, AWAY, 1.0)
+    assert plan.step(1.0, 2) == [Probe()]
+    assert plan.step(1.1, 2) == []
+    plan.probed("refused", 2.0)
+    assert plan.step(2.1, 2) == []
+    assert plan.step(2.3, 2) == [Probe()]
+    plan.probed(None, 2.4)
+    assert len(starts(plan.step(5.0, 2))) == 1, "one first, after so many mishaps"
+
+
+def test_when_one_answer_flows_again_the_others_follow():
+    plan = schedule(*"abcdef")
+    for start in starts(plan.step(0.0, 4)):
+        plan.ended(start.lease, AWAY, 1.0)
+    plan.step(1.0, 4)
+    plan.probed(None, 1.1)
+    (first,) = starts(plan.step(5.0, 4))
+    assert len(starts(plan.step(5.1, 4, {first.lease: 3}))) == 3
+
+
+def test_an_endpoint_that_stays_away_is_given_up():
+    plan = schedule("a", deadline_s=60.0)
+    (first,) = starts(plan.step(0.0, 1))
+    plan.ended(first.lease, AWAY, 1.0)
+    plan.step(1.0, 1)
+    plan.probed("refused", 30.0)
+    assert isinstance(plan.step(61.0, 1)[0], GiveUp)
+
+
+def test_an_endpoint_that_only_refuses_is_given_up_but_not_while_it_answers():
+    plan = schedule("a", "b", deadline_s=60.0)
+    first, second = starts(plan.step(0.0, 2))
+    plan.ended(first.lease, REFUSED, 1.0)
+    assert not any(isinstance(one, GiveUp) for one in plan.step(100.0, 2, {second.lease: 5}))
+    plan.ended(second.lease, REFUSED, 101.0)
+    assert any(isinstance(one, GiveUp) for one in plan.step(102.0, 2))
+
+
+def test_a_key_that_is_refused_ends_it_at_once():
+    plan = schedule("a")
+    (first,) = starts(plan.step(0.0, 1))
+    plan.ended(first.lease, KEY, 1.0)
+    assert plan.step(1.0, 1) == [GiveUp("no such key", None)]
+
+
+def test_a_host_that_vanishes_without_a_word_is_noticed():
+    plan = schedule("a", "b")
+    first, second = starts(plan.step(0.0, 2))
+    heard = {first.lease: 5, second.lease: 5}
+    plan.step(1.0, 2, heard)
+    assert plan.step(1.0 + SILENT_S, 2, heard) == [Probe()]
+    dropped = plan.probed("did not answer within 10 s", 41.0)
+    assert {one.lease for one in dropped if isinstance(one, Cancel)} == {first.lease, second.lease}
+    assert not plan.leases
+
+
+def finish_some(plan, now, seconds=1.0, number=6):
+    for start in starts(plan.step(now, number)):
+        plan.ended(start.lease, GOOD, now + seconds)
+
+
+def test_a_straggler_is_asked_a_second_time_once_and_the_first_answer_counts():
+    plan = schedule(*"abcdef", "slow")
+    finish_some(plan, 0.0)
+    (slow,) = starts(plan.step(1.0, 4))
+    assert not starts(plan.step(2.0, 4, {slow.lease: 0}))
+    (second,) = starts(plan.step(9.0, 4, {slow.lease: 1}))
+    assert (second.why, second.task.id, second.number) == (Why.STRAGGLER, "slow", 2)
+    assert not starts(plan.step(50.0, 4, {slow.lease: 1, second.lease: 1}))
+    actions = plan.ended(second.lease, GOOD, 51.0)
+    assert result(actions).task == "slow"
+    assert Cancel(slow.lease) in actions
+    assert [one.attempt.outcome for one in actions if isinstance(one, Record)] == [Outcome.DONE, Outcome.SUPERSEDED]
+    assert plan.ended(slow.lease, GOOD, 52.0) == [], "what still comes of it changes nothing"
+    assert plan.is_over
+
+
+def test_a_long_answer_that_flows_is_no_straggler():
+    plan = schedule(*"abcdef", "long")
+    finish_some(plan, 0.0)
+    (long,) = starts(plan.step(1.0, 4))
+    assert not starts(plan.step(101.0, 4, {long.lease: 1000}))
+
+
+def test_one_of_two_that_fails_leaves_the_other_its_chance():
+    plan = schedule(*"abcdef", "slow", tries=1)
+    finish_some(plan, 0.0)
+    (slow,) = starts(plan.step(1.0, 4))
+    (second,) = starts(plan.step(9.0, 4))
+    assert result(plan.ended(second.lease, SLOW, 10.0)) is None
+    assert result(plan.ended(slow.lease, GOOD, 11.0)).ending is Ending.DONE
+
+
+def test_stopping_writes_down_what_was_under_way():
+    plan = schedule("a", "b", "c")
+    sent = starts(plan.step(0.0, 2))
+    actions = plan.stop(1.0)
+    assert [one.attempt.outcome for one in actions if isinstance(one, Record)] == [Outcome.CANCELLED] * 2
+    assert plan.ended(sent[0].lease, GOOD, 2.0) == []
+    assert not plan.is_over
+
+
+def test_earlier_sessions_are_counted():
+    known = Pending(task("a"), attempts=3, tries=3, first_at=500.0)
+    plan = Schedule([known], session=2, epoch=1000.0, rng=Random(1), tries=4)
+    (first,) = starts(plan.step(0.0, 1))
+    assert (first.number, first.why) == (4, Why.RESUMED)
+    done = result(plan.ended(first.lease, SLOW, 1.0))
+    assert (done.ending, done.tries, done.started_at) == (Ending.FAILED, 4, 500.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "mishap"),
+    [
+        (None, 200, None),
+        ("connect", None, Mishap.AWAY),
+        ("closed", None, Mishap.BROKEN),
+        ("cut", 200, Mishap.BROKEN),
+        ("engine_error", 200, Mishap.BROKEN),
+        ("http_500", 500, Mishap.BROKEN),
+        ("http_502", 502, Mishap.BROKEN),
+        ("http_404", 404, Mishap.BROKEN),
+        ("http_503", 503, Mishap.REFUSED),
+        ("http_429", 429, Mishap.REFUSED),
+        ("http_400", 400, Mishap.FINAL),
+        ("http_413", 413, Mishap.FINAL),
+        ("http_401", 401, Mishap.KEY),
+        ("timeout", 200, Mishap.TRY),
+        ("garbage", 200, Mishap.TRY),
+        ("rejected", 200, Mishap.TRY),
+    ],
+)
+def test_every_mishap_has_its_class(kind, status, mishap):
+    assert mishap_of(kind, status) is mishap
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(list(Mishap)), st.integers(1, 1000), st.sampled_from([None, 0.0, 20.0]), st.integers())
+def test_waits_are_bounded_and_never_shorter_than_asked(mishap, times, asked, seed):
+    wait = wait_s(mishap, times, Random(seed), asked)
+    assert 0 <= wait <= 50
+    if asked is not None and mishap is not Mishap.TRY:
+        assert wait >= asked
+
+
+ENDS = st.sampled_from([GOOD, GOOD, BROKEN, AWAY, REFUSED, SLOW, WRONG, BAD])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 12), st.lists(st.tuples(ENDS, st.integers(1, 5), st.booleans(), st.integers(0, 9)), max_size=200))
+def test_every_task_ends_once_and_never_are_too_many_under_way(number, events):
+    """Whatever happens: one result each, none sent after it, and in the end all have one."""
+    names = [f"t{place}" for place in range(number)]
+    plan, now, ended = schedule(*names, deadline_s=1e12, tries=3), 0.0, {}
+
+    def take(actions):
+        for action in actions:
+            if isinstance(action, Start):
+                assert action.task.id not in ended
+            if isinstance(action, Record) and action.result is not None:
+                assert action.result.task not in ended
+                ended[action.result.task] = action.result
+
+    def play(came, limit, looked, which):
+        nonlocal now
+        now += 3.0
+        before = len(plan.leases)
+        take(plan.step(now, limit, dict.fromkeys(plan.leases, which % 2)))
+        assert len(plan.leases) <= max(limit, before)
+        assert len({one.agent for one in plan.leases.values()}) == len(plan.leases)
+        if looked:
+            take(plan.probed(None if which % 3 else "away", now))
+        if plan.leases:
+            take(plan.ended([*plan.leases][which % len(plan.leases)], came, now))
+
+    for event in events:
+        play(*event)
+    for _ in range(40 * number):
+        play(GOOD, 4, True, 1)
+    assert sorted(ended) == sorted(names)
+    assert plan.is_over

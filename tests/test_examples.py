@@ -1,0 +1,122 @@
+"""The examples as people run them: each its own process, against a real `skep up`."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+NAMES = sorted(file.stem for file in EXAMPLES.glob("*.py"))
+README = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+ANSWERS = (
+    {"prompt": "Which country is", "answer": '{"country": "Peru", "continent": "America"}'},
+    {"prompt": "How content is", "answer": '{"mood": "good", "stars": 5}'},
+)
+FAKE = """
+[gateway]
+port = 0
+[[serve]]
+model = "fake-model"
+engine = "fake"
+slots = 4
+extra = ["--token-ms=1", "--answers={answers}"]
+"""
+LAST_LINES = {
+    "asyncio_httpx": r"20 answers in [0-9.]+ s",
+    "openai_sdk": r"batch completed: 5 of 5",
+    "pydantic_ai_fanout": r"20 answers in [0-9.]+ s",
+    "skep_swarm": r"10 answers, 10 of them in a form",
+}
+
+
+def own_env(folder):
+    kept = {k: v for k, v in os.environ.items() if k not in ("XDG_RUNTIME_DIR", "SKEP_API_KEY", "SKEP_URL")}
+    return kept | {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CONFIG", "DATA", "STATE")}
+
+
+def child(words, env, cwd):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    return subprocess.Popen([sys.executable, *map(str, words)], env=env, cwd=cwd, **pipes)
+
+
+def ended(process, timeout=100):
+    with process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+    return process.returncode, out, err
+
+
+def example(name, env, folder):
+    return child(["-W", "error", EXAMPLES / f"{name}.py"], env, folder)
+
+
+def up(folder, *words):
+    """A hive in this folder, and the environment in which the examples find it."""
+    env = own_env(folder)
+    code, out, err = ended(child(["-m", "skep", "up", *words, "-d", "--json"], env, folder))
+    assert code == 0, err
+    return env | {"SKEP_URL": json.loads(out)["url"]}
+
+
+def down(env, folder):
+    assert ended(child(["-m", "skep", "down", "--wait", "0s"], env, folder))[0] == 0
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each of them said, all at once in front of four slots of a fake engine."""
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "answers.jsonl").write_text("\n".join(map(json.dumps, ANSWERS)))
+    (folder / "skep.toml").write_text(FAKE.format(answers=folder / "answers.jsonl"))
+    env = up(folder)
+    try:
+        started = {name: example(name, env, folder) for name in NAMES}
+        return {name: ended(process) for name, process in started.items()}
+    finally:
+        down(env, folder)
+
+
+def test_each_is_in_the_page_and_short():
+    assert set(re.findall(r"python examples/(\w+)\.py", README)) == set(NAMES) == set(LAST_LINES)
+    assert all(len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60 for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_asks_all_at_once_and_gets_its_answers(said, name):
+    code, out, err = said[name]
+    assert (code, "Traceback" in err) == (0, False), err
+    assert re.fullmatch(LAST_LINES[name], out.splitlines()[-1]), out
+
+
+@pytest.mark.parametrize("name", ["asyncio_httpx", *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES[1:])])
+def test_an_endpoint_that_is_down_is_one_line(name, tmp_path):
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        code, out, err = ended(example(name, own_env(tmp_path) | {"SKEP_URL": url}, tmp_path))
+    assert (code, out) == (1, "")
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("error: ")
+    assert url in err.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+def test_a_real_engine_keeps_to_the_form(tmp_path):
+    """The fake one says what it was told. The embedded model knows little; its answers are typed all the same."""
+    name = "pydantic_ai_fanout"
+    env = up(tmp_path, "--embedded", "--slots", "4", "--context", "512", "--port", "0")
+    try:
+        code, out, err = ended(example(name, env, tmp_path), timeout=500)
+    finally:
+        down(env, tmp_path)
+    assert code == 0, err
+    assert re.fullmatch(LAST_LINES[name], out.splitlines()[-1]), out
