@@ -333,3 +333,19 @@ def test_merges_go_to_the_orchestrators_own_endpoint(root):
             return first.answer, second.answer, len(asked), third.error_kind
 
     assert asyncio.run(run()) == ("agent", "merged", 1, "orchestrator")
+
+
+def test_a_model_without_a_place_for_tools_is_told_of_them_in_words(root):
+    """llama.cpp accepts `tools` for every model, and says in /props which of them never see them."""
+
+    async def run():
+        async with endpoint(events({"content": "fine"})) as (url, bodies), Checking() as checking:
+            line = Line(await find_endpoint(url, None), timeout_s=5)
+            work = AskWork(line, checking, Order(), {"root": str(root), "tools": ["files"], "native_tools": False})
+            await work.attempt(Task("t", tuple(ASKED), tools=("files",)), 1, None)
+            await line.close()
+            return bodies
+
+    (body,) = asyncio.run(run())
+    assert "tools" not in body
+    assert "read_file(path" in body["messages"][0]["content"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from skep.swarm.ask_plan import Plan, PlanTask, Sizes
 from skep.swarm.asking import answer_of, ask_document, final_answer, next_tasks
-from skep.swarm.reducing import Part, joined, repeats_itself, tidy, vote, why_unused
+from skep.swarm.reducing import Part, joined, repeats_itself, tidy, vote, why_unused, without_echo
 from skep.tasks import Counts, Ending, Result, RunState, SwarmRun, Task
 
 SIZES = Sizes(chunk_chars=600, merge_chars=400, answer_tokens=100, chars_per_token=3.0)
@@ -44,7 +44,7 @@ def test_merges_go_level_by_level_until_one_is_left():
     assert [len(level) for level in levels] == [3, 1]
     assert [task.stage for task in tasks] == [1, 1, 1, 2]
     assert final_answer(run, tasks, results) == "Merged in merge-2-1."
-    assert answer_of(run, results).complete
+    assert answer_of(run, tasks, results).complete
 
 
 def test_the_same_journal_gives_the_same_tasks():
@@ -59,7 +59,7 @@ def test_the_same_journal_gives_the_same_tasks():
 
 def test_nothing_is_merged_before_all_is_there():
     assert next_tasks(run_of(3), [], first_answers(2)) == []
-    assert not answer_of(run_of(3), first_answers(2)).complete
+    assert not answer_of(run_of(3), [], first_answers(2)).complete
 
 
 @pytest.mark.parametrize(
@@ -157,6 +157,15 @@ def test_what_was_said_before_is_left_out():
     assert tidy(text) == "The module counts words quickly.\nIt has one function."
     assert tidy("```\nsame line of this code\nsame line of this code\n```").count("same") == 2
     assert tidy("<think>hm</think>Yes") == "Yes"
+    assert tidy("<<< file a.md, lines 1-3\nBees fly.\n>>>\n>>> 1 + 1") == "Bees fly.\n>>> 1 + 1"
+
+
+def test_a_prompt_that_is_said_again_is_no_answer():
+    asked = "Sum up\n<<< file a.md, lines 1-2\n# Bees\nBees fly.\n>>>"
+    assert (
+        without_echo("<<< file a.md, lines 1-2\n# Bees\n\nBees fly.\nIt is about bees.", asked) == "It is about bees."
+    )
+    assert without_echo("Bees fly.", asked) == "Bees fly."
 
 
 def test_babble_is_known_by_its_repeating():

@@ -66,11 +66,11 @@ def run_with_kills(env, tmp_path, number, tokens, longest_s, **engine):
 def test_a_run_killed_again_and_again_ends_with_one_result_a_task(env, tmp_path):
     kills, asked = run_with_kills(env, tmp_path, 60, 10, 0.5, slots=4, token_ms=5)
     assert kills >= 1
-    assert asked <= 60 + 6 * kills, "only what was under way is asked again"
+    assert asked <= 60 + 12 * kills, "only what was under way, or on its way to the disk, is asked again"
 
 
 @pytest.mark.slow
 def test_five_hundred_tasks_survive_many_kills(env, tmp_path):
     kills, asked = run_with_kills(env, tmp_path, 500, 20, 1.2, slots=8, token_ms=10)
     assert kills >= 5
-    assert asked <= 500 + 10 * kills
+    assert asked <= 500 + 20 * kills

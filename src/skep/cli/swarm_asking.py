@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from skep.store.database import open_store
 from skep.swarm.ask_expand import expand, fallback_plan
 from skep.swarm.ask_files import Sources, find_sources
 from skep.swarm.ask_plan import TOOL_KINDS, Plan, Sizes, plan_json, sketch_of
-from skep.swarm.ask_planning import CHARS_PER_TOKEN, chars_per_token, context_of, make_plan, sizes_of
+from skep.swarm.ask_planning import CHARS_PER_TOKEN, Traits, chars_per_token, make_plan, sizes_of, traits_of
 from skep.swarm.ask_work import work_maker
 from skep.swarm.asking import answer_of, ask_document, final_answer, first_tasks
 from skep.swarm.journal import create_run
@@ -79,6 +79,7 @@ class _Ready:
     sizes: Sizes
     room_chars: int
     model: str | None
+    native_tools: bool | None
     slots: int | None
     tok_s: float | None
 
@@ -127,7 +128,7 @@ def give_answer(run_id: str, *, as_json: bool) -> None:
         write_whole(Path(ask["answer"]), text)
         note(f"the answer is in {ask['answer']}")
     if as_json:
-        answer = answer_of(run, results)
+        answer = answer_of(run, tasks, results)
         counts = {"tasks": run.counts.total, "done": run.counts.done, "failed": run.counts.failed}
         told = {"answer": answer.text, "notes": list(answer.notes), "complete": answer.complete}
         print_json({"run": run.id, "goal": ask.get("goal"), **told, **counts, "output": ask.get("answer")})
@@ -149,33 +150,34 @@ def _goal(wishes: AskWishes, document: Any) -> str:
 
 async def _ready(wishes: AskWishes, goal: str, sources: Sources, tools: tuple[str, ...], document: Any) -> _Ready:
     endpoint = await _found(wishes, needed=document is None and not wishes.by_rule)
-    per_token, context = CHARS_PER_TOKEN, None
+    per_token, traits = CHARS_PER_TOKEN, Traits()
     if endpoint is not None:
-        context = await context_of(endpoint)
+        traits = await traits_of(endpoint)
         per_token = await chars_per_token(endpoint, sources) if sources.names else CHARS_PER_TOKEN
     sizes, room = sizes_of(
-        context, per_token, chunk_tokens=wishes.chunk_tokens, max_tokens=wishes.max_tokens, tools=bool(tools)
+        traits.context, per_token, chunk_tokens=wishes.chunk_tokens, max_tokens=wishes.max_tokens, tools=bool(tools)
     )
-    slots = None if endpoint is None else endpoint.engine.get("slots")
+    told = None if endpoint is None else endpoint.engine.get("slots")
+    slots = told if isinstance(told, int) else None
     model = wishes.target.model if endpoint is None else endpoint.model
     if document is not None:
         plan = expand(sketch_of(document), goal, sources, sizes, tools)
-        return _Ready(plan, sources, sizes, room, model, slots, None)
+        return _Ready(plan, sources, sizes, room, model, traits.tools, slots, None)
     if wishes.by_rule:
-        plan = fallback_plan(goal, sources, sizes, tools, "asked for with --by-rule")
-        return _Ready(plan, sources, sizes, room, model, slots, None)
+        plan = fallback_plan(goal, sources, sizes, tools, None)
+        return _Ready(plan, sources, sizes, room, model, traits.tools, slots, None)
     assert endpoint is not None
-    planner, planner_context = endpoint, context
+    planner, context = endpoint, traits.context
     if wishes.orchestrator is not None:
         planner = await wishes.orchestrator.find()
-        planner_context = await context_of(planner)
+        context = (await traits_of(planner)).context
     note(f"{planner.model} at {planner.url} is asked for a plan")
     timeout_s = positive_seconds(wishes.timeout, "--timeout", "10m")
     planned = await make_plan(
-        goal, sources, sizes, planner, context=planner_context, tools=tools, timeout_s=timeout_s, say=note
+        goal, sources, sizes, planner, context=context, tools=tools, timeout_s=timeout_s, say=note
     )
     tok_s = planned.tok_s if planner is endpoint else None
-    return _Ready(planned.plan, sources, sizes, room, model, slots if isinstance(slots, int) else None, tok_s)
+    return _Ready(planned.plan, sources, sizes, room, model, traits.tools, slots, tok_s)
 
 
 async def _found(wishes: AskWishes, *, needed: bool) -> Endpoint | None:
@@ -206,7 +208,7 @@ def _looked_at(ready: _Ready, wishes: AskWishes, goal: str, tools: tuple[str, ..
             break
         else:
             raise Stopped("nothing was run", hint="--plan-only prints the plan, --plan FILE carries one out")
-    return _Ready(plan, ready.sources, ready.sizes, ready.room_chars, ready.model, ready.slots, ready.tok_s)
+    return replace(ready, plan=plan)
 
 
 def _give_plan(plan: Plan, output: Path | None, *, as_json: bool) -> None:
@@ -225,6 +227,7 @@ def _created(ready: _Ready, wishes: AskWishes, tools: tuple[str, ...]) -> str:
         root=str(ready.sources.root),
         tools=tools,
         context_chars=ready.room_chars,
+        native_tools=ready.native_tools,
         answer=None if wishes.output is None else str(wishes.output.absolute()),
         orchestrator=None if other is None else {"url": other.url, "model": other.model, "key_env": other.key_env},
     )

@@ -114,7 +114,7 @@ def show_plan(plan: Plan, sources: Sources, sizes: Sizes, *, slots: int | None, 
 
 def _planner(plan: Plan) -> str:
     if plan.made_by == "fallback":
-        return f"rule, not by the orchestrator ({_short(plan.why or 'unknown', 300)})"
+        return "rule" + (f", not by the orchestrator ({_short(plan.why, 300)})" if plan.why else "")
     return "the orchestrator" if plan.made_by == "orchestrator" else "you"
 
 

@@ -49,8 +49,17 @@ class AgentWork:
     """Tasks that name tools. `room_chars`: of one conversation, as the context allows."""
 
     def __init__(
-        self, line: Line, checking: Checking, order: Order, *, root: Path, room_chars: int, allowed: Sequence[str]
+        self,
+        line: Line,
+        checking: Checking,
+        order: Order,
+        *,
+        root: Path,
+        room_chars: int,
+        allowed: Sequence[str],
+        native: bool | None = None,
     ) -> None:
+        """`native`: whether the endpoint takes `tools`; None: it is found out."""
         self._line = line
         self._checking = checking
         self._order = order
@@ -58,7 +67,7 @@ class AgentWork:
         self._room_chars = room_chars
         self._allowed = tuple(allowed)
         self._bench = Bench()
-        self._native: bool | None = None  # None: nobody knows yet whether the endpoint takes `tools`
+        self._native: bool | None = None if native else native  # what a server says it takes is tried all the same
 
     async def attempt(self, task: Task, number: int, complaint: str | None) -> Attempted:
         kinds = tuple(kind for kind in task.tools if kind in self._allowed)

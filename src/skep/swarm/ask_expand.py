@@ -161,7 +161,7 @@ def _is_ref(task: PlanTask) -> bool:
     return len(task.pieces) == 1 and task.id == task.pieces[0].ref
 
 
-def fallback_plan(goal: str, sources: Sources, sizes: Sizes, tools: Sequence[str], why: str) -> Plan:
+def fallback_plan(goal: str, sources: Sources, sizes: Sizes, tools: Sequence[str], why: str | None) -> Plan:
     """With files: the goal asked of each piece of them. Without: the goal's own items, or the goal as it is."""
     if sources.names:
         tasks = _a_task_each(goal, sources.names, sources, sizes, tools)

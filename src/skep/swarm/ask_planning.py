@@ -31,6 +31,7 @@ CHARS_PER_TOKEN = 3.0  # where nobody counts: code and prose have more
 SAMPLE_CHARS = 2_500
 MARGIN = 0.9  # of what fits: other texts have shorter tokens than the sample
 PLAN_TOKENS = 1_024
+PATIENCE_S = 60.0  # a plan that was cut after so long is not asked for again
 _NOT_TAKEN = (400, 404, 415, 422, 500, 501)
 
 
@@ -42,28 +43,39 @@ class Planned:
     tok_s: float | None = None
 
 
-async def context_of(endpoint: Endpoint) -> int | None:
-    """Tokens of one conversation, as skep, llama.cpp (`/props`) or vLLM (`max_model_len`) tell it; None: none does."""
-    told: Any = endpoint.engine.get("context")
-    if _is_size(told):
-        return int(told)
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What an endpoint tells of itself beside its name. None: nothing."""
+
+    context: int | None = None  # tokens of one conversation
+    tools: bool | None = None  # False: the model's template has no place for them, whatever the server accepts
+
+
+async def traits_of(endpoint: Endpoint) -> Traits:
+    """As skep, llama.cpp (`/props`) or vLLM (`max_model_len`) tell it."""
     pool = Pool(endpoint.origin, connect_timeout_s=5.0)
     headers = dict(endpoint.headers)
-    found: list[int] = []
     try:
         props = (await fetch(pool, "GET", "/props", headers=headers, timeout_s=5.0)).json()
         models = (await fetch(pool, "GET", f"{endpoint.base}/models", headers=headers, timeout_s=5.0)).json()
     except WireFailure:
-        return None
+        return Traits()
     finally:
         await pool.close()
-    settings = props.get("default_generation_settings") if isinstance(props, dict) else None
-    if isinstance(settings, dict) and _is_size(settings.get("n_ctx")):
-        found.append(settings["n_ctx"])
+    if not isinstance(props, dict) or props.get("model_alias", endpoint.model) != endpoint.model:
+        props = {}  # of another model behind the same gateway
     data = models.get("data") if isinstance(models, dict) else None
     entries = [one for one in data if isinstance(one, dict)] if isinstance(data, list) else []
-    told = [one.get("max_model_len") for one in entries if one.get("id") == endpoint.model]
-    return min([*found, *filter(_is_size, told)], default=None)
+    told: list[Any] = [one.get("max_model_len") for one in entries if one.get("id") == endpoint.model]
+    told += [_inner(props, "default_generation_settings").get("n_ctx"), endpoint.engine.get("context")]
+    tools = _inner(props, "chat_template_caps").get("supports_tools")
+    sizes = [int(one) for one in told if _is_size(one)]
+    return Traits(min(sizes, default=None), tools if isinstance(tools, bool) else None)
+
+
+def _inner(document: dict[str, Any], name: str) -> dict[str, Any]:
+    value = document.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _is_size(value: Any) -> bool:
@@ -139,6 +151,10 @@ async def make_plan(
                 why = error.message
             else:
                 return Planned(plan, orchestrator.tok_s)
+            cut = reply.finish_reason == "length" and reply.ended_at - reply.started_at > PATIENCE_S
+            if cut:
+                why = f"the orchestrator's plan was cut at its limit of {most:,} tokens"
+                break
             if not again:
                 say(f"the orchestrator's plan cannot be used ({why[:200]}): asked once more")
                 messages = planner_messages(goal, sources, sizes, (reply.text, why))
@@ -174,10 +190,10 @@ class _Orchestrator:
 def _read(reply: Reply, goal: str, sources: Sources, sizes: Sizes, tools: Sequence[str]) -> Plan:
     """The first plan in its answer that can be carried out; UserError with what is wrong with the last."""
     text = spoken(reply.text, None).text
-    values = [value for value in values_in(text) if isinstance(value, dict | list)]
-    cut = " (it was cut at its limit of tokens)" if reply.finish_reason == "length" else ""
-    wrong = UserError(f"{why_none(text)}{cut}")
-    for value in values:
+    if reply.finish_reason == "length":
+        raise UserError("it was cut at its limit of tokens: plan fewer tasks, in fewer words")
+    wrong = UserError(why_none(text))
+    for value in values_in(text):
         try:
             return expand(sketch_of(value, lenient=True), goal, sources, sizes, tools, planned=True)
         except UserError as error:

@@ -54,6 +54,7 @@ class AskWork:
             root=Path(str(ask.get("root") or ".")),
             room_chars=int(ask.get("context_chars") or ROOM_CHARS),
             allowed=tuple(ask.get("tools") or ()),
+            native=ask.get("native_tools"),
         )
 
     async def attempt(self, task: Task, number: int, complaint: str | None) -> Attempted:

@@ -13,7 +13,7 @@ from skep.swarm.ask_files import Sources
 from skep.swarm.ask_plan import Plan, PlanTask, Sizes, plan_from_json, plan_json
 from skep.swarm.ask_prompts import agent_messages, merge_messages
 from skep.swarm.ask_work import work_maker
-from skep.swarm.reducing import Part, grouped, joined, tidy, vote, why_unused
+from skep.swarm.reducing import Part, grouped, joined, tidy, vote, why_unused, without_echo
 from skep.tasks import Ending, Result, SwarmRun, Task
 
 __all__ = ["Answer", "answer_of", "ask_document", "final_answer", "first_tasks", "next_tasks", "work_maker"]
@@ -48,6 +48,7 @@ def ask_document(
     root: str,
     tools: Sequence[str],
     context_chars: int,
+    native_tools: bool | None = None,
     answer: str | None = None,
     orchestrator: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -59,6 +60,7 @@ def ask_document(
         "root": root,
         "tools": list(tools),
         "context_chars": context_chars,
+        "native_tools": native_tools,
         "answer": answer,
     }
     return {**document, "orchestrator": dict(orchestrator)} if orchestrator else document
@@ -82,12 +84,12 @@ def first_tasks(plan: Plan, sources: Sources, sizes: Sizes) -> list[Task]:
 def next_tasks(run: SwarmRun, tasks: Sequence[Task], results: Sequence[Result]) -> list[Task]:
     """The merges that can be made now and are not there yet; none: all is done, or something is still under way."""
     known = {task.id for task in tasks}
-    return [task for task in _reduce(run, results).wanted if task.id not in known]
+    return [task for task in _reduce(run, tasks, results).wanted if task.id not in known]
 
 
-def final_answer(run: SwarmRun, tasks: Sequence[Task], results: Sequence[Result]) -> str:  # noqa: ARG001
+def final_answer(run: SwarmRun, tasks: Sequence[Task], results: Sequence[Result]) -> str:
     """The text, and below it what has to be known of how it was made."""
-    answer = answer_of(run, results)
+    answer = answer_of(run, tasks, results)
     if not answer.notes:
         return answer.text
     more = len(answer.notes) - NOTES_SHOWN
@@ -95,10 +97,10 @@ def final_answer(run: SwarmRun, tasks: Sequence[Task], results: Sequence[Result]
     return "\n".join([answer.text, "", "---", "How this was made:", *notes]).lstrip("\n")
 
 
-def answer_of(run: SwarmRun, results: Sequence[Result]) -> Answer:
-    reduced = _reduce(run, results)
+def answer_of(run: SwarmRun, tasks: Sequence[Task], results: Sequence[Result]) -> Answer:
+    reduced = _reduce(run, tasks, results)
     plan = _plan(run)
-    first = _first_parts(plan, results)[0]
+    first = _first_parts(plan, tasks, results)[0]
     if plan.how == "vote" and first:
         by_id = {result.task: result for result in results}
         told = vote([(part.text, by_id[part.id].value) for part in first])
@@ -112,11 +114,11 @@ def answer_of(run: SwarmRun, results: Sequence[Result]) -> Answer:
     return Answer(text, tuple(reduced.notes), reduced.complete)
 
 
-def _reduce(run: SwarmRun, results: Sequence[Result]) -> _Reduction:
+def _reduce(run: SwarmRun, tasks: Sequence[Task], results: Sequence[Result]) -> _Reduction:
     """Level by level, as far as there are results."""
     plan, sizes = _plan(run), _sizes(run)
     by_id = {result.task: result for result in results}
-    parts, notes = _first_parts(plan, results)
+    parts, notes = _first_parts(plan, tasks, results)
     reduced = _Reduction(parts, notes, complete=all(task.id in by_id for task in plan.tasks))
     if plan.made_by == "fallback" and plan.why:
         notes.insert(0, f"planned without an orchestrator: {plan.why}")
@@ -145,22 +147,31 @@ def _reduce(run: SwarmRun, results: Sequence[Result]) -> _Reduction:
     return reduced
 
 
-def _first_parts(plan: Plan, results: Sequence[Result]) -> tuple[list[Part], list[str]]:
+def _first_parts(plan: Plan, tasks: Sequence[Task], results: Sequence[Result]) -> tuple[list[Part], list[str]]:
     """The tasks' answers that say something, in the plan's order, and what is to be told of the others."""
     by_id = {result.task: result for result in results}
+    asked = {task.id: _asked(task) for task in tasks}
     parts: list[Part] = []
     notes: list[str] = []
     for task in plan.tasks:
         result = by_id.get(task.id)
         if result is None:
             continue
-        text = tidy(result.answer or "") if result.ending is Ending.DONE else ""
+        text = _said(result, asked.get(task.id, "")) if result.ending is Ending.DONE else ""
         if text:
             parts.append(Part(task.id, _heading(task), text))
         else:
             why = result.error or "its answer is empty"
             notes.append(f"`{task.id}` is missing: {why}")
     return parts, notes
+
+
+def _asked(task: Task) -> str:
+    return "\n".join(str(one.get("content") or "") for one in task.messages)
+
+
+def _said(result: Result, asked: str) -> str:
+    return tidy(without_echo(result.answer or "", asked))
 
 
 def _heading(task: PlanTask) -> str:

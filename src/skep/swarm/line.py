@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,9 @@ class Line:
         self.endpoint = endpoint
         self.timeout_s = timeout_s
         self.total = 0  # events of all answers: about as many as tokens
+        self.on_whole: Callable[[tuple[str, int]], None] = lambda _: (
+            None
+        )  # every byte of an attempt's last answer is here
         self.is_gateway = "replicas" in endpoint.engine
         self._pool = Pool(endpoint.origin, max_idle=MOST_IDLE)
         self._loop = asyncio.get_running_loop()
@@ -77,10 +80,12 @@ class Line:
         priority: str | None = None,
         session: str | None = None,
         timeout_s: float | None = None,
+        is_last: bool = False,
     ) -> Reply:
         """One streamed chat request. `fields`: of the body, beside model and messages.
 
-        `session`: of skep's gateway, which sends what has the same one to the same replica.
+        `session`: of skep's gateway, which sends what has the same one to the same replica. `is_last`: the attempt asks
+        no more, so that another may take its place while this answer is still being read.
         """
         body = {
             **(fields or {}),
@@ -104,6 +109,9 @@ class Line:
             raise
         finally:
             timer.cancel()
+        if is_last and reading.is_whole:
+            self.on_whole(attempt)
+            await asyncio.sleep(0)  # when many end at once, those that follow are sent before these are read
         return _reply(reading, started + epoch, ended + epoch, epoch)
 
     def took(self, attempt: tuple[str, int], events: int) -> None:
@@ -138,6 +146,10 @@ class _Hearing(Reading):
         self._owner = line
         self._whose = attempt
         self.heard = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self.status == 200 and self._broken is None
 
     def on_head(self, head: ResponseHead, at: float) -> None:
         super().on_head(head, at)

@@ -18,6 +18,7 @@ MARKS_CHARS = 24  # that a part's marks take in a prompt
 SLACK_CHARS = 400  # that a merge of short parts may be longer than they
 LEAST_UNITS = 6  # lines or sentences, below which repeating is no babble
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_MARK = re.compile(r"^(?:<<< (?:file |given|result of |fault of ).*|>>>)$\n?", re.MULTILINE)  # of our own prompts
 _SPACES = re.compile(r"\s+")
 _EDGES = " \t\n.,;:!?\"'`*_()[]"
 
@@ -29,13 +30,13 @@ class Part:
     id: str
     heading: str
     text: str
-    merged: bool = False  # by a model: its heading is no longer needed
+    merged: bool = False  # by a model
     fallback: bool = False  # parts that stand one after the other, with headings of their own
 
 
 def tidy(text: str) -> str:
-    """Without thinking, and without what it has said before: lines, and sentences of a line, that come again."""
-    said = spoken(text, None).text.strip()
+    """Without thinking, marks of the prompt, and what it has said before: lines, and sentences, that come again."""
+    said = _MARK.sub("", spoken(text, None).text).strip()
     seen: set[str] = set()
     kept: list[str] = []
     fenced = False
@@ -46,6 +47,16 @@ def tidy(text: str) -> str:
         if fresh is not None:
             kept.append(fresh.rstrip())
     return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
+
+
+def without_echo(answer: str, asked: str) -> str:
+    """Without the lines of the prompt that a small model begins with; all of it, where there is nothing else."""
+    given = {line.strip() for line in asked.split("\n")}
+    lines = answer.split("\n")
+    start = 0
+    while start < len(lines) and lines[start].strip() in given | {""}:
+        start += 1
+    return "\n".join(lines[start:]) if start < len(lines) else answer
 
 
 def _new_sentences(line: str, seen: set[str]) -> str | None:
@@ -108,8 +119,6 @@ def joined(parts: Sequence[Part]) -> str:
             blocks.append(part.text)
         elif key in seen:
             blocks.append(f"## {part.heading}\n\nThe same as {seen[key]}.")
-        elif part.merged:
-            blocks.append(part.text)
         else:
             seen[key] = part.heading
             blocks.append(f"## {part.heading}\n\n{part.text}")

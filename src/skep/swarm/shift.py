@@ -72,6 +72,9 @@ class Shift:
         self._took: deque[float] = deque(maxlen=REMEMBERED)
         self._first: deque[float] = deque(maxlen=REMEMBERED)
         self._begun: set[int] = set()  # leases whose answer has begun
+        self._sent: set[tuple[str, int]] = set()  # attempts under way
+        self._whole: set[tuple[str, int]] = set()  # attempts whose answer is here, and not yet read and checked
+        line.on_whole = self._answer_is_here
         self._ask_at = self._cancelled_at = 0.0
         self._limit_told: tuple[int, str] | None = None
         self._was_away = False
@@ -115,8 +118,15 @@ class Shift:
 
     def _step(self) -> None:
         now = time.monotonic()
-        limit = self._pace.may_start(now, len(self.schedule.leases))
-        self._carry_out(self.schedule.step(now, limit, self._heard()))
+        limit = self._pace.may_start(now, len(self.schedule.leases) - len(self._whole))
+        more = min(len(self._whole), limit)  # when answers are checked slower than they come, fewer are asked for
+        self._carry_out(self.schedule.step(now, limit + more, self._heard()))
+
+    def _answer_is_here(self, attempt: tuple[str, int]) -> None:
+        """The endpoint is done with it: another may be sent, before this one is read."""
+        if self._fault is None and attempt in self._sent:
+            self._whole.add(attempt)
+            self._step()
 
     def _heard(self) -> dict[int, int]:
         return {one.id: self._line.heard(one.task.id, one.number) for one in self.schedule.leases.values()}
@@ -163,6 +173,7 @@ class Shift:
         for action in actions:
             if isinstance(action, Start):
                 self._tally.began(action)
+                self._sent.add((action.task.id, action.number))
                 self._attempts[action.lease] = self._group.create_task(self._attempt(action))
             elif isinstance(action, Cancel):
                 task = self._attempts.pop(action.lease, None)
@@ -179,6 +190,8 @@ class Shift:
     def _record(self, record: Record) -> None:
         attempt = record.attempt
         self._line.forget(attempt.task, attempt.number)
+        self._whole.discard((attempt.task, attempt.number))
+        self._sent.discard((attempt.task, attempt.number))
         self._writer.put(Recorded(attempt, record.result, record.steps))
         self._tally.ended(attempt, record.result)
         if record.result is not None and record.result.ending is Ending.FAILED:
