@@ -16,8 +16,8 @@ from pathlib import Path
 from skep.gateway.exchange import Exchange
 from skep.gateway.process import Gateway, end, main
 from skep.gateway.proxy import Proxy
-from skep.swarm.batch_api import BatchApi
-from skep.swarm.batch_course import Answer
+from skep.swarm.batch.api import BatchApi
+from skep.swarm.batch.course import Answer
 from skep.wire.incoming import Incoming
 from skep.wire.link import Message
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from skep.cli.main import app_of
 from skep.cli.swarm_plan_file import edited
 from skep.errors import SkepError, UserError
-from skep.swarm.ask_plan import Plan, PlanTask, plan_from_json
+from skep.swarm.ask.plan import Plan, PlanTask, plan_from_json
 from skep.testing.process import FakeEngine
 
 GOAL = "Say what each file is about"

@@ -3,7 +3,7 @@
 from random import Random
 
 from skep.store.swarm import SwarmSession
-from skep.swarm.accounts import Rows, story_from
+from skep.swarm.accounts.account import Rows, story_from
 from skep.tasks import Attempt, Counts, Ending, Outcome, Result, RunState, SwarmRun, Why
 
 BEGAN = 1_700_000_000.0

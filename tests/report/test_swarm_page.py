@@ -11,7 +11,7 @@ from skep.report.swarm import gantt, swarm_page
 from skep.report.swarm_course import course_of, working_ticks
 from skep.report.swarm_gantt import gantt_element
 from skep.report.swarm_story import Span
-from skep.swarm.accounts import story_from
+from skep.swarm.accounts.account import story_from
 from skep.tasks import Outcome, RunState, Why
 
 VOID = {"meta", "link", "br", "hr"}

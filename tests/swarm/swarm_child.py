@@ -13,7 +13,7 @@ import time
 
 import uvloop
 
-import skep.swarm.checking  # noqa: F401 - loaded once for all children
+import skep.swarm.checking.answers  # noqa: F401 - loaded once for all children
 from skep.places import user_paths
 from skep.swarm.running import carry_out
 

@@ -12,9 +12,9 @@ from skep.series import Heat, Probe, ProbeOutcome, Sample, Shape, Target
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
 from skep.store.swarm import Recorded, SwarmSession, SwarmStore
-from skep.swarm.account_times import spans_of
-from skep.swarm.accounts import account_json, account_of, story_of
-from skep.swarm.alone import same_place
+from skep.swarm.accounts.account import account_json, account_of, story_of
+from skep.swarm.accounts.alone import same_place
+from skep.swarm.accounts.times import spans_of
 from skep.tasks import Attempt, Ending, Outcome, Result, Task, Why
 
 BEGAN = 1_700_000_000.0

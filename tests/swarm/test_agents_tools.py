@@ -10,14 +10,14 @@ import pytest
 from skep.bench.endpoint import find_endpoint
 from skep.errors import UserError
 from skep.sandbox.opening import open_sandbox
-from skep.swarm.agent_line import Call
-from skep.swarm.agent_talk import LEFT_OUT, Final, Talk, tool_rules
-from skep.swarm.agents import AgentWork
-from skep.swarm.ask_work import AskWork
-from skep.swarm.checking import Checking
+from skep.swarm.ask.agent_line import Call
+from skep.swarm.ask.agent_talk import LEFT_OUT, Final, Talk, tool_rules
+from skep.swarm.ask.agents import AgentWork
+from skep.swarm.ask.tools import Bench, Told, Toolbox, tools_of
+from skep.swarm.ask.work import AskWork
+from skep.swarm.checking.answers import Checking
 from skep.swarm.line import Line
 from skep.swarm.orders import Order
-from skep.swarm.tools import Bench, Told, Toolbox, tools_of
 from skep.tasks import Task
 
 ASKED = [{"role": "system", "content": "You work."}, {"role": "user", "content": "Which number is in it?"}]

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from skep.errors import UserError
-from skep.swarm.ask_expand import expand, fallback_plan, own_items
-from skep.swarm.ask_files import Sources, find_sources
-from skep.swarm.ask_plan import Sizes, plan_from_json, plan_json, sketch_of
-from skep.swarm.ask_planning import sizes_of
-from skep.swarm.ask_prompts import agent_messages, planner_messages
+from skep.swarm.ask.expand import expand, fallback_plan, own_items
+from skep.swarm.ask.files import Sources, find_sources
+from skep.swarm.ask.plan import Sizes, plan_from_json, plan_json, sketch_of
+from skep.swarm.ask.planning import sizes_of
+from skep.swarm.ask.prompts import agent_messages, planner_messages
 
 SIZES = Sizes(chunk_chars=600, merge_chars=1200, answer_tokens=100, chars_per_token=3.0)
 NONE = Sources(root=None)

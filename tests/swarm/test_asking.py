@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.swarm.ask_plan import Plan, PlanTask, Sizes
-from skep.swarm.asking import answer_of, ask_document, final_answer, next_tasks
-from skep.swarm.reducing import Part, joined, repeats_itself, tidy, vote, why_unused, without_echo
+from skep.swarm.ask.asking import answer_of, ask_document, final_answer, next_tasks
+from skep.swarm.ask.plan import Plan, PlanTask, Sizes
+from skep.swarm.ask.reducing import Part, joined, repeats_itself, tidy, vote, why_unused, without_echo
 from skep.tasks import Counts, Ending, Result, RunState, SwarmRun, Task
 
 SIZES = Sizes(chunk_chars=600, merge_chars=400, answer_tokens=100, chars_per_token=3.0)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from skep.store.batches import BatchRequest
-from skep.swarm.batch_course import MOST_COSTLY, Answer, Course, never_sent, result_of
+from skep.swarm.batch.course import MOST_COSTLY, Answer, Course, never_sent, result_of
 
 LOST = json.dumps({"error": {"code": "replica_lost"}, "source": "gateway"}).encode()
 

@@ -8,7 +8,7 @@ import openai.types
 import pytest
 
 from skep.store.batches import BatchOrder, Status, StoredBatch, StoredFile, Tally
-from skep.swarm.batch_objects import (
+from skep.swarm.batch.objects import (
     ENDPOINTS,
     Refusal,
     batch_document,
@@ -89,7 +89,7 @@ def test_metadata_is_a_few_short_texts(metadata):
 
 def test_every_code_of_the_api_is_documented():
     codes = set()
-    for path in (ROOT / "src/skep/swarm").glob("batch_*.py"):
+    for path in (ROOT / "src/skep/swarm/batch").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Refusal":
                 codes |= {word.value.value for word in node.keywords if word.arg == "code"}

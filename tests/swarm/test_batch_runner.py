@@ -9,9 +9,9 @@ import pytest
 from skep.errors import StoreError
 from skep.store.batches import BatchOrder, BatchRequest, BatchResult, BatchStore, Status, StoredFile
 from skep.store.database import open_store
-from skep.swarm.batch_course import Answer
-from skep.swarm.batch_files import FileRoom, new_file_id
-from skep.swarm.batch_runner import BatchRunner
+from skep.swarm.batch.course import Answer
+from skep.swarm.batch.files import FileRoom, new_file_id
+from skep.swarm.batch.runner import BatchRunner
 
 ENDPOINT = "/v1/chat/completions"
 

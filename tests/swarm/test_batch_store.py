@@ -7,7 +7,7 @@ import pytest
 from skep.errors import StoreError
 from skep.store.batches import BatchOrder, BatchRequest, BatchResult, BatchStore, Status, StoredFile
 from skep.store.database import open_store
-from skep.swarm.batch_files import ORPHANED_AFTER_S, FileRoom, new_file_id
+from skep.swarm.batch.files import ORPHANED_AFTER_S, FileRoom, new_file_id
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 
 from skep.errors import UserError
 from skep.sandbox.opening import open_sandbox
-from skep.swarm import schema_checks
-from skep.swarm.checking import Checking
-from skep.swarm.said_json import values_in
-from skep.swarm.schemas import LONGEST
+from skep.swarm.checking import schema_checks
+from skep.swarm.checking.answers import Checking
+from skep.swarm.checking.said_json import values_in
+from skep.swarm.checking.schemas import LONGEST
 from skep.tasks import Task
 
 ORDER = {

@@ -11,7 +11,7 @@ from skep.errors import EndpointError, EngineError, StoreError, UserError
 from skep.places import user_paths
 from skep.store.database import open_store
 from skep.store.swarm import Recorded, SwarmStore
-from skep.swarm.checking import Checking
+from skep.swarm.checking.answers import Checking
 from skep.swarm.journal import create_run
 from skep.swarm.line import Reply
 from skep.swarm.orders import Order, order_from_json, order_json

@@ -18,12 +18,12 @@ from skep.cli.swarm_plan_file import asked, edited, plan_text, read_plan_file, s
 from skep.errors import EndpointError, UserError
 from skep.places import user_paths
 from skep.store.database import open_store
-from skep.swarm.ask_expand import expand, fallback_plan
-from skep.swarm.ask_files import Sources, find_sources
-from skep.swarm.ask_plan import TOOL_KINDS, Plan, Sizes, plan_json, sketch_of
-from skep.swarm.ask_planning import CHARS_PER_TOKEN, Traits, chars_per_token, make_plan, sizes_of, traits_of
-from skep.swarm.ask_work import work_maker
-from skep.swarm.asking import answer_of, ask_document, final_answer, first_tasks
+from skep.swarm.ask.asking import answer_of, ask_document, final_answer, first_tasks
+from skep.swarm.ask.expand import expand, fallback_plan
+from skep.swarm.ask.files import Sources, find_sources
+from skep.swarm.ask.plan import TOOL_KINDS, Plan, Sizes, plan_json, sketch_of
+from skep.swarm.ask.planning import CHARS_PER_TOKEN, Traits, chars_per_token, make_plan, sizes_of, traits_of
+from skep.swarm.ask.work import work_maker
 from skep.swarm.journal import create_run
 from skep.swarm.orders import Order
 

@@ -22,7 +22,7 @@ from skep.cli.swarm_words import summary_lines
 from skep.errors import SkepError
 from skep.places import Paths
 from skep.store.swarm import SwarmStore
-from skep.swarm.accounts import account_json, account_of
+from skep.swarm.accounts.account import account_json, account_of
 from skep.swarm.orders import order_from_json
 from skep.swarm.output import result_line
 from skep.swarm.running import carry_out

@@ -15,8 +15,8 @@ from typing import Any
 
 from skep.cli.output import TABLE_WIDTH, note
 from skep.errors import UserError
-from skep.swarm.ask_files import Sources
-from skep.swarm.ask_plan import Plan, PlanTask, Sizes, plan_json
+from skep.swarm.ask.files import Sources
+from skep.swarm.ask.plan import Plan, PlanTask, Sizes, plan_json
 from skep.units import format_seconds
 
 ROWS_SHOWN = 30

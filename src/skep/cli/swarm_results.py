@@ -11,7 +11,7 @@ from skep.cli.results import check_output, write_whole
 from skep.cli.swarm_places import check_place, journal, opened
 from skep.errors import UserError
 from skep.store.swarm import SwarmStore
-from skep.swarm.accounts import story_of
+from skep.swarm.accounts.account import story_of
 from skep.swarm.output import result_line
 from skep.tasks import Ending
 

@@ -17,7 +17,7 @@ from skep.errors import EndpointError, UserError
 from skep.places import user_paths
 from skep.store.database import open_store
 from skep.store.swarm import SwarmStore
-from skep.swarm.intake import read_schema, read_tasks
+from skep.swarm.intake.reading import read_schema, read_tasks
 from skep.swarm.journal import create_run
 from skep.swarm.orders import Order, order_from_json
 from skep.swarm.output import complete_output

@@ -11,7 +11,7 @@ from skep.cli.swarm_places import MAKES_ONE, NONE_YET, opened, stored_runs
 from skep.cli.swarm_words import one_line, serial_words
 from skep.report.swarm_story import Account
 from skep.store.swarm import SwarmStore
-from skep.swarm.accounts import account_json, account_of
+from skep.swarm.accounts.account import account_json, account_of
 from skep.swarm.orders import order_from_json
 from skep.tasks import Ending, Result, RunState, SwarmRun
 from skep.units import format_seconds

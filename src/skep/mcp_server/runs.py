@@ -23,7 +23,7 @@ from skep.mcp_server.place import Place
 from skep.mcp_server.shown import ENDED, page_of, short_standing, standing_of, whole_of
 from skep.store.database import Store, open_store
 from skep.store.swarm import SwarmStore
-from skep.swarm.intake import read_tasks, tasks_of
+from skep.swarm.intake.reading import read_tasks, tasks_of
 from skep.swarm.journal import create_run
 from skep.swarm.orders import Order, order_from_json
 from skep.tasks import Ending, RunState, Task

@@ -270,7 +270,9 @@ class BatchStore:
     # Inside
 
     def _most(self, table: str, batch_id: str) -> int:
-        return int(self._store.read(f"SELECT max(idx) FROM {table} WHERE batch_id = ?", batch_id)[0][0])  # noqa: S608
+        """-1: nothing is there, or no longer, since another batch that ended tidied up at the same moment."""
+        (row,) = self._store.read(f"SELECT max(idx) FROM {table} WHERE batch_id = ?", batch_id)  # noqa: S608
+        return -1 if row[0] is None else int(row[0])
 
     def _batch_of(self, row: sqlite3.Row) -> StoredBatch:
         metadata = None if row["metadata"] is None else json.loads(row["metadata"])

@@ -12,10 +12,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 
 from skep.errors import UserError
-from skep.swarm.intake import tasks_of
-from skep.swarm.schemas import check_schema, one_line
-from skep.swarm.task_form import FIELDS, Defaults
-from skep.swarm.templates import Template, parse_template
+from skep.swarm.checking.schemas import check_schema, one_line
+from skep.swarm.intake.form import FIELDS, Defaults
+from skep.swarm.intake.reading import tasks_of
+from skep.swarm.intake.templates import Template, parse_template
 from skep.tasks import Task, task_json
 
 Messages = Sequence[Mapping[str, Any]]

@@ -15,16 +15,16 @@ from skep.errors import SkepError, UserError
 from skep.places import Paths, user_paths
 from skep.store.database import open_store
 from skep.store.swarm import SwarmStore
-from skep.swarm.accounts import Account, account_of
+from skep.swarm.accounts.account import Account, account_of
 from skep.swarm.asked import Form, Items, Prompt, asked_tasks, listed
-from skep.swarm.checking import Checking
+from skep.swarm.checking.answers import Checking
 from skep.swarm.here import KEY_VARIABLE, url_here
+from skep.swarm.intake.form import Defaults
 from skep.swarm.journal import create_run
 from skep.swarm.line import Line
 from skep.swarm.orders import Order
 from skep.swarm.progress import Progress
 from skep.swarm.running import carry_out
-from skep.swarm.task_form import Defaults
 from skep.swarm.work import ChatWork, Work, WorkMaker
 from skep.tasks import Ending, Result, RunState, Task, task_json
 

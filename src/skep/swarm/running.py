@@ -16,7 +16,7 @@ from skep.host.power import PowerMeter, open_meter
 from skep.places import LOOPBACK, Paths
 from skep.store.database import open_store
 from skep.store.swarm import SessionOutcome, SwarmStore
-from skep.swarm.checking import Checking
+from skep.swarm.checking.answers import Checking
 from skep.swarm.journal import pending_tasks
 from skep.swarm.line import Line
 from skep.swarm.orders import Order, order_from_json

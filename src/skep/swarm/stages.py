@@ -15,7 +15,7 @@ def next_tasks(run: SwarmRun, tasks: Sequence[Task], results: Sequence[Result]) 
     """Asked when every task has its result; none: the run is done."""
     if run.kind != "ask":
         return []
-    from skep.swarm import asking  # the orchestrator is not loaded for a plain map
+    from skep.swarm.ask import asking  # the orchestrator is not loaded for a plain map
 
     return list(asking.next_tasks(run, tasks, results))
 
@@ -23,7 +23,7 @@ def next_tasks(run: SwarmRun, tasks: Sequence[Task], results: Sequence[Result]) 
 def usual_work(run: SwarmRun) -> WorkMaker:
     """How this run's tasks are worked at where nobody says otherwise."""
     if run.kind == "ask":
-        from skep.swarm import asking
+        from skep.swarm.ask import asking
 
         return asking.work_maker(run)
     return ChatWork

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from skep.swarm.attempted import REJECTED, Attempted
-from skep.swarm.checking import Checking
+from skep.swarm.checking.answers import Checking
 from skep.swarm.line import Line, Reply
 from skep.swarm.orders import Order
 from skep.tasks import Task

@@ -10,8 +10,8 @@ from typing import Any
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.errors import SkepError
 from skep.places import LOOPBACK
-from skep.swarm.agents import AgentWork
-from skep.swarm.checking import Checking
+from skep.swarm.ask.agents import AgentWork
+from skep.swarm.checking.answers import Checking
 from skep.swarm.line import Line
 from skep.swarm.mishaps import REFUSALS
 from skep.swarm.orders import Order

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from skep.errors import UserError
-from skep.swarm.chunks import Piece, lines_of, parse_ref, pieces_of, text_of
+from skep.swarm.ask.chunks import Piece, lines_of, parse_ref, pieces_of, text_of
 from skep.units import format_bytes
 
 LARGEST_BYTES = 2 << 20

@@ -1,6 +1,6 @@
 """Checkers as a task has them: {"kind": "contains", "all": ["x"]}. Told wrong before anything runs, not by an answer.
 
-The kinds and what they mean are `skep.workload.items`'; how each is carried out is `skep.swarm.checking`'s.
+The kinds and what they mean are `skep.workload.items`'; how each is carried out is `skep.swarm.checking.answers`'s.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from skep.swarm.naming import like
+from skep.swarm.intake.naming import like
 from skep.workload.items import EXECUTED, READ
 from skep.workload.numbers_said import value_of
 

@@ -15,10 +15,10 @@ from enum import Enum
 
 from skep.errors import StoreError
 from skep.store.batches import BatchOrder, BatchRequest, BatchResult, BatchStore
-from skep.swarm.batch_course import Answer, Course, never_sent, result_of
-from skep.swarm.batch_door import Door, Sent
-from skep.swarm.batch_files import FileRoom
-from skep.swarm.batch_lines import body_of
+from skep.swarm.batch.course import Answer, Course, never_sent, result_of
+from skep.swarm.batch.door import Door, Sent
+from skep.swarm.batch.files import FileRoom
+from skep.swarm.batch.lines import body_of
 
 BACKLOG = 2  # requests that wait for a slot
 UNRECORDED = 1000  # results the store has not taken: beyond that, nothing new is sent

@@ -9,8 +9,8 @@ from io import StringIO
 from typing import Any
 
 from skep.errors import UserError
-from skep.swarm.said_json import NotJson, parse
-from skep.swarm.templates import Template
+from skep.swarm.checking.said_json import NotJson, parse
+from skep.swarm.intake.templates import Template
 
 FORMS = ("jsonl", "text", "csv")
 

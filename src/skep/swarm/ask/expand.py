@@ -11,10 +11,10 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from skep.errors import UserError
-from skep.swarm.ask_files import Sources
-from skep.swarm.ask_plan import MOST_TASKS, MadeBy, Plan, PlanTask, Sizes, Sketch, Sketched, fault_error
-from skep.swarm.checking import check_schema
-from skep.swarm.chunks import Piece
+from skep.swarm.ask.chunks import Piece
+from skep.swarm.ask.files import Sources
+from skep.swarm.ask.plan import MOST_TASKS, MadeBy, Plan, PlanTask, Sizes, Sketch, Sketched, fault_error
+from skep.swarm.checking.answers import check_schema
 
 LEAST_OBJECTIVE = 8  # characters, of one that a model wrote
 _ITEM = re.compile(r"^\s{0,8}(?:[-*•]|\(?\d{1,3}[.)]|\(?[a-z][.)])\s+(?=\S)", re.MULTILINE)

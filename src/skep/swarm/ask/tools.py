@@ -16,8 +16,8 @@ from typing import Any, Self
 from skep.errors import SkepError, UserError
 from skep.sandbox.base import Ending, Limits, Sandbox, Script
 from skep.sandbox.opening import open_sandbox
-from skep.swarm.ask_files import PASSED_BY, inside, read_text, walk
-from skep.swarm.chunks import lines_of
+from skep.swarm.ask.chunks import lines_of
+from skep.swarm.ask.files import PASSED_BY, inside, read_text, walk
 
 MOST_LISTED = 500
 MOST_FOUND = 60

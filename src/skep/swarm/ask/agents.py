@@ -1,6 +1,6 @@
 """An agent with tools at work on one task: asks the model, uses the tools it wants, until there is an answer.
 
-Decided in `skep.swarm.agent_talk`; carried out here. Each request and each use of a tool is a step of the trace.
+Decided in `skep.swarm.ask.agent_talk`; carried out here. Each request and each use of a tool is a step of the trace.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skep.swarm.agent_line import AgentLine, Said
-from skep.swarm.agent_talk import Final, Talk, Use
-from skep.swarm.checking import Checking
+from skep.swarm.ask.agent_line import AgentLine, Said
+from skep.swarm.ask.agent_talk import Final, Talk, Use
+from skep.swarm.ask.tools import Bench, Told, Toolbox
+from skep.swarm.checking.answers import Checking
 from skep.swarm.line import Line
 from skep.swarm.orders import Order
-from skep.swarm.tools import Bench, Told, Toolbox
 from skep.swarm.work import REJECTED, Attempted, request_fields
 from skep.tasks import Step, Task
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from skep.swarm.ask_files import Sources
-from skep.swarm.ask_plan import Plan, PlanTask, Sizes, plan_from_json, plan_json
-from skep.swarm.ask_prompts import agent_messages, merge_messages
-from skep.swarm.ask_work import work_maker
-from skep.swarm.reducing import Part, grouped, joined, tidy, vote, why_unused, without_echo
+from skep.swarm.ask.files import Sources
+from skep.swarm.ask.plan import Plan, PlanTask, Sizes, plan_from_json, plan_json
+from skep.swarm.ask.prompts import agent_messages, merge_messages
+from skep.swarm.ask.reducing import Part, grouped, joined, tidy, vote, why_unused, without_echo
+from skep.swarm.ask.work import work_maker
 from skep.tasks import Ending, Result, SwarmRun, Task
 
 __all__ = ["Answer", "answer_of", "ask_document", "final_answer", "first_tasks", "next_tasks", "work_maker"]

@@ -29,7 +29,9 @@ from skep.report.swarm_story import (
 from skep.stats.percentiles import median, percentiles
 from skep.store.database import Store
 from skep.store.swarm import SwarmStore
-from skep.swarm.account_times import (
+from skep.swarm.accounts.alone import sampled, stored_alone
+from skep.swarm.accounts.serial import bound, from_elsewhere, from_sample, service_s, work_of
+from skep.swarm.accounts.times import (
     Fact,
     SessionLike,
     at_once,
@@ -38,8 +40,6 @@ from skep.swarm.account_times import (
     limits_of,
     spans_of,
 )
-from skep.swarm.alone import sampled, stored_alone
-from skep.swarm.serial import bound, from_elsewhere, from_sample, service_s, work_of
 from skep.tasks import Attempt, Ending, Outcome, Result, SwarmRun
 
 __all__ = ["Account", "Rows", "Serial", "SerialSource", "SwarmStory", "account_json", "account_of", "story_of"]

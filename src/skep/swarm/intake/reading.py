@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Unpack
 
 from skep.errors import UserError
-from skep.swarm.said_json import NotJson, parse
-from skep.swarm.schemas import check_schema
-from skep.swarm.task_form import Defaults, Faulty, TaskForm
-from skep.swarm.task_rows import FORMS, Row, csv_rows, json_rows, text_rows
-from skep.swarm.templates import Template, parse_template
+from skep.swarm.checking.said_json import NotJson, parse
+from skep.swarm.checking.schemas import check_schema
+from skep.swarm.intake.form import Defaults, Faulty, TaskForm
+from skep.swarm.intake.rows import FORMS, Row, csv_rows, json_rows, text_rows
+from skep.swarm.intake.templates import Template, parse_template
 from skep.tasks import Task
 
 __all__ = ["FORMS", "Defaults", "read_schema", "read_tasks", "tasks_of"]

@@ -19,10 +19,10 @@ from skep.errors import SkepError
 from skep.store.batches import BatchOrder, BatchStore, Status, StoredBatch, StoredFile
 from skep.store.database import Store, open_store
 from skep.store.rows import storable
-from skep.swarm.batch_door import Door
-from skep.swarm.batch_files import FileRoom, new_batch_id, new_file_id
-from skep.swarm.batch_forms import Part, boundary_of, parts_of
-from skep.swarm.batch_objects import (
+from skep.swarm.batch.door import Door
+from skep.swarm.batch.files import FileRoom, new_batch_id, new_file_id
+from skep.swarm.batch.forms import Part, boundary_of, parts_of
+from skep.swarm.batch.objects import (
     BATCH_FILE_S,
     PURPOSES,
     Refusal,
@@ -34,7 +34,7 @@ from skep.swarm.batch_objects import (
     refusal_body,
     wanted_batch,
 )
-from skep.swarm.batch_runner import BatchRunner
+from skep.swarm.batch.runner import BatchRunner
 from skep.wire.incoming import Incoming
 
 JSON = (b"content-type", b"application/json")

@@ -16,9 +16,9 @@ from skep.errors import UserError
 from skep.quality.judging import Judge, missing_packages
 from skep.sandbox.base import Sandbox
 from skep.sandbox.opening import open_sandbox
-from skep.swarm.said_json import values_in, why_none
-from skep.swarm.schema_checks import SchemaChecks
-from skep.swarm.schemas import check_schema, one_line
+from skep.swarm.checking.said_json import values_in, why_none
+from skep.swarm.checking.schema_checks import SchemaChecks
+from skep.swarm.checking.schemas import check_schema, one_line
 from skep.tasks import Task
 from skep.workload.extraction import spoken
 from skep.workload.items import Checker, Item

@@ -11,12 +11,12 @@ from typing import Any
 
 from skep.bench.endpoint import Endpoint
 from skep.errors import UserError
-from skep.swarm.ask_expand import expand, fallback_plan
-from skep.swarm.ask_files import Sources
-from skep.swarm.ask_plan import ORCHESTRATOR_SCHEMA, Plan, Sizes, sketch_of
-from skep.swarm.ask_prompts import LONGEST_QUOTED, planner_messages
+from skep.swarm.ask.expand import expand, fallback_plan
+from skep.swarm.ask.files import Sources
+from skep.swarm.ask.plan import ORCHESTRATOR_SCHEMA, Plan, Sizes, sketch_of
+from skep.swarm.ask.prompts import LONGEST_QUOTED, planner_messages
+from skep.swarm.checking.said_json import values_in, why_none
 from skep.swarm.line import Line, Reply
-from skep.swarm.said_json import values_in, why_none
 from skep.swarm.work import response_format
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch

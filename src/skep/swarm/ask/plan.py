@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skep.errors import UserError
-from skep.swarm.chunks import Piece, parse_ref
+from skep.swarm.ask.chunks import Piece, parse_ref
 
 How = Literal["merge", "concat", "vote"]
 MadeBy = Literal["orchestrator", "fallback", "file"]

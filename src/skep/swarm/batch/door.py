@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from skep.swarm.batch_course import Answer
+from skep.swarm.batch.course import Answer
 from skep.wire.incoming import Incoming
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skep.store.batches import Status, StoredBatch, StoredFile, Tally
-from skep.swarm.batch_lines import Fault
+from skep.swarm.batch.lines import Fault
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")  # those a client may name

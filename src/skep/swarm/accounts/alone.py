@@ -12,8 +12,8 @@ from skep.report.swarm_story import SerialSource
 from skep.series import Heat, ProbeOutcome, Sample, Shape
 from skep.store.database import Store
 from skep.store.series import SeriesStore
-from skep.swarm.account_times import Fact
-from skep.swarm.serial import Solo
+from skep.swarm.accounts.serial import Solo
+from skep.swarm.accounts.times import Fact
 
 _KINDS = ("sweep", "serial-vs-swarm")  # whose level 1 is one agent alone
 _NEWEST = 400  # runs looked at, and probes

@@ -15,7 +15,7 @@ import json
 import signal
 import sys
 
-from skep.swarm.schemas import value_faults
+from skep.swarm.checking.schemas import value_faults
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from skep.errors import SkepError
-from skep.swarm.schemas import may_be_slow, value_faults
+from skep.swarm.checking.schemas import may_be_slow, value_faults
 
 TOO_LONG = "the check of the schema took too long: a `pattern` in it may be one that never ends on this answer"
 COMPUTE_S = 2.0
@@ -87,7 +87,7 @@ class SchemaChecks:
         """In a session of its own, so that Ctrl-C is the runner's alone; it ends with its input."""
         if self._child is None:
             self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "skep.swarm.schema_worker", str(self._compute_s)),
+                *(sys.executable, "-m", "skep.swarm.checking.schema_worker", str(self._compute_s)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,

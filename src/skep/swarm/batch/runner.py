@@ -16,12 +16,12 @@ from itertools import chain
 from skep.engines.control import held
 from skep.errors import EngineError, SkepError
 from skep.store.batches import BatchRequest, BatchStore, Status, StoredBatch, StoredFile
-from skep.swarm.batch_course import Course, never_sent
-from skep.swarm.batch_door import Door
-from skep.swarm.batch_files import FileRoom, new_file_id
-from skep.swarm.batch_lines import Checked, Fault, check_lines
-from skep.swarm.batch_objects import BATCH_FILE_S, fault_document
-from skep.swarm.batch_sending import Halt, Sending
+from skep.swarm.batch.course import Course, never_sent
+from skep.swarm.batch.door import Door
+from skep.swarm.batch.files import FileRoom, new_file_id
+from skep.swarm.batch.lines import Checked, Fault, check_lines
+from skep.swarm.batch.objects import BATCH_FILE_S, fault_document
+from skep.swarm.batch.sending import Halt, Sending
 
 MOST_AT_ONCE = 16  # batches under way
 LOOK_S = 2.0  # for what another process wrote

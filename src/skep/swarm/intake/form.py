@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypedDict
 
-from skep.swarm.checkers import checker_faults
-from skep.swarm.naming import like
-from skep.swarm.schemas import schema_fault
-from skep.swarm.templates import Template
+from skep.swarm.checking.schemas import schema_fault
+from skep.swarm.intake.checkers import checker_faults
+from skep.swarm.intake.naming import like
+from skep.swarm.intake.templates import Template
 from skep.tasks import Task
 
 FIELDS = ("id", "prompt", "messages", "system", "schema", "max_tokens", "temperature", "priority", "checker", "extra")

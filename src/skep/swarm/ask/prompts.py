@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from skep.swarm.ask_files import Sources
-from skep.swarm.ask_plan import PlanTask, Sizes
-from skep.swarm.reducing import Part
+from skep.swarm.ask.files import Sources
+from skep.swarm.ask.plan import PlanTask, Sizes
+from skep.swarm.ask.reducing import Part
 
 WORDS_PER_TOKEN = 0.6  # of English prose, on the careful side
 LONGEST_QUOTED = 1_500  # characters of a plan that was refused

@@ -1,0 +1,1 @@
+"""A goal in, one answer out: the plan, agents with tools, a tree of merges."""

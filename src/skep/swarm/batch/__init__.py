@@ -1,0 +1,1 @@
+"""OpenAI's files and batches: JSONL in, JSONL out, durable, in the `batch` class."""

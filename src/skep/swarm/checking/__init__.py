@@ -1,0 +1,1 @@
+"""Answers held against their schema and their checker, before they count."""
