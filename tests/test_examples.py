@@ -1,4 +1,4 @@
-"""The examples as people run them: each its own process, against a real `skep up`."""
+"""The examples as people run them, against a real gateway; the last one against a whole `skep up`."""
 
 import json
 import os
@@ -10,22 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from skep.testing.gateway_process import GatewayProcess
+from skep.testing.process import FakeEngine
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
+CHILD = Path(__file__).parent / "examples_child.py"
 NAMES = sorted(file.stem for file in EXAMPLES.glob("*.py"))
+SOON_DOWN = [name for name in NAMES if name != "skep_swarm"]  # that one waits a while
 README = (EXAMPLES / "README.md").read_text(encoding="utf-8")
 ANSWERS = (
     {"prompt": "Which country is", "answer": '{"country": "Peru", "continent": "America"}'},
     {"prompt": "How content is", "answer": '{"mood": "good", "stars": 5}'},
 )
-FAKE = """
-[gateway]
-port = 0
-[[serve]]
-model = "fake-model"
-engine = "fake"
-slots = 4
-extra = ["--token-ms=1", "--answers={answers}"]
-"""
 LAST_LINES = {
     "asyncio_httpx": r"20 answers in [0-9.]+ s",
     "openai_sdk": r"batch completed: 5 of 5",
@@ -71,16 +67,36 @@ def down(env, folder):
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """What each of them said, all at once in front of four slots of a fake engine."""
+    """What each of them said, before a gateway with four slots of a fake engine, and where nobody listens."""
     folder = tmp_path_factory.mktemp("examples")
-    (folder / "answers.jsonl").write_text("\n".join(map(json.dumps, ANSWERS)))
-    (folder / "skep.toml").write_text(FAKE.format(answers=folder / "answers.jsonl"))
-    env = up(folder)
-    try:
-        started = {name: example(name, env, folder) for name in NAMES}
-        return {name: ended(process) for name, process in started.items()}
-    finally:
-        down(env, folder)
+    answers = folder / "answers.jsonl"
+    places = {"store": str(folder / "skep.sqlite3"), "files": str(folder / "files")}
+    answers.write_text("\n".join(map(json.dumps, ANSWERS)))
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", CHILD, *NAMES],
+        env=own_env(folder),
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )  # loads what they import while engine and gateway start
+    with process, socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        try:
+            with (
+                FakeEngine(slots=4, token_ms=1, answers=answers) as engine,
+                GatewayProcess(folder / "log", batches=places) as door,
+            ):
+                door.serve([{"name": "r0", "url": engine.url, "model": "fake-model", "slots": 4, "confirms": True}])
+                asked = [(name, door.url) for name in NAMES] + [(name, nobody) for name in SOON_DOWN]
+                lines = "".join(f"{json.dumps(one)}\n" for one in asked)
+                answered = process.communicate(lines, timeout=100)[0].splitlines()
+        finally:
+            process.kill()
+    told = [json.loads(line) for line in answered]
+    return dict(zip([(name, where != nobody) for name, where in asked], told, strict=True)), nobody
 
 
 def test_each_is_in_the_page_and_short():
@@ -90,17 +106,26 @@ def test_each_is_in_the_page_and_short():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_asks_all_at_once_and_gets_its_answers(said, name):
-    code, out, err = said[name]
+    code, out, err = said[0][name, True]
     assert (code, "Traceback" in err) == (0, False), err
     assert re.fullmatch(LAST_LINES[name], out.splitlines()[-1]), out
 
 
-@pytest.mark.parametrize("name", ["asyncio_httpx", *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES[1:])])
-def test_an_endpoint_that_is_down_is_one_line(name, tmp_path):
-    with socket.socket() as taken:  # bound, and nobody listens
+@pytest.mark.parametrize("name", SOON_DOWN)
+def test_an_endpoint_that_is_down_is_one_line(said, name):
+    answers, url = said
+    is_one_line(*answers[name, False], url)
+
+
+@pytest.mark.slow
+def test_the_swarm_gives_an_endpoint_up_after_its_deadline(tmp_path):
+    with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        code, out, err = ended(example(name, own_env(tmp_path) | {"SKEP_URL": url}, tmp_path))
+        is_one_line(*ended(example("skep_swarm", own_env(tmp_path) | {"SKEP_URL": url}, tmp_path)), url)
+
+
+def is_one_line(code, out, err, url):
     assert (code, out) == (1, "")
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("error: ")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,29 +25,34 @@ from skep.wire.link import Message
 READY_POLL_S = 0.05
 
 
-class Errand:
+class ProxyErrand:
     """One request without a connection: its own carrier, which gathers the answer until it is whole or broken off."""
 
-    def __init__(self, answered: Callable[[Answer], None]) -> None:
-        self._answered = answered
+    def __init__(self, proxy: Proxy, owner: str, over: Callable[[], None]) -> None:
+        self._proxy = proxy
+        self._owner = owner
+        self._over: Callable[[], None] | None = over  # None: it has been called
+        self._answered: Callable[[Answer], None] = lambda _answer: None
         self._received: list[bytes] = []
         self._request: Incoming | None = None
         self._exchange: Exchange | None = None
 
-    def go(self, proxy: Proxy, owner: str, endpoint: str, body: bytes) -> None:
-        """As HTTP/1.0, whose answers have no chunks to be taken apart again."""
-        request = self._request = Incoming(self, b"POST", endpoint.encode(), [], "1.0")
-        request.body = body
-        self._exchange = proxy.hand_in(request, owner)
-
     @property
     def waiting(self) -> bool:
         exchange = self._exchange
-        return exchange is not None and exchange.outcome is None and not exchange.under_way
+        return self._over is not None and (exchange is None or not exchange.under_way)
+
+    def go(self, endpoint: str, body: bytes, answered: Callable[[Answer], None]) -> None:
+        """As HTTP/1.0, whose answers have no chunks to be taken apart again."""
+        request = self._request = Incoming(self, b"POST", endpoint.encode(), [], "1.0")
+        request.body = body
+        self._answered = answered
+        self._exchange = self._proxy.hand_in(request, self._owner)
 
     def give_up(self) -> None:
-        if self._request is not None and self._request.on_gone is not None:
-            self._request.on_gone()
+        request, self._request = self._request, None
+        if self._is_over() and request is not None and request.on_gone is not None:
+            request.on_gone()
 
     # The carrier's side
 
@@ -56,11 +62,20 @@ class Errand:
     def finished(self, request: Incoming) -> None:  # noqa: ARG002
         received, self._received = b"".join(self._received), []  # the accounts keep the request for a while
         self._request = None
-        self._answered(answer_of(received))
+        if self._is_over():
+            self._answered(answer_of(received))
 
     def abort(self) -> None:
         self._request, self._received = None, []
-        self._answered(Answer(None))
+        if self._is_over():
+            self._answered(Answer(None))
+
+    def _is_over(self) -> bool:
+        """Whether it is over with this, and was not before."""
+        over, self._over = self._over, None
+        if over is not None:
+            over()
+        return over is not None
 
 
 class BatchDoor:
@@ -68,6 +83,7 @@ class BatchDoor:
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
+        self._out: Counter[str] = Counter()  # requests of batches, by owner
 
     def owner_of(self, request: Incoming) -> str | None:
         key = self._proxy.key_of(request)
@@ -82,15 +98,17 @@ class BatchDoor:
             return None
         return f"the model `{model[:80]}` is not served here; known: {known}"
 
-    def most_at_once(self, owner: str) -> int | None:
-        """One less than the key may have, so that it can be used beside its own batch."""
+    def errand(self, owner: str) -> ProxyErrand | None:
+        """All batches of a key have one less than the key may have, so that it can be used beside them."""
         most = next((key.max_concurrent for key in self._proxy.policy.keys if key.name == owner), None)
-        return None if most is None else max(1, most - 1)
+        if most is not None and self._out[owner] >= max(1, most - 1):
+            return None
 
-    def send(self, owner: str, endpoint: str, body: bytes, answered: Callable[[Answer], None]) -> Errand:
-        errand = Errand(answered)
-        errand.go(self._proxy, owner, endpoint, body)
-        return errand
+        def over() -> None:
+            self._out[owner] -= 1
+
+        self._out[owner] += 1
+        return ProxyErrand(self._proxy, owner, over)
 
     async def ready(self) -> None:
         while not self._proxy.admission.models:

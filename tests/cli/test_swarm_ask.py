@@ -2,13 +2,18 @@
 
 import json
 import os
+import select
+import signal
 import sqlite3
+import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 from typer.testing import CliRunner
 
 from skep.cli.main import app_of
+from skep.cli.swarm_places import journal
 from skep.cli.swarm_plan_file import edited
 from skep.errors import SkepError, UserError
 from skep.swarm.ask.plan import Plan, PlanTask, plan_from_json
@@ -30,6 +35,7 @@ def folder(tmp_path, monkeypatch, env):
         monkeypatch.setenv(name, env[name])
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.delenv("SKEP_API_KEY", raising=False)
+    monkeypatch.delenv("SKEP_URL", raising=False)
     return root
 
 
@@ -99,6 +105,25 @@ def test_a_plan_that_cannot_be_used_is_asked_for_again_and_then_made_by_rule(fol
     assert "planned without an orchestrator: the answer holds no JSON" in done.stdout
 
 
+def test_a_plan_that_takes_too_long_is_made_by_rule(folder, engine):
+    engine.fault(kind="hang-first")
+    done = ask(GOAL, "--files", "docs/*.md", "--url", engine.url, "--plan-timeout", "0.3s", "--plan-only")
+    assert done.exit_code == 0, (done.exception, done.stderr)
+    plan = json.loads(done.stdout)
+    assert (plan["made_by"], plan["why"]) == ("fallback", "the orchestrator gave no plan within 300 ms")
+
+
+def test_a_tiny_model_is_asked_for_no_plan_and_no_merge_unless_it_is_meant(folder):
+    with FakeEngine(slots=2, token_ms=0, model="bee-135m") as tiny:
+        asked = [GOAL, "--files", "docs/*.md", "--url", tiny.url, "--plan-only"]
+        by_rule, by_model = ask(*asked), ask(*asked, "--by-model")
+    plan = json.loads(by_rule.stdout)
+    assert plan["reduce"] == {"how": "concat"}
+    assert plan["why"].startswith("bee-135m has 135M parameters, too few to plan")
+    assert "is asked for a plan" not in by_rule.stderr
+    assert "bee-135m at" in by_model.stderr
+
+
 def test_by_rule_no_model_is_asked_for_a_plan(folder, engine):
     done = ask(GOAL, "--files", "docs/*.md", "--url", engine.url, "--by-rule", "--plan-only")
     assert json.loads(done.stdout)["made_by"] == "fallback"
@@ -130,6 +155,7 @@ def test_an_answer_is_given_again_by_resume(folder, engine):
         ([GOAL, "--plan", "broken.json", "--by-rule"], "two plans"),
         ([GOAL, "--plan", "wrong.json"], "the plan cannot be run"),
         ([GOAL, "-o", "absent/answer.md"], "folder that does not exist"),
+        ([GOAL, "--plan-timeout", "0s"], "leaves no time"),
         ([GOAL, "--report", "report.pdf"], "neither .html nor .svg"),
         ([GOAL, "--deadline", "0s"], "leaves no time"),
         ([GOAL, "--by-rule", "--edit"], "the plan cannot be edited"),
@@ -173,6 +199,78 @@ def test_an_editor_can_change_the_plan(tmp_path, monkeypatch):
         typed.flush()
         with pytest.raises(UserError, match="the same work"):
             edited(Plan("g", (PlanTask("a", "x"), PlanTask("b", "y"))), plan_from_json)
+
+
+@contextmanager
+def at_a_terminal(env, *args):
+    """A real process whose stdin and stderr are a terminal. Gives it, and what reads the terminal until a text."""
+    leader, follower = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "skep", "swarm", "ask", *args],
+        stdin=follower,
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        env={**env, "TERM": "dumb", "EDITOR": "sed -i s/bees.md/wax.md/"},
+    )
+    os.close(follower)
+    shown = bytearray()
+
+    def until(text):
+        while text.encode() not in shown:
+            assert select.select([leader], [], [], 20)[0], shown.decode()
+            shown.extend(os.read(leader, 4096))
+        del shown[: shown.index(text.encode()) + len(text)]
+
+    with process:
+        try:
+            yield process, leader, until
+        finally:
+            process.kill()
+            os.close(leader)
+
+
+def test_on_a_terminal_the_plan_is_asked_about_and_can_be_edited(folder, engine, env):
+    args = ("--by-rule", GOAL, "--files", "docs/bees.md", "--url", engine.url)
+    with at_a_terminal(env, *args) as (process, leader, until):
+        until("run it? [Y/n/e(dit)] ")
+        os.write(leader, b"e\n")
+        until("docs/wax.md:1-3")
+        until("run it? [Y/n/e(dit)] ")
+        os.write(leader, b"\n")
+        assert process.stdout.read() == b"Wax, mostly.\n"
+        assert process.wait(10) == 0
+
+
+def test_what_is_no_answer_is_asked_again_and_ctrl_c_runs_nothing(folder, engine, env):
+    """Reading is broken off although an event loop has run before: it had left the signal restarting reads."""
+    asked = engine.state()["requests"]
+    with at_a_terminal(env, "--by-rule", GOAL, "--url", engine.url) as (process, leader, until):
+        until("run it? [Y/n/e(dit)] ")
+        os.write(leader, b"maybe\n")
+        until("y, n or e? ")
+        process.send_signal(signal.SIGINT)
+        until("nothing was run")
+        assert process.wait(10) == 130
+    assert engine.state()["requests"] == asked
+
+
+def test_a_run_killed_in_its_merge_goes_on_with_the_merge_alone(folder, engine, env):
+    """What the agents said is in the journal: none of them is asked again."""
+    (folder / "plan.json").write_text('{"tasks": [{"objective": "Sum up", "files": ["docs/*.md"], "each": true}]}')
+    with FakeEngine(slots=1, token_ms=0) as merger:
+        merger.fault(kind="hang-first")
+        urls = ["--url", engine.url, "--orchestrator-url", merger.url]
+        argv = [sys.executable, "-m", "skep", "swarm", "ask", GOAL, "--plan", "plan.json", "--files", "docs/*.md"]
+        with subprocess.Popen([*argv, *urls], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            merger.wait_for(running=1)
+            process.kill()
+        asked = engine.state()["output_tokens"]
+        done = CliRunner().invoke(APP, ["swarm", "resume", "--last"])
+        assert done.exit_code == 0, (done.exception, done.stderr)
+        assert engine.state()["output_tokens"] == asked
+    with journal() as swarm:
+        run = swarm.run("last")
+        assert [result.task for result in swarm.results(run.id)] == ["1/1", "1/2", "merge-1-1"]
 
 
 def test_what_a_run_keeps_holds_no_key(folder, engine, env, monkeypatch):

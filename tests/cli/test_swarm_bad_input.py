@@ -7,7 +7,7 @@ import os
 import pytest
 from called import own_folders, swarm
 
-from skep.cli.swarm_cancel import holder_of
+from skep.engines.control import holder_of
 from skep.errors import EndpointError, EngineError, UserError
 from skep.places import user_paths
 from skep.store.database import open_store
@@ -143,13 +143,14 @@ def test_a_run_that_another_process_works_on_is_left_to_it(paths, run_id):
     assert holder_of(lock) is None
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.write("4194305\n")  # more than any process has
+        file.write(f"{os.getpid()}\n")
         file.flush()
-        assert holder_of(lock) == 4194305
+        assert holder_of(lock) == os.getpid()
+        assert [(run["state"], run["error"]) for run in runs()] == [("running", "waits for its endpoint")]
         error = swarm("resume", run_id).error
         assert isinstance(error, EngineError)
-        assert "4194305" in error.message
+        assert str(os.getpid()) in error.message
         error = swarm("cancel", run_id, "--wait", "0s").error
         assert isinstance(error, EngineError)
-        assert "4194305" in error.message
+        assert str(os.getpid()) in error.message
     assert holder_of(lock) is None

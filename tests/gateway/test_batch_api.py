@@ -1,6 +1,7 @@
 """Batches through a real gateway process in front of a real fake engine, with the client that everybody uses."""
 
 import json
+import shutil
 import time
 from functools import cache
 from itertools import pairwise
@@ -14,12 +15,15 @@ from skep.store.database import open_store
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 
-SHARERS = ("one", "pages", "wrong", "refused", "faults", "cancel", "expire", "person")
+SHARERS = ("one", "pages", "wrong", "refused", "faults", "cancel", "person")
+TWO_AT_ONCE = ("ann", "bob")
+SLOTS = 4
+SLOW = 40  # tokens, a millisecond each
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
-def line(name, **fields):
-    body = {"model": "fake-model", "messages": [{"role": "user", "content": f"say {name}"}], "max_tokens": 2}
+def line(name, tokens=2, **fields):
+    body = {"model": "fake-model", "messages": [{"role": "user", "content": f"say {name}"}], "max_tokens": tokens}
     return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body, **fields}
 
 
@@ -71,47 +75,31 @@ def places(folder):
     return {"store": str(folder / "skep.sqlite3"), "files": str(folder / "files")}
 
 
-@pytest.fixture
-def batch_door(gateway, tmp_path):
-    """Gateways that share one store, as one does with the one before it."""
-
-    def make(*engines, slots=2, **setup):
-        door = gateway(batches=places(tmp_path / "data"), **setup)
-        door.serve(*engines, slots=slots)
-        return door
-
-    return make
-
-
 @pytest.fixture(scope="module")
 def engine():
-    with FakeEngine(slots=2, token_ms=1) as running:
+    with FakeEngine(slots=SLOTS, token_ms=1) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def slow_engine():
-    with FakeEngine(slots=2, token_ms=20) as running:
-        yield running
+def keys():
+    """One for each test, so that none sees what another one has."""
+    bounds = dict.fromkeys(SHARERS) | dict.fromkeys(TWO_AT_ONCE, 2) | {"solo": 1}
+    return [{"name": name, "sha256": digest_of(f"k-{name}"), "max_concurrent": most} for name, most in bounds.items()]
 
 
-def serve(engine, folder):
-    """One gateway for several tests; a key for each of them, so that none sees what another one has."""
-    keys = [{"name": name, "sha256": digest_of(f"k-{name}")} for name in SHARERS]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def shared(engine, keys, folder):
+    """One gateway for most tests: starting one takes longer than a whole batch."""
     with GatewayProcess(folder / "log", batches=places(folder), keys=keys) as door:
-        door.serve([{"name": "r0", "model": "fake-model", "url": engine.url, "slots": 2, "confirms": True}])
+        door.serve([{"name": "r0", "model": "fake-model", "url": engine.url, "slots": SLOTS, "confirms": True}])
         yield door
     assert "Traceback" not in (folder / "log").read_text()
-
-
-@pytest.fixture(scope="module")
-def shared(engine, tmp_path_factory):
-    yield from serve(engine, tmp_path_factory.mktemp("shared"))
-
-
-@pytest.fixture(scope="module")
-def slow(slow_engine, tmp_path_factory):
-    yield from serve(slow_engine, tmp_path_factory.mktemp("slow"))
 
 
 def test_a_batch_of_the_openai_client_is_carried_out(shared):
@@ -221,38 +209,33 @@ def test_what_cannot_be_asked_for_is_refused_at_once(shared):
             client.api.get(path, cast_to=object)
 
 
-def test_a_gateway_that_is_killed_goes_on_where_it_was(batch_door):
-    """Every request has exactly one result; only those under way at the moment are asked again."""
-    with FakeEngine(slots=4, token_ms=3) as engine:
-        door = batch_door(engine, slots=4)
-        client = Client(door)
-        batch = client.begin([line(f"c{i}") for i in range(60)])
-        client.when(batch, lambda found: found.request_counts.completed >= 15)
-        door.process.kill()
-        door.process.wait()
-        client = Client(batch_door(engine, slots=4))
-        batch = client.ended(batch)
-        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 60, 0)
-        assert client.names(batch) == sorted(f"c{i}" for i in range(60))
-        assert engine.state()["requests"] <= 60 + 2 * 4 + 2  # those in its slots, waiting, or not yet recorded
+def test_a_batch_outlives_its_gateways(gateway, engine, tmp_path):
+    """Killed: only what was under way is asked again. Replaced: it finishes what it has out, and nothing is."""
+
+    def another():
+        door = gateway(batches=places(tmp_path / "data"))
+        door.serve(engine, slots=SLOTS)
+        return door
+
+    first, before = another(), engine.state()["requests"]
+    batch = Client(first).begin([line(f"c{i}", tokens=10) for i in range(120)])
+    Client(first).when(batch, lambda found: found.request_counts.completed >= 10)
+    first.process.kill()
+    first.process.wait()
+    asked, recorded = engine.state()["requests"] - before, Client(second := another()).api.batches.retrieve(batch.id)
+    assert asked - recorded.request_counts.completed <= 2 * SLOTS + 2  # in its slots, waiting, or not yet recorded
+    Client(second).when(batch, lambda found: found.request_counts.completed >= 40)
+    client = Client(another())
+    assert second.ask(op="drain", hand_over=True, timeout_s=10)["left"] == 0
+    batch = client.ended(batch)
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 120, 0)
+    assert client.names(batch) == sorted(f"c{i}" for i in range(120))
+    assert engine.state()["requests"] - before <= 120 + 2 * SLOTS + 2
 
 
-def test_a_batch_moves_to_the_gateway_that_takes_over(batch_door):
-    """The old process finishes what it has out and lets go; nothing is asked twice."""
-    with FakeEngine(slots=2, token_ms=5) as engine:
-        old = batch_door(engine)
-        batch = Client(old).begin([line(f"c{i}") for i in range(30)])
-        engine.wait_for(requests=4)
-        client = Client(batch_door(engine))
-        assert old.ask(op="drain", hand_over=True, timeout_s=10)["left"] == 0
-        batch = client.ended(batch)
-        assert client.names(batch) == sorted(f"c{i}" for i in range(30))
-        assert engine.state()["requests"] == 30
-
-
-def test_cancelling_keeps_what_is_done_and_names_the_rest(slow, slow_engine):
-    client = Client(slow, "k-cancel")
-    batch = client.begin([line(f"c{i}") for i in range(40)])
+def test_cancelling_keeps_what_is_done_and_names_the_rest(shared, engine):
+    client = Client(shared, "k-cancel")
+    batch = client.begin([line(f"c{i}", SLOW) for i in range(40)])
     client.when(batch, lambda found: found.request_counts.completed >= 3)
     with pytest.raises(openai.ConflictError, match="cancel that first"):
         client.api.files.delete(batch.input_file_id)
@@ -263,27 +246,16 @@ def test_cancelling_keeps_what_is_done_and_names_the_rest(slow, slow_engine):
     assert len(client.lines(batch.output_file_id)) == batch.request_counts.completed
     assert {one["error"]["code"] for one in client.lines(batch.error_file_id)} == {"batch_cancelled"}
     assert client.names(batch) == sorted(f"c{i}" for i in range(40))
-    slow_engine.wait_for(running=0)
+    engine.wait_for(running=0)
     with pytest.raises(openai.ConflictError, match="cancelled"):
         client.api.batches.cancel(batch.id)
 
 
-def test_what_is_not_done_in_its_window_expires(slow):
-    client = Client(slow, "k-expire")
-    batch = client.ended(client.begin([line(f"c{i}") for i in range(200)], window="1s"))
-    assert batch.status == "expired"
-    assert batch.expired_at >= batch.expires_at
-    assert 0 < batch.request_counts.completed < 200
-    unsent = client.lines(batch.error_file_id)
-    assert {(one["response"], one["error"]["code"]) for one in unsent} == {(None, "batch_expired")}
-    assert client.names(batch) == sorted(f"c{i}" for i in range(200))
-
-
-def test_a_person_does_not_wait_behind_a_batch(slow, slow_engine):
-    """A whole batch takes eight seconds; a person waits for one of the two requests that have the slots."""
-    client = Client(slow, "k-person")
-    batch = client.begin([line(f"c{i}") for i in range(400)])
-    slow_engine.wait_for(running=2)
+def test_a_person_does_not_wait_behind_a_batch(shared, engine):
+    """The whole batch takes eight seconds; a person waits for one of the requests that have the slots."""
+    client = Client(shared, "k-person")
+    batch = client.begin([line(f"c{i}", SLOW) for i in range(800)])
+    engine.wait_for(running=SLOTS)
     answer = client.api.chat.completions.with_raw_response.create(**line("x")["body"])
     assert float(answer.headers["x-skep-queue-ms"]) < 2000
     client.api.batches.cancel(batch.id)
@@ -300,47 +272,88 @@ def test_a_batch_waits_for_an_engine_that_is_full_or_lost(shared, engine):
     assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 12, 0)
 
 
-def test_files_and_batches_belong_to_the_key_that_made_them(batch_door, tmp_path):
-    keys = [{"name": name, "sha256": digest_of(f"k-{name}"), "max_concurrent": 2} for name in ("ann", "bob")]
-    with FakeEngine(slots=4, token_ms=15) as engine:
-        door = batch_door(engine, slots=4, keys=keys)
-        ann, bob = Client(door, "k-ann"), Client(door, "k-bob")
-        with pytest.raises(openai.AuthenticationError):
-            Client(door, "k-eve").api.files.list()
-        batch = ann.begin([line(f"c{i}") for i in range(40)])
-        for look in (bob.api.batches.retrieve, bob.api.batches.cancel):
-            with pytest.raises(openai.NotFoundError):
-                look(batch.id)
-        for look in (bob.api.files.retrieve, bob.api.files.content, bob.api.files.delete):
-            with pytest.raises(openai.NotFoundError):
-                look(batch.input_file_id)
-        with pytest.raises(openai.BadRequestError, match="No such File"):
-            bob.api.batches.create(
-                input_file_id=batch.input_file_id, endpoint="/v1/chat/completions", completion_window="24h"
-            )
-        assert (list(bob.api.files.list()), list(bob.api.batches.list())) == ([], [])
-        ann.when(batch, lambda found: found.request_counts.completed >= 2)
-        ann.api.chat.completions.create(**line("x")["body"])  # one of its two is left for other things
-        assert engine.state()["max_running"] <= 2
-        door.send({"op": "settings", "keys": keys[1:]})
-        with open_store(tmp_path / "data" / "skep.sqlite3") as store:
-            while not BatchStore(store).batch(batch.id).status.is_final:
-                time.sleep(0.01)
-        door.send({"op": "settings", "keys": [{**keys[0], "sha256": digest_of("k-new")}, keys[1]]})
-        door.ask(op="status")
-        renewed = Client(door, "k-new")
-        batch = renewed.ended(batch)
-        assert (batch.status, batch.request_counts.completed + batch.request_counts.failed) == ("completed", 40)
-        refused = [one["response"] for one in renewed.lines(batch.error_file_id)]
-        assert {(one["status_code"], one["body"]["error"]["code"]) for one in refused} == {(401, "invalid_api_key")}
-        assert renewed.names(batch) == sorted(f"c{i}" for i in range(40))
+def test_files_and_batches_belong_to_the_key_that_made_them(shared, engine, keys, folder):
+    """And count among its requests: of the two it may have at once, one is left for other things."""
+    ann, bob = Client(shared, "k-ann"), Client(shared, "k-bob")
+    with pytest.raises(openai.AuthenticationError):
+        Client(shared, "k-eve").api.files.list()
+    batches = [ann.begin([line(f"c{i}", SLOW) for i in range(100)]) for _ in range(2)]
+    batch = batches[1]
+    for look in (bob.api.batches.retrieve, bob.api.batches.cancel):
+        with pytest.raises(openai.NotFoundError):
+            look(batch.id)
+    for look in (bob.api.files.retrieve, bob.api.files.content, bob.api.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            look(batch.input_file_id)
+    with pytest.raises(openai.BadRequestError, match="No such File"):
+        bob.api.batches.create(
+            input_file_id=batch.input_file_id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+    assert (list(bob.api.files.list()), list(bob.api.batches.list())) == ([], [])
+    for _ in range(3):
+        assert engine.state()["running"] <= 1
+        ann.api.chat.completions.create(**line("x")["body"])
+    batch = ann.when(batch, lambda found: found.request_counts.completed >= 2)
+    others = [key for key in keys if key["name"] != "ann"]
+    shared.send({"op": "settings", "keys": others})
+    shared.ask(op="status")  # it has heard of it when it answers this
+    with pytest.raises(openai.AuthenticationError):
+        ann.api.batches.retrieve(batch.id)
+    with open_store(folder / "skep.sqlite3") as store:
+        while not BatchStore(store).batch(batch.id).status.is_final:
+            time.sleep(0.01)
+    shared.send({"op": "settings", "keys": [*others, {"name": "ann", "sha256": digest_of("k-new")}]})
+    shared.ask(op="status")
+    renewed = Client(shared, "k-new")
+    batch = renewed.ended(batch)
+    assert (batch.status, batch.request_counts.completed + batch.request_counts.failed) == ("completed", 100)
+    refused = [one["response"] for one in renewed.lines(batch.error_file_id)]
+    assert {(one["status_code"], one["body"]["error"]["code"]) for one in refused} == {(401, "invalid_api_key")}
+    assert renewed.names(batch) == sorted(f"c{i}" for i in range(100))
+    shared.send({"op": "settings", "keys": keys})
 
 
-def test_a_store_that_cannot_be_written_is_said_and_serving_goes_on(gateway, engine, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    door = gateway(batches={"store": str(tmp_path / "file" / "x.sqlite3"), "files": str(tmp_path / "file" / "f")})
-    door.serve(engine)
+def test_a_store_that_cannot_be_written_or_is_deleted_is_opened_when_it_can_be(gateway, engine, tmp_path):
+    """Ordinary requests are served all the while; a batch that was in the deleted store is gone."""
+    folder = tmp_path / "data"
+    folder.write_text("in the way")
+    door = gateway(batches=places(folder))
+    door.serve(engine, slots=SLOTS)
     client = Client(door)
     with pytest.raises(openai.InternalServerError, match="cannot be kept now"):
         client.upload([line("a")])
     assert client.api.chat.completions.create(**line("x")["body"]).usage.completion_tokens == 2
+    folder.unlink()
+    lost = client.begin([line(f"c{i}", SLOW) for i in range(400)])
+    engine.wait_for(running=SLOTS)
+    shutil.rmtree(folder)
+    with pytest.raises(openai.NotFoundError):
+        client.api.batches.retrieve(lost.id)
+    batch = client.ended(client.begin([line("a")]))
+    assert (batch.status, client.names(batch)) == ("completed", ["a"])
+    assert [one.id for one in client.api.batches.list()] == [batch.id]
+    engine.wait_for(running=0)
+
+
+NAMES = {
+    "../../etc/passwd": "passwd",
+    "C:\\x\\y.txt": "y.txt",
+    "a\r\nb\x1b[31m": "a__b_[31m",
+    "..": "upload",
+}
+
+
+def test_the_name_of_a_file_is_plain(shared):
+    client = Client(shared, "k-refused")
+    told = [client.api.files.create(file=(name, b"x"), purpose="user_data").filename for name in NAMES]
+    assert told == list(NAMES.values())
+
+
+def test_a_key_for_one_request_at_once_can_be_used_beside_its_batch(shared, engine):
+    client = Client(shared, "k-solo")
+    batch = client.begin([line(f"c{i}", SLOW) for i in range(400)])
+    for _ in range(3):
+        engine.wait_for(running=1)
+        client.api.chat.completions.create(**line("x")["body"])
+    client.api.batches.cancel(batch.id)
+    assert client.ended(batch).request_counts.failed == 0

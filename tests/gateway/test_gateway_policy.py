@@ -139,10 +139,10 @@ def test_a_request_says_how_long_it_would_wait(gateway):
 def test_several_models_stand_behind_one_endpoint(gateway):
     with FakeEngine(model="one", token_ms=1) as first, FakeEngine(model="two", token_ms=1) as second:
         door = gateway(aliases={"gpt-*": "two"})
-        table = [{**replica(first), "model": "one"}, {**replica(second, "r1"), "model": "two"}]
+        table = [{**replica(first), "model": "one"}, {**replica(second, "r1"), "model": "two", "context": 2048}]
         super(type(door), door).serve(table)
         listed = json.loads(call(door, "GET", "/v1/models")[2])["data"]
-        assert [model["id"] for model in listed] == ["one", "two"]
+        assert [(model["id"], model["skep"].get("context")) for model in listed] == [("one", None), ("two", 2048)]
         assert post(door, body(model="one"))[1]["x-skep-replica"] == "r0"
         assert post(door, body(model="two"))[1]["x-skep-replica"] == "r1"
         assert post(door, body(model="gpt-4o"))[1]["x-skep-replica"] == "r1"

@@ -12,15 +12,10 @@ import threading
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
-from mcp.client.streamable_http import streamable_http_client
 from typer.testing import CliRunner
 
-from mcp import Client
 from skep.cli.main import app_of
-from skep.mcp_server.http import Listening
-from skep.mcp_server.place import Place
 from skep.places import user_paths
 
 HEADERS = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
@@ -31,8 +26,11 @@ EVERYWHERE = "0.0.0.0"
 @contextmanager
 def served(env, host="127.0.0.1"):
     """In a thread, until the block ends."""
+    from skep.mcp_server.http import listen
+    from skep.mcp_server.place import Place
+
     ready = queue.Queue()
-    with Listening(Place(user_paths(env), env), host=host, port=0, on_ready=ready.put) as server:
+    with listen(Place(user_paths(env), env), host=host, port=0, on_ready=ready.put) as server:
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
@@ -52,6 +50,8 @@ def status_of(url, **headers):
 
 
 def test_on_loopback_it_answers_to_its_own_names_and_to_no_page_of_others(env):
+    from mcp import Client
+
     async def spoken(url):
         async with Client(url) as client:
             tools = {tool.name for tool in (await client.list_tools()).tools}
@@ -70,6 +70,11 @@ def test_on_loopback_it_answers_to_its_own_names_and_to_no_page_of_others(env):
 
 
 def test_beyond_loopback_a_key_is_wanted(env):
+    import httpx
+    from mcp.client.streamable_http import streamable_http_client
+
+    from mcp import Client
+
     async def spoken(url):
         async with (
             httpx.AsyncClient(headers={"authorization": "Bearer sesame"}) as client,

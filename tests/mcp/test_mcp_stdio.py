@@ -9,21 +9,22 @@ import sys
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
-from mcp.client.stdio import stdio_client
 
-from mcp import Client, StdioServerParameters
-from skep.mcp_server.place import Place
-from skep.mcp_server.server import make_server
 from skep.places import user_paths
 from skep.store.database import open_store
 from skep.store.swarm import SwarmStore
 from skep.tasks import Outcome
+from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 
 
 @asynccontextmanager
 async def speaking(env, folder, url):
     """Starts `skep mcp` in an empty folder and speaks with it; it has to end by itself when it is left."""
+    from mcp.client.stdio import stdio_client
+
+    from mcp import Client, StdioServerParameters
+
     noting = ["-c", '"$@"; echo $? > code', "sh", sys.executable]  # no note where it had to be killed
     argv = [*noting, "-m", "skep", "mcp", "--url", url]
     with (folder / "stderr").open("a") as stderr:
@@ -32,6 +33,15 @@ async def speaking(env, folder, url):
             yield client
     assert "Traceback" not in (folder / "stderr").read_text()
     assert (folder / "code").read_text() == "0\n"
+
+
+def client_here(env, url=None):
+    """A client with a server in this process."""
+    from mcp import Client
+    from skep.mcp_server.place import Place
+    from skep.mcp_server.server import make_server
+
+    return Client(make_server(Place(user_paths(env), env, url=url)))
 
 
 async def ask(client, tool, progress_callback=None, **arguments):
@@ -49,79 +59,103 @@ async def wait(client, run, **heard):
     raise AssertionError(standing)
 
 
-@pytest.fixture
-def door(gateway):
+@pytest.fixture(scope="module")
+def door(tmp_path_factory):
+    """One for all tests here: each has a store of its own."""
     with FakeEngine(slots=4, token_ms=12) as engine:
-        made = gateway()
-        made.serve(engine, slots=4)
-        yield made
+        made = GatewayProcess(tmp_path_factory.mktemp("door") / "gateway.log")
+        try:
+            replica = {"name": "r0", "url": engine.url, "model": "fake-model", "slots": 4, "confirms": True}
+            made.serve([replica], ())
+            yield made
+        finally:
+            made.close()
 
 
-LONG = [{"id": "short", "prompt": "x", "max_tokens": 2}, *({"prompt": f"{n}", "max_tokens": 3000} for n in range(3))]
+SHORT = [{"id": f"file-{n}", "text": f"number {n}"} for n in range(12)]
+LONG = [{"prompt": f"{n}", "max_tokens": 3000} for n in range(2)]
 
 
-def test_tasks_are_dispatched_waited_for_and_fetched_and_a_run_outlives_its_client(door, env, tmp_path):
-    """Twelve to their end; then some long ones, which the next client finds at work, and cancels."""
+async def wait_for(client, run, done):
+    while (standing := await ask(client, "swarm_wait", run=run, seconds=0.1))["done"] < done:
+        assert standing["state"] in ("starting", "running")
+
+
+def test_a_run_is_dispatched_and_outlives_its_client_and_the_next_one_cancels_it(door, env, tmp_path):
+    async def first():
+        async with speaking(env, tmp_path, door.url) as client:
+            (model,) = (await ask(client, "capacity"))["models"]
+            assert (model["model"], model["slots"]) == ("fake-model", 4)
+            tasks = [{"id": "short", "prompt": "x", "max_tokens": 2}, *LONG]
+            sent = await ask(client, "swarm_dispatch", tasks=tasks, name="three")
+            assert (sent["tasks"], sent["at_once"], sent["model"]) == (3, 3, "fake-model")
+            await wait_for(client, sent["run"], 1)
+        return sent["run"]
+
+    async def second(run):
+        async with client_here(env) as client:
+            (listed,) = (await ask(client, "swarm_list"))["runs"]
+            assert (listed["run"], listed["name"], listed["state"]) == (run, "three", "running")
+            return await ask(client, "swarm_cancel", run=run), await ask(client, "swarm_results", run=run)
+
+    cancelled, kept = asyncio.run(second(asyncio.run(first())))
+    assert (cancelled["state"], cancelled["done"], cancelled["left"]) == ("cancelled", 1, 2)
+    assert [row["id"] for row in kept["results"]] == ["short"]
+
+
+def test_tasks_are_dispatched_waited_for_with_progress_and_fetched_page_by_page(door, env):
     heard = []
 
     async def listen(progress, total, message):
         heard.append((progress, total, message))
 
-    async def first():
-        async with speaking(env, tmp_path, door.url) as client:
-            (model,) = (await ask(client, "capacity"))["models"]
-            assert (model["model"], model["slots"]) == ("fake-model", 4)
-            tasks = [{"id": f"file-{n}", "text": f"number {n}"} for n in range(12)]
-            asked = {"tasks": tasks, "template": "Say {text}", "max_tokens": 30, "name": "twelve"}
-            sent = await ask(client, "swarm_dispatch", **asked)
-            assert (sent["tasks"], sent["at_once"], sent["model"]) == (12, 4, "fake-model")
+    async def story():
+        async with client_here(env, door.url) as client:
+            sent = await ask(client, "swarm_dispatch", tasks=SHORT, template="Say {text}", max_tokens=10)
             standing = await wait(client, sent["run"], progress_callback=listen)
             pages = [await ask(client, "swarm_results", run=sent["run"], page=page, page_size=5) for page in (1, 2, 3)]
-            whole = await ask(client, "swarm_result", run=sent["run"], task="file-7")
-            long = await ask(client, "swarm_dispatch", tasks=LONG)
-            while not (await ask(client, "swarm_wait", run=long["run"], seconds=0))["done"]:
-                await asyncio.sleep(0.05)
-        return standing, pages, whole, long["run"]
+            return standing, pages, await ask(client, "swarm_result", run=sent["run"], task="file-7")
 
-    async def second(run):
-        async with Client(make_server(Place(user_paths(env), env))) as client:
-            assert (await ask(client, "swarm_list"))["runs"][0]["state"] == "running"
-            cancelled = await ask(client, "swarm_cancel", run=run)
-            return cancelled, await ask(client, "swarm_results", run=run)
-
-    standing, pages, whole, run = asyncio.run(first())
+    standing, pages, whole = asyncio.run(story())
     assert (standing["state"], standing["done"], standing["failed"], standing["left"]) == ("done", 12, 0, 0)
-    assert standing["name"] == "twelve"
     assert standing["tok_s"] > 0
     rows = [row for page in pages for row in page["results"]]
     assert [row["id"] for row in rows] == [f"file-{n}" for n in range(12)]
     assert all(row["ok"] and row["answer"] for row in rows)
     assert [page.get("next_page") for page in pages] == [2, 3, None]
     assert (whole["id"], whole["ok"], whole["tries"]) == ("file-7", True, 1)
-    assert heard
     assert all(total == 12 and "of 12 done" in message for _, total, message in heard)
-    assert [progress for progress, _, _ in heard] == sorted({progress for progress, _, _ in heard})
+    assert [progress for progress, _, _ in heard] == sorted({progress for progress, _, _ in heard}) != []
 
-    cancelled, kept = asyncio.run(second(run))
-    assert (cancelled["state"], cancelled["done"], cancelled["left"]) == ("cancelled", 1, 3)
-    assert [row["id"] for row in kept["results"]] == ["short"]
+
+def test_a_run_can_be_cancelled_before_its_process_has_begun_and_resumed_after(door, env):
+    async def story():
+        async with client_here(env, door.url) as client:
+            sent = await ask(client, "swarm_dispatch", tasks=LONG)
+            run = sent["run"]
+            states = [(await ask(client, "swarm_cancel", run=run))["state"]]
+            await ask(client, "swarm_resume", run=run)
+            while (standing := await ask(client, "swarm_wait", run=run, seconds=0.1))["state"] == "starting":
+                pass
+            return [*states, standing["state"], (await ask(client, "swarm_cancel", run=run))["state"]]
+
+    assert asyncio.run(story()) == ["cancelled", "running", "cancelled"]
 
 
 @pytest.mark.slow
 def test_a_cancelled_run_is_resumed_and_nothing_is_done_twice(door, env):
     async def story():
-        async with Client(make_server(Place(user_paths(env), env, url=door.url))) as client:
-            sent = await ask(client, "swarm_dispatch", tasks=[f"task {n}" for n in range(100)], max_tokens=20)
-            while not (await ask(client, "swarm_wait", run=sent["run"], seconds=0))["done"]:
-                await asyncio.sleep(0.05)
+        async with client_here(env, door.url) as client:
+            sent = await ask(client, "swarm_dispatch", tasks=[f"task {n}" for n in range(40)], max_tokens=20)
+            await wait_for(client, sent["run"], 1)
             cancelled = await ask(client, "swarm_cancel", run=sent["run"])
             assert (await ask(client, "swarm_resume", run=sent["run"]))["state"] in ("starting", "running", "done")
             return cancelled, await wait(client, sent["run"])
 
     cancelled, standing = asyncio.run(story())
     assert cancelled["state"] == "cancelled"
-    assert 0 < cancelled["done"] < 100
-    assert (standing["state"], standing["done"]) == ("done", 100)
+    assert 0 < cancelled["done"] < 40
+    assert (standing["state"], standing["done"]) == ("done", 40)
     with open_store(user_paths(env).store, read_only=True) as store:
         attempts = SwarmStore(store).attempts(standing["run"])
     done = [attempt.task for attempt in attempts if attempt.outcome is Outcome.DONE]

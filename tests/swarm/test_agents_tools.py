@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -10,13 +11,12 @@ import pytest
 from skep.bench.endpoint import find_endpoint
 from skep.errors import UserError
 from skep.sandbox.opening import open_sandbox
-from skep.swarm.ask.agent_line import Call
 from skep.swarm.ask.agent_talk import LEFT_OUT, Final, Talk, tool_rules
 from skep.swarm.ask.agents import AgentWork
-from skep.swarm.ask.tools import Bench, Told, Toolbox, tools_of
+from skep.swarm.ask.tools import CodeRoom, Told, Toolbox, tools_of
 from skep.swarm.ask.work import AskWork
 from skep.swarm.checking.answers import Checking
-from skep.swarm.line import Line
+from skep.swarm.line import Call, Line
 from skep.swarm.orders import Order
 from skep.tasks import Task
 
@@ -36,8 +36,20 @@ def root(tmp_path):
     return folder
 
 
+@pytest.fixture
+def trapped(root):
+    """Links to what is hidden, in a circle and out of the root; a pipe, and bytes that are no text."""
+    (root / ".git").mkdir()
+    (root / ".git" / "config").write_text("SECRET=2\n")
+    for name, target in (("notes.txt", ".env"), ("seen", ".git"), ("circle", "circle"), ("up", "..")):
+        (root / name).symlink_to(target)
+    (root / "picture.txt").write_bytes(b"\0\1\2" * 100)
+    os.mkfifo(root / "pipe")
+    return root
+
+
 def use(root, name, arguments, *, kinds=("files",), most=4000):
-    return asyncio.run(Toolbox(kinds, root, Bench(), most).use(name, arguments))
+    return asyncio.run(Toolbox(kinds, root, CodeRoom(), most).use(name, arguments))
 
 
 def test_files_are_listed_read_and_searched(root):
@@ -89,6 +101,34 @@ def test_what_is_not_allowed_is_answered_in_a_line(root, name, arguments, said):
     assert "\n" not in told.text
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("notes.txt", "not given to agents"),
+        ("seen/config", "not given to agents"),
+        ("..%2f..%2fetc/passwd", "not given to agents"),
+        ("circle", "cannot be looked up"),
+        ("\ud800", "cannot be looked up"),
+        ("up/outside.txt", "outside of the root"),
+        ("//etc/passwd", "outside of the root"),
+        ("．．/outside.txt", "no such file"),
+        ("file:///etc/passwd", "no such file"),
+        ("x" * 5000, "file name too long"),
+        ("pipe", "is not a file"),
+        ("picture.txt", "is not text"),
+    ],
+)
+def test_no_trick_with_a_name_leads_elsewhere(trapped, path, said):
+    told = use(trapped, "read_file", {"path": path}, most=10_000)
+    assert not told.ok
+    assert said in told.text
+
+
+def test_a_search_finds_nothing_that_is_hidden(trapped):
+    assert use(trapped, "search_text", {"text": "SECRET"}).text == "found nowhere"
+    assert use(trapped, "list_files", {"folder": "seen"}).text == "no files there"
+
+
 def test_code_runs_in_the_sandbox_and_nowhere_else(root):
     try:
         asyncio.run(open_sandbox().close())
@@ -96,15 +136,18 @@ def test_code_runs_in_the_sandbox_and_nowhere_else(root):
         pytest.skip(error.message)
 
     async def run():
-        bench = Bench()
-        async with bench:
-            box = Toolbox(("code",), root, bench, 2000)
+        room = CodeRoom()
+        async with room:
+            box = Toolbox(("code",), root, room, 2000)
             good = await box.use("run_python", {"code": "print(6 * 7)"})
             bad = await box.use("run_python", {"code": f"print(open({str(root / 'number.txt')!r}).read())"})
-        assert bench._sandbox is None
-        return good, bad
+            much = await box.use("run_python", {"code": "print('x' * 200_000)"})
+        assert room._sandbox is None
+        return good, bad, much
 
-    good, bad = asyncio.run(run())
+    good, bad, much = asyncio.run(run())
+    assert len(much.text) <= 2000
+    assert much.text.endswith("[ended: too much output]")
     assert good == Told("42")
     assert not bad.ok
     assert "[ended: exit code 1]" in bad.text
@@ -281,6 +324,23 @@ def test_where_tools_are_not_taken_they_are_told_in_words(root):
     assert (done.answer, done.error_kind) == ("42", None)
     assert sum("tools" in body for body in bodies) == 1
     assert len(done.steps) == 3
+
+
+def test_agents_that_ask_with_tools_at_the_same_moment_all_learn_that_they_are_not_taken(root):
+    def answer(body):
+        return (400, '{"error": {"message": "no tools"}}') if "tools" in body else events({"content": "42"})
+
+    async def run():
+        async with endpoint(answer) as (url, _), Checking() as checking:
+            line = Line(await find_endpoint(url, None), timeout_s=5)
+            work = AgentWork(line, checking, Order(), root=root, room_chars=6000, allowed=("files",))
+            tasks = [Task(str(n), tuple(ASKED), tools=("files",)) for n in range(4)]
+            try:
+                return await asyncio.gather(*(work.attempt(task, 1, None) for task in tasks))
+            finally:
+                await line.close()
+
+    assert [(one.answer, one.error_kind) for one in asyncio.run(run())] == [("42", None)] * 4
 
 
 def test_a_fault_of_the_endpoint_is_told_with_the_steps_so_far(root):

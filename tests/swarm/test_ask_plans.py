@@ -8,8 +8,9 @@ from skep.errors import UserError
 from skep.swarm.ask.expand import expand, fallback_plan, own_items
 from skep.swarm.ask.files import Sources, find_sources
 from skep.swarm.ask.plan import Sizes, plan_from_json, plan_json, sketch_of
-from skep.swarm.ask.planning import sizes_of
+from skep.swarm.ask.planning import plan_tokens, sizes_of
 from skep.swarm.ask.prompts import agent_messages, planner_messages
+from skep.swarm.ask.traits import parameters_in
 
 SIZES = Sizes(chunk_chars=600, merge_chars=1200, answer_tokens=100, chars_per_token=3.0)
 NONE = Sources(root=None)
@@ -116,6 +117,16 @@ def test_files_that_a_model_forgot_get_a_task_of_their_own(sources):
     assert plan.why == "2 of 3 files were in no task and got their own"
 
 
+def test_a_model_that_plans_cannot_have_other_files_read_and_a_person_can(tmp_path):
+    (tmp_path / "given.md").write_text("hello\n")
+    (tmp_path / "other.txt").write_text("secret\n")
+    some = find_sources(tmp_path, ["*.md"])
+    document = {"tasks": [{"id": "a", "objective": "Sum up the file", "files": ["other.txt"]}]}
+    with pytest.raises(UserError, match="none of the files that were given"):
+        made(document, some, planned=True)
+    assert [piece.file for piece in made(document, some).tasks[0].pieces] == ["other.txt"]
+
+
 def test_by_rule_the_goal_goes_to_every_piece(sources):
     plan = fallback_plan("Sum up", sources, SIZES, (), "no reason")
     assert plan.made_by == "fallback"
@@ -169,6 +180,35 @@ def test_pieces_follow_the_context():
     large = sizes_of(32_768, 3.0, chunk_tokens=None, max_tokens=None, tools=False)[0]
     assert (large.chunk_chars, large.answer_tokens) == (18_000, 2048)
     assert large.merge_chars > large.chunk_chars
+    assert sizes_of(2048, 3.0, chunk_tokens=None, max_tokens=None, tools=False)[0].answer_tokens == 256
+
+
+def test_a_plan_may_be_as_long_as_its_files_and_the_context_ask_for():
+    assert plan_tokens(2048, 3) == 682
+    assert plan_tokens(None, 0) == 1024
+    assert plan_tokens(131_072, 10) == 1504
+    assert plan_tokens(131_072, 5_000) == 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("smollm2-135m", 135e6),
+        ("Qwen/Qwen3-0.6B-GGUF", 0.6e9),
+        ("qwen3-30b-a3b", 30e9),
+        ("gpt-oss:20b", 20e9),
+        ("mixtral-8x7b", None),
+        ("deepseek-r1", None),
+        ("0b", None),
+    ],
+)
+def test_a_models_size_is_read_from_its_name(name, parameters):
+    assert parameters_in(name) == parameters
+
+
+def test_a_model_that_cannot_merge_leaves_the_answers_one_after_the_other(sources):
+    plan = fallback_plan("Sum up", sources, SIZES, (), "too small", merges=False)
+    assert (plan.how, plan.parts) == ("concat", False)
 
 
 @pytest.mark.parametrize(("context", "chunk", "most"), [(512, None, 500), (2048, 5000, None)])

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from skep.swarm.ask.asking import answer_of, ask_document, final_answer, next_tasks
 from skep.swarm.ask.plan import Plan, PlanTask, Sizes
-from skep.swarm.ask.reducing import Part, joined, repeats_itself, tidy, vote, why_unused, without_echo
+from skep.swarm.ask.reducing import Part, joined, left_out, repeats_itself, tidy, vote, why_unused, without_echo
 from skep.tasks import Counts, Ending, Result, RunState, SwarmRun, Task
 
 SIZES = Sizes(chunk_chars=600, merge_chars=400, answer_tokens=100, chars_per_token=3.0)
@@ -180,3 +180,23 @@ def test_equal_answers_are_printed_once():
 
 def test_a_merge_of_short_answers_may_be_longer_than_they():
     assert why_unused("Both of them agree that the answer is yes.", "stop", [Part("a", "A", "yes")] * 2) is None
+
+
+def test_what_a_merge_does_not_mention_stands_below_it():
+    """Said by the words that only one part has; a merge that counts or judges has none of any part, and is let be."""
+    about = ["Queens lay eggs inside hexagonal cells.", "Foragers gather nectar from distant meadows."]
+    answers = [result(f"t{n}", text) for n, text in enumerate(about)]
+    run = run_of(2)
+    results, _, tasks = carried_out(run, answers, lambda task: result(task.id, "Queens lay many eggs."))
+    text = final_answer(run, tasks, results)
+    assert text.startswith("Queens lay many eggs.\n\n## Objective 1\n\nForagers gather nectar")
+    assert "`merge-1-1` says nothing of 1 of its 2 parts" in text
+    parts = [Part(one.task, one.task, one.answer) for one in answers]
+    assert left_out("There are two of them.", parts) == []
+    assert left_out("Queens and foragers.", parts) == []
+
+
+def test_answers_that_were_cut_are_counted():
+    answers = [result("t0", "Whole."), result("t1", "Only half of", finish="length")]
+    text = final_answer(run_of(2, "concat"), [], answers)
+    assert "- 1 of 2 answers were cut at the limit of tokens" in text

@@ -58,6 +58,8 @@ def test_every_fault_is_told_with_its_line():
         (line(body=[1]), "invalid_request"),
         (line(body={"model": 1}), "invalid_request"),
         (line(body={"model": "m", "stream": True}), "invalid_request"),
+        (line(body={"model": "m", "x": "?"}).replace(b"?", b"\xff"), "invalid_json_line"),
+        (line(body={"model": "?"}).replace(b"?", b"\xff"), "invalid_json_line"),
         (line(custom_id=1), "invalid_request"),
         (line(custom_id="x" * 513), "invalid_custom_id"),
         (line(custom_id=None), "missing_required_parameter"),

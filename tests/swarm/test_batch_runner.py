@@ -17,9 +17,14 @@ ENDPOINT = "/v1/chat/completions"
 
 
 class Errand:
-    def __init__(self):
+    def __init__(self, door, owner):
+        self.door = door
+        self.owner = owner
         self.waiting = True
         self.given_up = False
+
+    def go(self, endpoint, body, answered):
+        self.door.send(self, endpoint, json.loads(body)["n"], answered)
 
     def give_up(self):
         self.given_up = True
@@ -28,10 +33,11 @@ class Errand:
 class Scripted:
     """A gateway: so many slots, the same answer for all. `silent`: it never answers."""
 
-    def __init__(self, *, slots=3, silent=False, most=None):
+    def __init__(self, *, slots=3, silent=False, most=None, answers=None):
         self.slots = slots
         self.silent = silent
         self.most = most
+        self.answers = answers  # None: all
         self.sent = []
         self.errands = []
         self.most_waiting = 0
@@ -39,23 +45,23 @@ class Scripted:
     def complaint_of(self, model):
         return None if model == "m" else f"no {model}"
 
-    def most_at_once(self, owner):  # noqa: ARG002
-        return self.most
+    def errand(self, owner):
+        if self.most is not None and sum(not errand.given_up for errand in self.errands) >= self.most:
+            return None
+        self.errands.append(Errand(self, owner))
+        return self.errands[-1]
 
     async def ready(self):
         pass
 
-    def send(self, owner, endpoint, body, answered):
-        errand = Errand()
-        self.sent.append((owner, endpoint, json.loads(body)["n"]))
-        self.errands.append(errand)
-        if self.silent:
+    def send(self, errand, endpoint, number, answered):
+        self.sent.append((errand.owner, endpoint, number))
+        if self.silent or (self.answers is not None and len(self.sent) > self.answers):
             errand.waiting = sum(not one.waiting for one in self.errands) >= self.slots
         else:
             errand.waiting = False
             asyncio.get_running_loop().call_soon(answered, Answer(200, b"{}"))
         self.most_waiting = max(self.most_waiting, sum(one.waiting for one in self.errands))
-        return errand
 
 
 class Bench:
@@ -123,7 +129,7 @@ def test_a_few_wait_for_a_slot_and_no_more(bench):
     assert len(bench.store.pending("batch_1")) == 20
 
 
-def test_a_key_that_may_have_two_at_once_has_two(bench):
+def test_what_the_door_does_not_take_stays_here(bench):
     bench.add("batch_1", 20)
     door = bench.carry_out(lambda: Scripted(silent=True, most=2), until=lambda door: len(door.sent) == 2)
     assert len(door.sent) == 2
@@ -144,6 +150,51 @@ def test_one_whose_window_passed_while_nobody_served_has_expired(bench):
     assert [(line["custom_id"], line["error"]["code"]) for line in errors] == [
         (f"c{n}", "batch_expired") for n in range(3)
     ]
+
+
+def test_what_is_not_done_in_its_window_expires(bench):
+    bench.add("batch_1", 10, window_s=0.3)
+    bench.carry_out(lambda: Scripted(slots=3, answers=4))
+    output, errors = bench.told("batch_1")
+    assert (bench.store.batch("batch_1").status, len(output)) == (Status.EXPIRED, 4)
+    assert {line["error"]["code"] for line in errors} == {"batch_expired"}
+    assert sorted(line["custom_id"] for line in output + errors) == [f"c{n}" for n in range(10)]
+
+
+def test_a_file_that_goes_meanwhile_ends_what_was_not_sent(bench):
+    class Careless(Scripted):
+        def send(self, errand, endpoint, number, answered):
+            if number == 3:
+                bench.room.delete(file)
+            super().send(errand, endpoint, number, answered)
+
+    file = bench.add("batch_1", 10)
+    bench.carry_out(Careless)
+    output, errors = bench.told("batch_1")
+    assert len(output) >= 4
+    assert {line["error"]["code"] for line in errors} == {"input_file_missing"}
+    assert len(output) + len(errors) == 10
+
+
+def test_a_disk_that_is_full_at_the_end_is_not_filled_further(bench):
+    """The first of the two files is written; what is left of it when the second is not, is deleted."""
+
+    class Full(FileRoom):
+        def write(self, file_id, pieces):
+            kept = list(pieces)
+            if any(b"batch_expired" in piece for piece in kept):
+                raise OSError(28, "No space left on device")
+            return super().write(file_id, kept)
+
+    bench.add("batch_1", 3, window_s=0.2)
+    room, before = bench.room, set(bench.room.folder.iterdir())
+    bench.room = Full(room.folder)
+    bench.carry_out(lambda: Scripted(answers=1), until=lambda _door: bench.said)
+    assert set(room.folder.iterdir()) - before == {room.folder / ".lock"}
+    assert "No space" in bench.said[0]
+    bench.room = room
+    bench.carry_out(Scripted)
+    assert [len(lines) for lines in bench.told("batch_1")] == [1, 2]
 
 
 def test_one_that_was_being_finalized_is_finalized(bench):

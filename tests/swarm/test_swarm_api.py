@@ -15,8 +15,8 @@ from skep.errors import EndpointError, UserError
 from skep.places import user_paths
 from skep.store.database import open_store
 from skep.store.swarm import SwarmStore
-from skep.swarm.asked import Form, asked_tasks
-from skep.swarm.here import url_here
+from skep.swarm.api_tasks import Form, asked_tasks
+from skep.swarm.here import key_here, url_here
 from skep.tasks import RunState, Task
 from skep.testing.process import FakeEngine
 
@@ -251,3 +251,12 @@ def test_the_endpoint_is_this_machines_unless_named(tmp_path):
     paths = user_paths(os.environ)
     assert url_here(paths, {"SKEP_URL": "http://box:1"}) == "http://box:1"
     assert url_here(paths, {}) == "http://127.0.0.1:8400"
+
+
+def test_the_gateways_key_goes_to_this_machine_and_to_the_place_that_was_named():
+    env = {"SKEP_API_KEY": "secret", "SKEP_URL": "https://hive.example:8443/v1"}
+    assert key_here("http://localhost:8400/v1", env) == "secret"
+    assert key_here("https://hive.example:8443", env) == "secret"
+    assert key_here("https://hive.example", env) is None
+    assert key_here("https://elsewhere.example:8443/v1", env) is None
+    assert key_here("https://elsewhere.example", {"SKEP_API_KEY": "secret"}) is None

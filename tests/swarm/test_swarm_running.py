@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -280,12 +281,46 @@ def test_two_processes_do_not_work_at_one_run(runs, quick):
 
 
 def test_some_are_repeated_alone_afterwards(runs, quick):
+    seen = []
     run_id = runs.create(quick.url, some(6), serial_sample=2)
-    runs.carry_out(run_id)
+    runs.carry_out(run_id, watch=seen.append)
+    assert [(one.done, one.in_flight, one.lanes[0].task) for one in seen[-2:]] == [(6, 1, "t1"), (6, 1, "t4")]
+    assert "2 of 2" in seen[-1].last[-1]
     facts = [fact for _, _, _, fact in runs.read("facts", run_id, "serial")]
     assert [fact["task"] for fact in facts] == ["t1", "t4"]
     assert all(fact["seconds"] > 0 and fact["output_tokens"] == 5 for fact in facts)
     all_done(runs, run_id, 6)
+
+
+def test_a_run_that_is_stopped_while_some_are_repeated_is_done(runs, quick):
+    run_id = runs.create(quick.url, some(2), serial_sample=2)
+
+    async def go():
+        work = asyncio.create_task(carry_out(runs.paths, run_id, watch=lambda one: one.limit == 1 and work.cancel()))
+        with suppress(asyncio.CancelledError):
+            await work
+
+    asyncio.run(go())
+    assert runs.read("run", run_id).state is RunState.DONE
+
+
+def test_a_run_that_is_cancelled_before_it_has_begun_sends_nothing(runs, quick):
+    asked = quick.state()["requests"]
+    run_id = runs.create(quick.url, some(3))
+    with open_store(runs.paths.store) as store:
+        SwarmStore(store).set_cancelled(run_id, time.time())
+    assert runs.carry_out(run_id) is RunState.CANCELLED
+    assert quick.state()["requests"] == asked
+    assert runs.carry_out(run_id, since=time.time()) is RunState.DONE
+
+
+def test_a_run_goes_on_at_an_endpoint_that_has_moved(runs, quick):
+    run_id = runs.create("http://127.0.0.1:1", some(3), deadline_s=0.01)
+    with pytest.raises(EndpointError):
+        runs.carry_out(run_id)
+    assert runs.carry_out(run_id, url=quick.url) is RunState.DONE
+    (session,) = runs.read("session_rows", run_id)
+    assert session.endpoint["url"].startswith(quick.url)
 
 
 def test_a_folder_that_is_gone_is_said_before_anything_runs(runs, quick, tmp_path):

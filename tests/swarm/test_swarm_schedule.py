@@ -310,3 +310,36 @@ def test_every_task_ends_once_and_never_are_too_many_under_way(number, events):
         play(GOOD, 4, True, 1)
     assert sorted(ended) == sorted(names)
     assert plan.is_over
+
+
+def crash_course(poison, restarts):
+    """Twenty at once at an endpoint that breaks when it is given poison, and so often besides; who was set aside."""
+    plan = schedule(*(f"t{n}" for n in range(20)), deadline_s=1e9)
+    endings, widths, now = {}, [], 0.0
+    while not plan.is_over:
+        now += 1.0
+        if Probe() in plan.step(now, 20):
+            plan.probed(None, now)
+            plan.step(now, 20)
+        leases = list(plan.leases.values())
+        widths.append(len(leases))
+        breaks = restarts > 0 or any(one.task.id in poison for one in leases)
+        restarts -= bool(leases)
+        for one in leases:
+            ended = result(plan.ended(one.id, BROKEN if breaks else GOOD, now))
+            if ended is not None:
+                endings[ended.task] = ended.ending
+    return [name for name, ending in endings.items() if ending is Ending.FAILED], widths
+
+
+@pytest.mark.parametrize("restarts", [1, 3, 6])
+def test_an_endpoint_that_restarts_again_and_again_costs_no_task_its_tries(restarts):
+    failed, widths = crash_course(set(), restarts)
+    assert not failed
+    assert widths[-1] >= 9  # and they are sent together again
+
+
+@pytest.mark.parametrize("poison", [{"t7"}, {"t7", "t15"}, {"t0", "t1", "t2"}])
+def test_what_breaks_the_endpoint_is_found_among_those_under_way(poison):
+    failed, _ = crash_course(poison, 0)
+    assert set(failed) == poison

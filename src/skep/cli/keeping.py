@@ -13,6 +13,7 @@ from skep.places import Paths, user_paths
 from skep.records import Run, RunState
 from skep.store.database import Store, open_store
 from skep.store.swarm import SwarmStore
+from skep.swarm.locks import as_it_stands, lock_path
 from skep.tasks import RunState as SwarmState
 from skep.units import format_bytes, parse_seconds
 
@@ -63,11 +64,13 @@ def collect_garbage(older_than: str | None, *, incomplete: bool, dry_run: bool, 
     if paths.store.exists():
         with open_store(paths.store) as store:
             doomed = _doomed(store, age_s, incomplete=incomplete)
-            swarm_runs = _old_swarm_runs(store, age_s)
+            swarm_runs = _old_swarm_runs(store, paths, age_s)
             gateway_rows = _old_gateway_rows(store, age_s, dry_run=dry_run)
             if not dry_run:
                 store.delete_runs([run.id for run in doomed])
                 SwarmStore(store).delete(swarm_runs)
+                for run_id in swarm_runs:
+                    lock_path(paths, run_id).unlink(missing_ok=True)
                 store.vacuum()
     freed = sum(file.stat().st_size for file in files)
     if not dry_run:
@@ -88,13 +91,14 @@ def _doomed(store: Store, age_s: float | None, *, incomplete: bool) -> list[Run]
     ]
 
 
-def _old_swarm_runs(store: Store, age_s: float | None) -> list[str]:
+def _old_swarm_runs(store: Store, paths: Paths, age_s: float | None) -> list[str]:
     """By when they were last at work. One that stopped halfway goes only by its age: it has answers, and can go on."""
     if age_s is None:
         return []
     old = time.time() - age_s
     swarm = SwarmStore(store)
-    idle = [run for run in swarm.runs() if run.created_at < old and run.state is not SwarmState.RUNNING]
+    known = (as_it_stands(paths, run) for run in swarm.runs() if run.created_at < old)
+    idle = [run for run in known if run.state is not SwarmState.RUNNING]
     return [run.id for run in idle if max([one.started_at for one in swarm.session_rows(run.id)], default=0) < old]
 
 

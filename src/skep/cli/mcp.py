@@ -50,14 +50,14 @@ def mcp(
 
     place = Place(user_paths(os.environ), dict(os.environ), url=url, model=model, key_env=key_env, files=not http)
     if http:
-        from skep.mcp_server.http import Listening
+        from skep.mcp_server.http import listen
 
         def ready(address: str) -> None:
             print(address, flush=True)  # noqa: T201
             note("the MCP server is up; Ctrl-C stops it, runs go on")
 
         wanted = DEFAULT_PORT if port is None else port
-        with Listening(place, host=host or "127.0.0.1", port=wanted, on_ready=ready) as server:
+        with listen(place, host=host or "127.0.0.1", port=wanted, on_ready=ready) as server:
             server.run()
     else:
         from skep.mcp_server.server import serve_stdio

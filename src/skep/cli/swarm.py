@@ -103,13 +103,15 @@ def run(
 def resume(
     name: Annotated[str | None, typer.Argument(metavar="RUN", help="A run's id, or the beginning of one.")] = None,
     last: Annotated[bool, typer.Option("--last", help="The newest that is not finished.")] = False,
+    url: Annotated[str | None, typer.Option(help="Of an endpoint that has moved. Default: the run's own.")] = None,
+    model: Annotated[str | None, typer.Option(help="If it has another name there.")] = None,
     report_file: of.ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a run that was stopped or killed: only what has no result is done, the same file is completed."""
     from skep.cli.swarm_run import resume_run
 
-    raise typer.Exit(resume_run(name, last=last, report=report_file, as_json=as_json))
+    raise typer.Exit(resume_run(name, last=last, url=url, model=model, report=report_file, as_json=as_json))
 
 
 def cancel(

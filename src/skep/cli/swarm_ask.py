@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -29,8 +30,14 @@ def ask(
     ] = "none",
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Print the plan, to edit it, and leave.")] = False,
     by_rule: Annotated[
-        bool, typer.Option("--by-rule", help="Ask no model for a plan: the goal goes to every piece of the files.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--by-rule/--by-model",
+            help="Plan without a model: the goal goes to every piece of the files. Default: only where the model has "
+            "fewer than 1B parameters.",
+        ),
+    ] = None,
+    plan_timeout: Annotated[str, typer.Option(help="After it, the plan is made by rule.")] = "60s",
     plan: Annotated[Path | None, typer.Option(metavar="FILE", help="Carry out this plan: JSON or TOML.")] = None,
     edit: Annotated[bool, typer.Option("--edit", help="Open the plan in $EDITOR before it runs.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before it runs.")] = False,
@@ -57,11 +64,12 @@ def ask(
     as_json: JsonOption = False,
 ) -> None:
     """Split a goal into tasks that stand alone, let agents work on them at once, and merge what they find."""
-    from skep.cli.bench_options import running_url
     from skep.cli.benching import Target
     from skep.cli.swarm_asking import AskWishes, run_ask
+    from skep.places import user_paths
+    from skep.swarm.here import url_here
 
-    own = url or running_url()
+    own = url or url_here(user_paths(os.environ), os.environ)
     other = None
     if orchestrator_url or orchestrator_model:
         other_key = orchestrator_key_env or (None if orchestrator_url else key_env)
@@ -73,6 +81,7 @@ def ask(
         tools=tools,
         plan=plan,
         by_rule=by_rule,
+        plan_timeout=plan_timeout,
         edit=edit,
         yes=yes,
         output=output,
@@ -87,10 +96,3 @@ def ask(
         report=report,
     )
     raise typer.Exit(run_ask(wishes, plan_only=plan_only, as_json=as_json))
-
-
-def give_answer(run_id: str, *, as_json: bool) -> None:
-    """The answer of a run that has ended, to where it was asked for."""
-    from skep.cli.swarm_asking import give_answer as give
-
-    give(run_id, as_json=as_json)

@@ -14,7 +14,7 @@ from skep.cli.output import note, print_json
 from skep.cli.results import check_output, write_whole
 from skep.cli.swarm_carry import Stopped, carry_out_here
 from skep.cli.swarm_places import check_place, journal
-from skep.cli.swarm_plan_file import asked, edited, plan_text, read_plan_file, show_plan
+from skep.cli.swarm_plan_file import asked, edited, plan_text, plan_view, read_plan_file, show_plan
 from skep.errors import EndpointError, UserError
 from skep.places import user_paths
 from skep.store.database import open_store
@@ -22,10 +22,12 @@ from skep.swarm.ask.asking import answer_of, ask_document, final_answer, first_t
 from skep.swarm.ask.expand import expand, fallback_plan
 from skep.swarm.ask.files import Sources, find_sources
 from skep.swarm.ask.plan import TOOL_KINDS, Plan, Sizes, plan_json, sketch_of
-from skep.swarm.ask.planning import CHARS_PER_TOKEN, Traits, chars_per_token, make_plan, sizes_of, traits_of
+from skep.swarm.ask.planning import make_plan, sizes_of
+from skep.swarm.ask.traits import CHARS_PER_TOKEN, Traits, chars_per_token, traits_of
 from skep.swarm.ask.work import work_maker
 from skep.swarm.journal import create_run
 from skep.swarm.orders import Order
+from skep.units import format_seconds
 
 LONGEST_GOAL = 20_000  # characters; what is longer belongs into a file
 LONGEST_NAME = 80
@@ -39,7 +41,8 @@ class AskWishes:
     root: Path = Path()
     tools: str = "none"
     plan: Path | None = None
-    by_rule: bool = False
+    by_rule: bool | None = None  # None: by the size of the model
+    plan_timeout: str = "60s"
     edit: bool = False
     yes: bool = False
     output: Path | None = None
@@ -90,12 +93,14 @@ def run_ask(wishes: AskWishes, *, plan_only: bool, as_json: bool) -> int:
         check_output(wishes.report)
     if wishes.output is not None:
         check_place(wishes.output)
-    if wishes.plan is not None and wishes.by_rule:
-        raise UserError("--plan and --by-rule name two plans", hint="leave one of them out")
+    if wishes.plan is not None and wishes.by_rule is not None:
+        how = "--by-rule" if wishes.by_rule else "--by-model"
+        raise UserError(f"--plan and {how} name two plans", hint="leave one of them out")
     document = None if wishes.plan is None else read_plan_file(wishes.plan)
     goal = _goal(wishes, document)
     tools, key = wishes.tool_kinds(), wishes.target.key()
     wishes.order({})
+    positive_seconds(wishes.plan_timeout, "--plan-timeout", "60s")
     sources = find_sources(wishes.root, wishes.files)
     for name, why in sources.passed_by[:5]:
         note(f"left out: {name} ({why})")
@@ -149,7 +154,8 @@ def _goal(wishes: AskWishes, document: Any) -> str:
 
 
 async def _ready(wishes: AskWishes, goal: str, sources: Sources, tools: tuple[str, ...], document: Any) -> _Ready:
-    endpoint = await _found(wishes, needed=document is None and not wishes.by_rule)
+    asked_here = document is None and not wishes.by_rule and wishes.orchestrator is None
+    endpoint = await _found(wishes, needed=asked_here)
     per_token, traits = CHARS_PER_TOKEN, Traits()
     if endpoint is not None:
         traits = await traits_of(endpoint)
@@ -163,21 +169,37 @@ async def _ready(wishes: AskWishes, goal: str, sources: Sources, tools: tuple[st
     if document is not None:
         plan = expand(sketch_of(document), goal, sources, sizes, tools)
         return _Ready(plan, sources, sizes, room, model, traits.tools, slots, None)
-    if wishes.by_rule:
-        plan = fallback_plan(goal, sources, sizes, tools, None)
-        return _Ready(plan, sources, sizes, room, model, traits.tools, slots, None)
-    assert endpoint is not None
-    planner, context = endpoint, traits.context
+    planner, planner_traits = endpoint, traits
     if wishes.orchestrator is not None:
-        planner = await wishes.orchestrator.find()
-        context = (await traits_of(planner)).context
-    note(f"{planner.model} at {planner.url} is asked for a plan")
-    timeout_s = positive_seconds(wishes.timeout, "--timeout", "10m")
-    planned = await make_plan(
-        goal, sources, sizes, planner, context=context, tools=tools, timeout_s=timeout_s, say=note
-    )
+        planner = None if wishes.by_rule else await wishes.orchestrator.find()
+        planner_traits = Traits() if planner is None else await traits_of(planner)
+    merges = not planner_traits.is_tiny
+    if planner is None or wishes.by_rule or (wishes.by_rule is None and planner_traits.is_tiny):
+        why = None if wishes.by_rule or planner is None else _too_small(planner.model, planner_traits)
+        plan = fallback_plan(goal, sources, sizes, tools, why, merges=merges)
+        return _Ready(plan, sources, sizes, room, model, traits.tools, slots, None)
+    timeout_s = positive_seconds(wishes.plan_timeout, "--plan-timeout", "60s")
+    note(f"{planner.model} at {planner.url} is asked for a plan; by rule after {format_seconds(timeout_s)}")
+    with plan_view(timeout_s) as watch:
+        planned = await make_plan(
+            goal,
+            sources,
+            sizes,
+            planner,
+            context=planner_traits.context,
+            tools=tools,
+            merges=merges,
+            timeout_s=timeout_s,
+            say=note,
+            watch=watch,
+        )
     tok_s = planned.tok_s if planner is endpoint else None
     return _Ready(planned.plan, sources, sizes, room, model, traits.tools, slots, tok_s)
+
+
+def _too_small(model: str, traits: Traits) -> str:
+    name = model.rpartition("/")[2]  # llama.cpp tells a path
+    return f"{name} has {(traits.parameters or 0) / 1e6:,.0f}M parameters, too few to plan; --by-model asks it anyway"
 
 
 async def _found(wishes: AskWishes, *, needed: bool) -> Endpoint | None:
@@ -202,12 +224,13 @@ def _looked_at(ready: _Ready, wishes: AskWishes, goal: str, tools: tuple[str, ..
     while True:
         show_plan(plan, ready.sources, ready.sizes, slots=ready.slots, tok_s=ready.tok_s)
         said = asked("run it? [Y/n/e(dit)] ") if asks else "y"
-        if said in ("e", "edit"):
-            plan = edited(plan, check)
-        elif said in ("", "y", "yes"):
-            break
-        else:
+        while said not in ("", "y", "yes", "n", "no", "e", "edit"):
+            said = asked("y, n or e? ")
+        if said in ("n", "no"):
             raise Stopped("nothing was run", hint="--plan-only prints the plan, --plan FILE carries one out")
+        if said not in ("e", "edit"):
+            break
+        plan = edited(plan, check)
     return replace(ready, plan=plan)
 
 

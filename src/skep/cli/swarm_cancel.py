@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import time
@@ -12,9 +11,10 @@ from pathlib import Path
 from skep.cli.output import note, print_json
 from skep.cli.swarm_places import journal
 from skep.cli.swarm_tables import run_document
+from skep.engines.control import holder_of
 from skep.errors import EngineError
 from skep.places import user_paths
-from skep.swarm.running import lock_path
+from skep.swarm.locks import lock_path
 from skep.tasks import RunState
 from skep.units import parse_seconds
 
@@ -41,29 +41,13 @@ def cancel_run(name: str, wait: str, *, as_json: bool) -> None:
         print_json(run_document(ended))
 
 
-def holder_of(lock: Path) -> int | None:
-    """The process that works on a run; None where nobody does."""
-    try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        told = os.read(descriptor, 32).decode(errors="replace").partition("\n")[0]
-        return int(told) if told.isdigit() else None
-    else:
-        return None
-    finally:
-        os.close(descriptor)
-
-
 def is_command(pid: int) -> bool:
     """Whether it is `skep swarm` and nothing else: a Ctrl-C would end an MCP server or a notebook as a whole."""
     try:
-        return b"swarm" in (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+        words = [word.rpartition(b"/")[2] for word in (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")]
     except OSError:
         return False
+    return b"skep" in words and b"swarm" in words[words.index(b"skep") :]
 
 
 def _await_end(lock: Path, run_id: str, wait_s: float) -> None:

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Self, TypeVar
 
-from skep.cli.benching import Interrupted, run_measuring
+from skep.cli.benching import Interrupted, Target, run_measuring
 from skep.cli.output import note, print_json
 from skep.cli.swarm_places import journal, opened
 from skep.cli.swarm_results import write_report
@@ -42,23 +42,30 @@ def carry_out_here(
     run_id: str,
     *,
     key: str | None,
+    target: Target | None = None,
     report: Path | None = None,
     as_json: bool = False,
     echo: bool = False,
     work: WorkMaker | None = None,
 ) -> int:
-    """0 when every task is done, 1 where some were set aside. `echo`: print each result line."""
+    """0 when every task is done, 1 where some were set aside. `echo`: print each result line.
+
+    `target`: of a run that is resumed, where it goes on.
+    """
+    began_at = time.time()
     with journal() as swarm:
         run = swarm.run(run_id)
         printer = Printer(swarm.tasks(run_id) if echo else ())
     deadline_s = order_from_json(run.config).deadline_s
     tasks = "1 task" if run.counts.left == 1 else f"{run.counts.left} tasks"
-    note(f"{run.id}: {tasks} for {run.url}; Ctrl-C stops it, and nothing is lost")
+    url, model = (run.url, run.model) if target is None else (target.url, target.model)
+    note(f"{run.id}: {tasks} for {url}; Ctrl-C stops it, and nothing is lost")
     plain = echo and sys.stdout.isatty()  # the lines would run through the picture
     try:
-        with printer, live_view(f"{run.id}  {run.name}  {run.url}", deadline_s, plain=plain) as watch:
-            carried = partial(carry_out, paths, run_id, key=key, watch=watch, work=work, on_result=printer.take)
-            state = run_measuring(lambda: printer.followed(carried))
+        with printer, live_view(f"{run.id}  {run.name}  {url}", deadline_s, plain=plain) as watch:
+            since = None if target is None else began_at
+            carried = partial(carry_out, paths, run_id, url=url, model=model, since=since, key=key, work=work)
+            state = run_measuring(lambda: printer.followed(partial(carried, watch=watch, on_result=printer.take)))
     except Interrupted:
         printer.complain(run_id)
         raise _stopped(run_id) from None

@@ -23,7 +23,7 @@ Tries = Annotated[int, typer.Option(min=1, help="A task that fails so often is s
 Timeout = Annotated[str, typer.Option(help="For one attempt at a task.")]
 Deadline = Annotated[str, typer.Option(help="The endpoint may be down for so long before the run is given up.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Longest answer, where a task does not say.")]
-Price = Annotated[float | None, typer.Option("--price-kwh", min=0, help="Of a kWh: adds what the run cost.")]
+Price = Annotated[float | None, typer.Option("--price", "--price-kwh", min=0, help="Of a kWh: adds what the run cost.")]
 SerialSample = Annotated[
     int,
     typer.Option(min=0, metavar="K", help="Afterwards, repeat K of them alone: how long would one by one have taken?"),

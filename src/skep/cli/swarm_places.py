@@ -11,6 +11,7 @@ from skep.errors import UserError
 from skep.places import user_paths
 from skep.store.database import Store, open_store
 from skep.store.swarm import SwarmStore
+from skep.swarm.locks import as_it_stands
 from skep.swarm.orders import order_from_json
 from skep.tasks import RunState, SwarmRun
 
@@ -39,7 +40,11 @@ def stored_runs(limit: int | None = None) -> list[SwarmRun]:
     if not user_paths(os.environ).store.exists():
         return []
     with journal() as swarm:
-        return swarm.runs(limit)
+        return [as_it_stands(user_paths(os.environ), run) for run in swarm.runs(limit)]
+
+
+def stored_run(swarm: SwarmStore, name: str) -> SwarmRun:
+    return as_it_stands(user_paths(os.environ), swarm.run(name))
 
 
 def free_output(output: Path, source: Path | None, *, overwrite: bool) -> None:

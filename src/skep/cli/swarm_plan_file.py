@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from skep.units import format_seconds
 ROWS_SHOWN = 30
 LARGEST_PLAN_BYTES = 16 << 20
 LONGEST_CELL = 70
+EVERY_S = 10.0
 
 
 def read_plan_file(path: Path) -> Any:
@@ -75,15 +79,50 @@ def _open_editor(editor: str, path: Path) -> None:
 
 
 def asked(question: str) -> str:
-    """On a terminal; the end of the input is a no."""
-    sys.stderr.write(question)
-    sys.stderr.flush()
-    line = sys.stdin.readline()
+    """On a terminal; Ctrl-C and the end of the input are a no."""
+    # An event loop that has ended leaves SIGINT so that a read goes on in spite of it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        sys.stderr.write(question)
+        sys.stderr.flush()
+        line = sys.stdin.readline()
+    except KeyboardInterrupt:
+        line = ""
+    finally:
+        signal.signal(signal.SIGINT, before or signal.default_int_handler)
+    if not line:
+        sys.stderr.write("\n")
     return line.strip().lower() if line else "n"
 
 
 def says_yes(question: str) -> bool:
     return asked(question) in ("", "y", "yes")
+
+
+@contextlib.contextmanager
+def plan_view(timeout_s: float) -> Iterator[Callable[[int], None]]:
+    """How far the plan has come: a line that changes on a terminal, one every ten seconds elsewhere."""
+    started = time.monotonic()
+    on_terminal = sys.stderr.isatty()
+    told = 0
+
+    def watch(tokens: int) -> None:
+        nonlocal told
+        passed_s = time.monotonic() - started
+        text = f"planning: {tokens:,} tokens after {passed_s:.0f} s, by rule after {format_seconds(timeout_s)}"
+        if on_terminal:
+            sys.stderr.write(f"\r{text}\x1b[K")
+            sys.stderr.flush()
+        elif passed_s // EVERY_S > told:
+            told = int(passed_s // EVERY_S)
+            note(text)
+
+    try:
+        yield watch
+    finally:
+        if on_terminal:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 def show_plan(plan: Plan, sources: Sources, sizes: Sizes, *, slots: int | None, tok_s: float | None) -> None:
@@ -92,7 +131,10 @@ def show_plan(plan: Plan, sources: Sources, sizes: Sizes, *, slots: int | None, 
     from rich.table import Table
     from rich.text import Text
 
-    note(f"{len(plan.tasks)} tasks, planned by {_planner(plan)}, answers put together by {_reduction(plan)}")
+    count = "1 task" if len(plan.tasks) == 1 else f"{len(plan.tasks):,} tasks"
+    note(
+        f"{count}, planned by {_planner(plan)}" + (f"; the answers: {_reduction(plan)}" if len(plan.tasks) > 1 else "")
+    )
     if plan.made_by == "orchestrator" and plan.why:
         note(plan.why)
     same = len({task.objective for task in plan.tasks}) == 1 and len(plan.tasks) > 1
@@ -119,8 +161,8 @@ def _planner(plan: Plan) -> str:
 
 
 def _reduction(plan: Plan) -> str:
-    words = {"merge": "merging", "concat": "putting them one after the other", "vote": "vote"}
-    return words[plan.how] + (" (the parts below)" if plan.parts else "")
+    words = {"merge": "merged", "concat": "one after the other", "vote": "put to the vote"}
+    return words[plan.how] + (", and themselves below that" if plan.parts else "")
 
 
 def _material(task: PlanTask) -> str:
@@ -138,7 +180,9 @@ def _tokens(task: PlanTask, sources: Sources, sizes: Sizes) -> int:
 def _estimate(plan: Plan, sources: Sources, sizes: Sizes, slots: int | None, tok_s: float | None) -> str:
     prompts = sum(_tokens(task, sources, sizes) for task in plan.tasks)
     most = len(plan.tasks) * sizes.answer_tokens
-    text = f"about {prompts:,} tokens to read and at most {most:,} to write, merges aside"
+    text = f"about {prompts:,} tokens to read and at most {most:,} to write"
+    if plan.how == "merge" and len(plan.tasks) > 1:
+        text += ", merges aside"
     if slots and tok_s:
         at_once = min(slots, len(plan.tasks))
         best = most / (at_once * tok_s)

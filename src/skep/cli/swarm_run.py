@@ -12,7 +12,7 @@ from skep.cli.benching import Interrupted, Target, positive_seconds, run_measuri
 from skep.cli.output import note, print_json
 from skep.cli.results import check_output
 from skep.cli.swarm_carry import Stopped, carry_out_here, end_of
-from skep.cli.swarm_places import MAKES_ONE, NONE_YET, free_output, journal
+from skep.cli.swarm_places import MAKES_ONE, NONE_YET, free_output, journal, stored_runs
 from skep.errors import EndpointError, UserError
 from skep.places import user_paths
 from skep.store.database import open_store
@@ -147,7 +147,10 @@ def run_tasks(wishes: RunWishes, *, dry_run: bool, as_json: bool) -> int:
     return carry_out_here(paths, run_id, key=key, report=wishes.report, as_json=as_json, echo=output is None)
 
 
-def resume_run(name: str | None, *, last: bool, report: Path | None, as_json: bool) -> int:
+def resume_run(
+    name: str | None, *, last: bool, url: str | None, model: str | None, report: Path | None, as_json: bool
+) -> int:
+    """`url`, `model`: of an endpoint that has moved."""
     if report is not None:
         check_output(report)
     with journal() as swarm:
@@ -160,10 +163,12 @@ def resume_run(name: str | None, *, last: bool, report: Path | None, as_json: bo
         end_of(run.id, report=report, as_json=shown)
         code = 0
     else:
-        key = Target(run.url, run.model, order.key_env).key()
+        target = Target(url or run.url, model, order.key_env)
+        key = target.key()
         note(f"{run.id}: {run.counts.done + run.counts.failed} of {run.counts.total} tasks have their result already")
         echo = order.output is None and run.kind == "map"
-        code = carry_out_here(user_paths(os.environ), run.id, key=key, report=report, as_json=shown, echo=echo)
+        paths = user_paths(os.environ)
+        code = carry_out_here(paths, run.id, target=target, key=key, report=report, as_json=shown, echo=echo)
     if run.kind == "ask":
         from skep.cli.swarm_asking import give_answer
 
@@ -183,7 +188,7 @@ def _to_resume(swarm: SwarmStore, name: str | None, *, last: bool) -> SwarmRun:
         raise UserError(f"`{name}` and --last name two runs", hint="leave one of them out")
     if name is not None:
         return swarm.run(name)
-    runs = swarm.runs()
+    runs = stored_runs()
     if not runs:
         raise UserError(NONE_YET, hint=MAKES_ONE)
     open_ones = [run for run in runs if run.state in (RunState.STOPPED, RunState.CANCELLED)]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from skep.cli.output import note, number, print_json, print_table
-from skep.cli.swarm_places import MAKES_ONE, NONE_YET, opened, stored_runs
+from skep.cli.swarm_places import MAKES_ONE, NONE_YET, opened, stored_run, stored_runs
 from skep.cli.swarm_words import one_line, serial_words
 from skep.report.swarm_story import Account
 from skep.store.swarm import SwarmStore
 from skep.swarm.accounts.account import account_json, account_of
+from skep.swarm.accounts.alone import same_place
 from skep.swarm.orders import order_from_json
 from skep.tasks import Ending, Result, RunState, SwarmRun
 from skep.units import format_seconds
@@ -66,15 +68,16 @@ def _cells(run: SwarmRun) -> list[str]:
 def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
     with opened() as store:
         swarm = SwarmStore(store)
-        run = swarm.run(name)
+        run = stored_run(swarm, name)
         account = account_of(swarm, run, now=time.time(), price_kwh=price_kwh, bench=store)
         failures = swarm.results(run.id, ending=Ending.FAILED)
+        urls = [str(one.endpoint["url"]) for one in swarm.session_rows(run.id) if "url" in one.endpoint]
     if as_json:
         told = [_failure_document(one) for one in failures]
         print_json({**run_document(run), "account": account_json(account), "failures": told})
         return
     _show_failures(run, failures)
-    for title, text in figures(run, account):
+    for title, text in figures(run, account, urls):
         print(f"{title:<10}  {text}")  # noqa: T201
     _show_agents(account)
     _show_replicas(account)
@@ -95,14 +98,15 @@ def _show_failures(run: SwarmRun, failures: list[Result]) -> None:
     print()  # noqa: T201
 
 
-def figures(run: SwarmRun, account: Account) -> list[tuple[str, str]]:
+def figures(run: SwarmRun, account: Account, urls: Sequence[str] = ()) -> list[tuple[str, str]]:
     """What is not known, and what did not happen, has no line."""
     counts = f"{account.done} done, {account.failed} set aside, {account.left} left of {account.tasks}"
+    moved = f", at last {urls[-1]}" if urls and not same_place(urls[-1], run.url) else ""
     rows: list[tuple[str, str | None]] = [
         ("run", f"{run.id} ({run.state.value})" + (", simulated" if run.simulated else "")),
         ("tasks", f"{counts}; {account.retried} tried more than once" if account.retried else counts),
         ("from", one_line(run.name)),
-        ("endpoint", f"{run.url}  {account.model or ''}".rstrip()),
+        ("endpoint", f"{run.url}{moved}  {account.model or ''}".rstrip()),
         ("results", order_from_json(run.config).output),
         ("wall time", _wall(account)),
         ("tokens", _tokens(account)),
@@ -113,7 +117,7 @@ def figures(run: SwarmRun, account: Account) -> list[tuple[str, str]]:
         ("errors", ", ".join(f"{kind} {count}x" for kind, count in account.errors) or None),
         ("cut off", f"{account.truncated} answers ended at their token limit" if account.truncated else None),
         ("energy", _energy(account)),
-        ("ended with", one_line(run.error) or None),
+        ("now" if run.state is RunState.RUNNING else "ended with", one_line(run.error) or None),
     ]
     return [(name, text) for name, text in rows if text]
 

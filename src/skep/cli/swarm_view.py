@@ -193,7 +193,8 @@ def standing(progress: Progress) -> str:
     eta = (
         "" if progress.left_s is None or ended == progress.total else f", about {format_seconds(progress.left_s)} left"
     )
-    agents = f"{progress.in_flight} of {progress.limit} agents at work"
+    most = min(progress.limit, max(progress.in_flight, progress.total - ended))  # there are no more tasks than that
+    agents = f"{progress.in_flight} of {most} agents at work"
     return f"{ended}/{progress.total} after {format_seconds(progress.elapsed_s)}{failed}, {agents}{speed}{eta}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skep.cli.output import number
-from skep.report.swarm_story import Account, Serial
+from skep.report.swarm_story import Account
 from skep.tasks import RunState
 from skep.units import format_seconds
 
@@ -33,27 +33,26 @@ def summary_lines(account: Account, output: str | None) -> list[str]:
 
 
 def serial_words(account: Account, *, brief: bool = False) -> str | None:
-    """The time that one after the other would have taken, the speedup that follows, and how it is known."""
+    """The time that one after the other would have taken, the speedup that follows, and how it is known.
+
+    Nothing of a run that was one after the other itself. A bound is no figure: the crowd slows each of its tasks down.
+    """
     serial = account.serial
-    if serial is None or account.speedup is None or account.done < 2:
+    if serial is None or account.speedup is None or account.done < 2 or account.agents_max == 1:
         return None
-    how = "a bound only: --serial-sample 3 measures it" if brief and serial.at_most else serial.words
-    return f"{_time_words(serial)}, {_speedup_words(account)}; {how}"
+    if serial.at_most:
+        how = "" if brief else ", as no request of this model was measured alone"
+        return f"unknown{how}; --serial-sample 3 measures it"
+    return f"about {format_seconds(serial.seconds)}, {_speedup_words(account)}; {serial.words}"
 
 
 def _speedup_words(account: Account) -> str:
     assert account.speedup is not None
-    assert account.serial is not None
-    most = "at most " if account.serial.at_most else ""
     spread = ""
     if account.speedup_low is not None and account.speedup_high is not None:
         low, high = f"{account.speedup_low:.1f}", f"{account.speedup_high:.1f}"
         spread = f" ({low} to {high})" if low != high else ""
-    return f"{most}{account.speedup:.1f}x{spread}"
-
-
-def _time_words(serial: Serial) -> str:
-    return f"{'at most' if serial.at_most else 'about'} {format_seconds(serial.seconds)}"
+    return f"{account.speedup:.1f}x{spread}"
 
 
 def one_line(text: str | None, most: int = LONGEST_ERROR) -> str:

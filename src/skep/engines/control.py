@@ -102,6 +102,21 @@ def held(lock_path: Path, what: str, hint: str, *told: str) -> Iterator[None]:
         os.close(descriptor)
 
 
+def holder_of(lock_path: Path) -> int | None:
+    """The process whose number is in the file of `held`, if it holds that lock, as the kernel tells.
+
+    Looked up, not tried: whoever tries a lock is in the way of the one who wants it.
+    """
+    try:
+        pid = int(lock_path.read_text(encoding="ascii").partition("\n")[0])
+        inode = lock_path.stat().st_ino
+        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
+    except (OSError, ValueError):
+        return None
+    mine = [row for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[4] == str(pid)]
+    return pid if any(row[5].endswith(f":{inode}") for row in mine) else None
+
+
 def _connect(socket_path: Path, timeout_s: float | None) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(timeout_s)

@@ -142,6 +142,7 @@ class Crew:
                 "draining": self._gets_nothing(member),
                 "reserve": member.started.reserve,
                 "soft_slots": member.started.soft_slots,
+                "context": member.started.context_tokens or None,
                 "authorization": member.launch.authorization,
             }
             for member in self.members

@@ -41,6 +41,10 @@ class Refused(Exception):
         self.retry_after_s = retry_after_s
 
 
+def limit_reached(key: str, code: str, retry_after_s: float | None) -> Refused:
+    return Refused(code, f"the key `{key}` has reached its limit ({code})", retry_after_s)
+
+
 def speaks_anthropic(path: str) -> bool:
     return path in ("/v1/messages", "/v1/complete") or path.startswith("/v1/messages/")
 

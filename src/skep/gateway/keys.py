@@ -113,12 +113,16 @@ class KeyRing:
             return Refusal(RefusalCode.GONE)
         if spec.max_concurrent is not None and self.in_flight(name) >= spec.max_concurrent:
             return Refusal(RefusalCode.TOO_MANY)
+        refusal = self.charge(name, now)
+        if refusal is None:
+            self._in_flight[name] = self.in_flight(name) + 1
+        return refusal
+
+    def charge(self, name: str, now: float) -> Refusal | None:
+        """A request that counts for the rate alone."""
         bucket = self._buckets.get(name)
         wait_s = bucket.take(now) if bucket is not None else 0.0
-        if wait_s:
-            return Refusal(RefusalCode.RATE_LIMITED, wait_s)
-        self._in_flight[name] = self.in_flight(name) + 1
-        return None
+        return Refusal(RefusalCode.RATE_LIMITED, wait_s) if wait_s else None
 
     def leave(self, name: str) -> None:
         """Once for each `enter` that was not refused."""

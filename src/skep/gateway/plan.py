@@ -69,15 +69,15 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
-def batch_plan(rules: object, path: str, key: KeySpec | None) -> Plan:
-    """Of a request that the gateway makes by itself, for a batch."""
+def batch_plan(rules: object, path: str, key: KeySpec | None, owner: str) -> Plan:
+    """Of a request that the gateway makes by itself, for a batch. `key`: the one whose requests it counts among."""
     return Plan(
         rules=rules,
         path=path,
         lines=b"content-type: application/json\r\naccept: application/json\r\n",
         key=key,
         priority=Priority.BATCH,
-        flow=key.name if key is not None else BATCH_FLOW,
+        flow=owner or BATCH_FLOW,
         session=None,
         model=None,
         max_wait_s=None,

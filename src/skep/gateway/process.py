@@ -45,6 +45,10 @@ class Annex(Protocol):
 
     routes: dict[tuple[bytes, str], Route]
 
+    @property
+    def busy(self) -> bool:
+        """It has something under way."""
+
     async def run(self) -> None: ...
     def leave(self) -> None:
         """This gateway is to end: finish what is under way, begin nothing new."""
@@ -154,7 +158,7 @@ class Gateway:
             self.proxy.carry_out(admission.close())
         try:
             async with asyncio.timeout(message["timeout_s"]):
-                while self.server.active or not self.proxy.drained.is_set():
+                while self.server.active or not self.proxy.drained.is_set() or any(one.busy for one in self.annexes):
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
             self.proxy.carry_out(admission.close())

@@ -17,7 +17,7 @@ from typing import Any
 from skep.gateway.accounts import Accounts
 from skep.gateway.admission import Admission
 from skep.gateway.aloud import wants_stream
-from skep.gateway.dialect import ERRORS, Refused, error_body, preflight_headers, retry_headers
+from skep.gateway.dialect import ERRORS, Refused, error_body, limit_reached, preflight_headers, retry_headers
 from skep.gateway.dormancy import Dormancy
 from skep.gateway.exchange import Exchange, Timeouts
 from skep.gateway.headers import sort_headers
@@ -99,15 +99,16 @@ class Proxy:
             self._answer_refusal(request, request.path, refusal)
 
     def hand_in(self, request: Incoming, owner: str) -> Exchange | None:
-        """A request of no connection, in the class `batch`, with the rights of the key so named; "": of none.
-
-        None: it was refused, and is answered.
-        """
+        """A request of a batch, with the rights of the key so named; "": of none. None: it was refused."""
         try:
             key = next((key for key in self.policy.keys if key.name == owner), None)
             if key is None and owner and self.guarded:
                 raise Refused("invalid_api_key", f"the key `{owner}`, which asked for this, is not valid any more")
-            return self._pass(request, batch_plan(self._rules, request.path, key))
+            if key is not None and key.max_concurrent == 1:  # that one is for clients: the batch has one beside it
+                if (refusal := self.ring.charge(owner, self.now())) is not None:
+                    raise limit_reached(owner, refusal.code.value, refusal.retry_after_s)
+                key = None
+            return self._pass(request, batch_plan(self._rules, request.path, key, owner))
         except Refused as refusal:
             self._answer_refusal(request, request.path, refusal)
             return None
@@ -274,8 +275,7 @@ class Proxy:
         if key is not None:
             refusal = self.ring.enter(key.name, now)
             if refusal is not None:
-                message = f"the key `{key.name}` has reached its limit ({refusal.code.value})"
-                raise Refused(refusal.code.value, message, refusal.retry_after_s)
+                raise limit_reached(key.name, refusal.code.value, refusal.retry_after_s)
         request_id = self._new_id()
         exchange = Exchange(request_id, request, plan, model, body, self, now)
         if not self.exchanges:

@@ -38,6 +38,7 @@ class ReplicaSpec:
     draining: bool = False  # finishes what it has, gets nothing new
     reserve: int = 0  # slots that only interactive requests may take
     soft_slots: int | None = None  # requests at once while anything but batch is there; None: all slots
+    context: int | None = None  # tokens of one sequence; None: not known
     authorization: str = field(default="", repr=False)  # what the replica wants to read in that header
 
 

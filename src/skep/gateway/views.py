@@ -20,12 +20,14 @@ def models_document(proxy: Proxy) -> dict[str, Any]:
 def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
     admission = proxy.admission
     specs = [replica.spec for replica in admission.table() if replica.spec.model == model]
-    serving = {
+    serving: dict[str, Any] = {
         "replicas": len(specs),
         "slots": sum(spec.slots for spec in specs),
         "engine": ", ".join(sorted({spec.engine for spec in specs})),
         "simulated": any(spec.simulated for spec in specs),
     }
+    if specs and all(spec.context for spec in specs):
+        serving["context"] = min(spec.context or 0 for spec in specs)  # what any of them takes
     if (state := proxy.dormancy.states.get(model)) is not None:
         serving["state"] = state
     return {"id": model, "object": "model", "created": 0, "owned_by": "skep", "skep": serving}

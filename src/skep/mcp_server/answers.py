@@ -34,7 +34,7 @@ class Standing(Answer):
     done: int
     failed: int
     left: int
-    next: str
+    next: str | None = None
     name: str | None = None
     seconds: float | None = None  # since it was dispatched; of an ended one, how long it took
     left_s: float | None = None  # estimate
@@ -42,7 +42,7 @@ class Standing(Answer):
     simulated: bool | None = None
     error: str | None = None
     output: str | None = None
-    failures: tuple[Failure, ...] = ()  # the newest
+    failures: tuple[Failure, ...] | None = None  # the newest
 
 
 class Row(Answer):
@@ -104,7 +104,7 @@ class ModelCapacity(Answer):
     engine: str | None = None
     simulated: bool | None = None
     state: str | None = None  # of one that is loaded on demand
-    measured: tuple[Level, ...] = ()
+    measured: tuple[Level, ...] | None = None
     measured_run: str | None = None
 
 

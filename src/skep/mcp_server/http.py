@@ -7,13 +7,9 @@ no browser can be made to reach in.
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
-from types import FrameType
-from typing import Self
 from urllib.parse import urlsplit
 
-import uvicorn
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -22,11 +18,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from skep.errors import UserError
 from skep.gateway.keys import KeyRing, KeySpec, digest_of, given_keys
 from skep.keyfile import keys_path, read_keys
+from skep.listening import Listening
 from skep.mcp_server.place import Place
 from skep.mcp_server.server import make_server
 from skep.places import LOOPBACK
-from skep.settings import Gateway
-from skep.wiring import bind
 
 PATH = "/mcp"
 BODY_BYTES = 32 * 1024 * 1024
@@ -57,59 +52,18 @@ class Guard:
         return None
 
 
-class Listening:
-    """The socket is bound, or refused, when it is made: a port in use is a GatewayError. `on_ready` hears the URL."""
-
-    def __init__(
-        self, place: Place, *, host: str, port: int, on_ready: Callable[[str], None] = lambda _url: None
-    ) -> None:
-        ring, hosts = _keys(place, host), frozenset((*LOOPBACK, host)) if host in LOOPBACK else None
-        self._listener = bind(Gateway(host=host, port=port), guarded=ring is not None)
-        app = make_server(place).streamable_http_app(
-            streamable_http_path=PATH,
-            max_request_body_size=BODY_BYTES,
-            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Guard` does that
-        )
-        config = uvicorn.Config(
-            Guard(app, hosts, ring),
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            access_log=False,
-            log_level="warning",
-            server_header=False,
-            timeout_graceful_shutdown=GRACE_S,
-        )
-        self._server = _Server(config, lambda: on_ready(_url_of(self._listener)))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.close()
-
-    def run(self) -> None:
-        """Until Ctrl-C, SIGTERM or `stop`."""
-        self._server.run(sockets=[self._listener])
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-
-
-class _Server(uvicorn.Server):
-    """Ends quietly: a signal is an end as good as any, and streams do not hold it up."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        self.force_exit = self.should_exit
-        self.should_exit = True
+def listen(place: Place, *, host: str, port: int, on_ready: Callable[[str], None] = lambda _url: None) -> Listening:
+    """Bound, or refused; its `run` serves. `on_ready` hears the URL."""
+    ring, hosts = _keys(place, host), frozenset((*LOOPBACK, host)) if host in LOOPBACK else None
+    app = make_server(place).streamable_http_app(
+        streamable_http_path=PATH,
+        max_request_body_size=BODY_BYTES,
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Guard` does that
+    )
+    guard = Guard(app, hosts, ring)
+    return Listening(
+        guard, host=host, port=port, guarded=ring is not None, grace_s=GRACE_S, path=PATH, on_ready=on_ready
+    )
 
 
 def _keys(place: Place, host: str) -> KeyRing | None:
@@ -140,8 +94,3 @@ def _same(origin: str, host: str) -> bool:
         return urlsplit(origin).netloc.lower() == host.lower()
     except ValueError:
         return False
-
-
-def _url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}{PATH}" if ":" in host else f"http://{host}:{port}{PATH}"

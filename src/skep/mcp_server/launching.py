@@ -8,8 +8,10 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from skep.engines.control import holder_of
 from skep.errors import EngineError
 from skep.places import Paths
+from skep.swarm.locks import lock_path
 
 TAIL_BYTES = 4096
 
@@ -25,15 +27,15 @@ class Launcher:
     def __repr__(self) -> str:
         return f"<Launcher {sum(one.poll() is None for one in self._started.values())} at work>"
 
-    def start(self, run_id: str) -> None:
-        """Nothing where it is at work already.
+    def start(self, run_id: str, at: float) -> None:
+        """Nothing where it is at work already. `at`: now; a run that is cancelled after it is not begun.
 
         `-P`: the client's folder, which may hold anything, is no place to import from.
         """
         if self.is_alive(run_id):
             return
         log = self.log_of(run_id)
-        argv = [sys.executable, "-P", "-m", "skep.mcp_server.worker", run_id]
+        argv = [sys.executable, "-P", "-m", "skep.mcp_server.worker", run_id, repr(at)]
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("wb") as output:
@@ -57,10 +59,8 @@ class Launcher:
         started = self._started.get(run_id)
         if started is not None and started.poll() is None:
             return True
-        from skep.swarm.running import lock_path
-
         self._started.pop(run_id, None)
-        return is_held(lock_path(self._paths, run_id))
+        return holder_of(lock_path(self._paths, run_id)) is not None
 
     def log_of(self, run_id: str) -> Path:
         return self._paths.logs / f"swarm-{run_id}.log"
@@ -79,19 +79,3 @@ class Launcher:
         last = errors[-1]
         hint = lines[last + 1].removeprefix("hint: ") if lines[last + 1 : last + 2] else ""
         return lines[last].removeprefix("error: ") + (f" ({hint})" if hint else "")
-
-
-def is_held(lock: Path) -> bool:
-    """Whether the process whose number is in the lock file holds it, as the kernel tells.
-
-    Looked up, not tried: whoever tries a lock is in the way of the one who wants it.
-    """
-    try:
-        pid = int(lock.read_text().partition("\n")[0])
-        inode = lock.stat().st_ino
-        held = Path("/proc/locks").read_text()
-    except (OSError, ValueError):
-        return False
-    rows = [line.split() for line in held.splitlines()]
-    mine = [row for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[4] == str(pid)]
-    return any(row[5].endswith(f":{inode}") for row in mine)

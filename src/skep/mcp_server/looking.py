@@ -1,6 +1,6 @@
 """Tools that look: capacity, status, plans, benchmarks. Nothing is changed by them.
 
-The planner is loaded when a plan is asked for: clients wait for a server to start.
+Planner and benchmarks are loaded when they are asked for: clients wait for a server to start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from skep.bench.loaded import JUDGED, TIMED, load_run
 from skep.engines.control import NotRunning
 from skep.errors import SkepError, UserError
 from skep.mcp_server.answers import (
@@ -29,6 +28,7 @@ from skep.mcp_server.served import Served, ask_models
 from skep.mcp_server.shown import short_standing
 from skep.records import LevelSummary, Run, RunState
 from skep.store.database import Store
+from skep.swarm.locks import as_it_stands
 from skep.tasks import RunState as SwarmState
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ class LookTools:
         told = self._status()
         if told is None:
             hint = "start it with `skep up -d` on the shell"
-            where = f"no hive runs here; tasks go to {self._place.url}" if self._place.url else hint
+            elsewhere = self._place.named_url()
+            where = f"no hive runs here; tasks go to {elsewhere}" if elsewhere else hint
             return Status(running=False, next=where, runs=swarms)
         gateway = told.get("gateway") or {}
         rows = tuple({key: row[key] for key in KEPT if row.get(key) not in (None, "")} for row in told["rows"])
@@ -123,11 +124,14 @@ class LookTools:
     def benchmarks(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> Benchmarks:
         """The newest stored benchmark runs of this machine: id, model, best measured speed. `benchmark` has one in
         full."""
-        if not self._place.paths.store.exists():
-            return Benchmarks(runs=(), next="`skep bench sweep` on the shell makes one")
-        with self._place.reading() as store:
-            runs = tuple(_benchmark(store, run, best=True) for run in store.runs(limit))
-        return Benchmarks(runs=runs, next="benchmark(run) has all levels of one")
+        runs: tuple[Benchmark, ...] = ()
+        if self._place.paths.store.exists():
+            with self._place.reading() as store:
+                runs = tuple(_benchmark(store, run, best=True) for run in store.runs(limit))
+        return Benchmarks(
+            runs=runs,
+            next="benchmark(run) has all levels of one" if runs else "`skep bench sweep` on the shell makes one",
+        )
 
     def benchmark(
         self, run: Annotated[str, Field(description="Id of a benchmark run, its beginning, or `last`.")]
@@ -148,7 +152,8 @@ class LookTools:
             return ()
         with self._place.runs() as runs:
             found = runs.runs(NEWEST_SWARMS)
-        return tuple(short_standing(run) for run in found if run.state is SwarmState.RUNNING)
+        standing = (as_it_stands(self._place.paths, run) for run in found)
+        return tuple(short_standing(run) for run in standing if run.state is SwarmState.RUNNING)
 
     def _described(self, served: Served, figures: dict[str, Any]) -> ModelCapacity:
         levels, run_id = self._measured(served)
@@ -161,7 +166,7 @@ class LookTools:
             engine=served.engine,
             simulated=served.simulated,
             state=served.state,
-            measured=levels,
+            measured=levels or None,
             measured_run=run_id,
         )
 
@@ -169,6 +174,8 @@ class LookTools:
         """Of the newest finished run of that model whose levels are numbers of agents, simulated as it is itself."""
         if not self._place.paths.store.exists():
             return (), None
+        from skep.bench.loaded import JUDGED, TIMED
+
         with self._place.reading() as store:
             for run in store.runs(LOOKED_AT):
                 fits = run.model == served.id and run.state is RunState.DONE and run.kind not in (*TIMED, *JUDGED)
@@ -192,6 +199,8 @@ def _suggested(served: tuple[Served, ...]) -> str:
 
 
 def _levels(store: Store, run: Run) -> tuple[Level, ...]:
+    from skep.bench.loaded import load_run
+
     try:
         return tuple(level for one in load_run(store, run.id)[1].levels if (level := _level(one)) is not None)
     except SkepError:
@@ -221,6 +230,8 @@ def _layout(found: Answer, place: int) -> Layout:
 
 def _benchmark(store: Store, run: Run, *, best: bool) -> Benchmark:
     """`best`: with its fastest level alone."""
+    from skep.bench.loaded import JUDGED, TIMED, load_run
+
     figures: dict[str, Any] = {}
     failed = sum(not row.ok for row in store.requests(run.id))
     if run.kind in JUDGED:

@@ -12,6 +12,7 @@ from skep.errors import UserError
 from skep.places import LOOPBACK, Paths
 from skep.store.database import Store, open_store
 from skep.store.swarm import SwarmStore
+from skep.swarm.here import KEY_VARIABLE, URL_VARIABLE
 from skep.wire.heads import parse_url
 
 
@@ -19,20 +20,23 @@ from skep.wire.heads import parse_url
 class Place:
     paths: Paths
     env: Mapping[str, str]
-    url: str | None = None  # None: the hive that runs here
+    url: str | None = None  # None: what SKEP_URL says, or the hive that runs here
     model: str | None = None  # None: the only one that is served
     key_env: str | None = None
     files: bool = False  # the client is this machine's user, who may name files
     clock: Callable[[], float] = time.time
 
+    def named_url(self) -> str | None:
+        return self.url or self.env.get(URL_VARIABLE) or None
+
     def endpoint_url(self) -> str:
         """Raises NotRunning where no URL was given and no hive runs."""
-        return self.url if self.url is not None else str(self.hive_status()["url"])
+        return self.named_url() or str(self.hive_status()["url"])
 
     def key(self, url: str) -> str | None:
         """The variable that was named; else the gateway's own key, which is sent to this machine only."""
         if self.key_env is None:
-            return self.env.get("SKEP_API_KEY") or None if parse_url(url)[0].host in LOOPBACK else None
+            return self.env.get(KEY_VARIABLE) or None if parse_url(url)[0].host in LOOPBACK else None
         value = self.env.get(self.key_env)
         if not value:
             raise UserError(f"--key-env `{self.key_env}` is not set", hint="set it where `skep mcp` is started")

@@ -25,6 +25,7 @@ from skep.store.database import Store, open_store
 from skep.store.swarm import SwarmStore
 from skep.swarm.intake.reading import read_tasks, tasks_of
 from skep.swarm.journal import create_run
+from skep.swarm.locks import as_it_stands
 from skep.swarm.orders import Order, order_from_json
 from skep.tasks import Ending, RunState, Task
 
@@ -33,6 +34,7 @@ LOOK_S, TELL_S = 0.25, 1.0
 FIND_S = 5.0
 CANCEL_S = 5.0
 MOST_ROWS, MOST_CHARS = 20, 2000
+MOST_WRITERS = 50  # newest runs, any of which may be writing the file that another one wants
 
 Run = Annotated[str, Field(description="Id of the run, the beginning of it, or `last`.")]
 Model = Annotated[str | None, Field(description="Which model; needed only where several are served (see capacity).")]
@@ -109,7 +111,7 @@ class RunTools:
         def read() -> list[Task]:
             found = Path(_absolute("path", path))
             if order.output is not None:
-                _check_free(Path(order.output))
+                self._check_free(Path(order.output))
             return read_tasks(found, template=template, system=system, schema=schema, max_tokens=max_tokens)
 
         return await self._dispatch(await asyncio.to_thread(read), model, order, name or Path(path).name)
@@ -125,7 +127,7 @@ class RunTools:
         again."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + min(max(0.0, seconds), self._longest_wait_s)
-        told, tell_at = 0.0, loop.time() + TELL_S
+        told, tell_at = 0.0, loop.time()
         while True:
             standing = await asyncio.to_thread(self._standing, run)
             now = loop.time()
@@ -195,7 +197,7 @@ class RunTools:
         failed keep their error: swarm_retry is for those."""
         standing = self._standing(run)
         if standing.state in ("stopped", "cancelled"):
-            self._launcher.start(standing.run)
+            self._launcher.start(standing.run, self._place.clock())
         return self._standing(standing.run, whole=True)
 
     async def swarm_retry(self, run: Run, agents: Agents = None) -> Dispatched:
@@ -225,7 +227,8 @@ class RunTools:
         if not self._place.paths.store.exists():
             return Listed(runs=())
         with self._place.runs() as runs:
-            return Listed(runs=tuple(short_standing(run) for run in runs.runs(limit)))
+            found = runs.runs(limit)
+        return Listed(runs=tuple(short_standing(as_it_stands(self._place.paths, run)) for run in found))
 
     async def _dispatch(self, tasks: list[Task], model: str | None, order: Order, name: str) -> Dispatched:
         """The endpoint is asked first: what could not be done now is not taken."""
@@ -237,7 +240,7 @@ class RunTools:
         def begin() -> str:
             with self._writing() as store:
                 run_id = create_run(store, tasks, told, url=url, model=endpoint.model, kind="map", name=name)
-            self._launcher.start(run_id)
+            self._launcher.start(run_id, place.clock())
             return run_id
 
         run_id = await asyncio.to_thread(begin)
@@ -259,11 +262,25 @@ class RunTools:
             raise EndpointError(f"nothing was dispatched: {error.message}", hint=error.hint) from None
 
     def _standing(self, run: str, *, whole: bool = False) -> Standing:
-        """`whole`: with the speed and the failures, which are read from all results."""
-        with self._place.runs() as runs:
-            found = runs.run(run)
+        """`whole`: with the speed and the newest failures."""
+        with self._place.reading() as store:
+            found = SwarmStore(store).run(run)
             at_work = self._launcher.is_alive(found.id)
-            return standing_of(runs, found, self._place.clock(), at_work, self._launcher.last_words, whole=whole)
+            return standing_of(store, found, self._place.clock(), at_work, self._launcher.last_words, whole=whole)
+
+    def _check_free(self, output: Path) -> None:
+        if output.is_dir() or not output.parent.is_dir():
+            what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
+            raise UserError(f"`output` `{output}` {what}", hint="name a file, such as /tmp/results.jsonl")
+        if output.exists() and output.stat().st_size:
+            raise UserError(f"`output` `{output}` is there already", hint="name another file, or remove it first")
+        if not self._place.paths.store.exists():
+            return
+        with self._place.runs() as runs:
+            writers = [run for run in runs.runs(MOST_WRITERS) if run.config.get("output") == str(output)]
+        for run in writers:
+            if run.state is not RunState.DONE and self._launcher.is_alive(run.id):
+                raise UserError(f"`output` `{output}` is the file of run `{run.id}`", hint="name another file")
 
     def _writing(self) -> Store:
         self._place.paths.store.parent.mkdir(parents=True, exist_ok=True)
@@ -273,14 +290,6 @@ class RunTools:
 def _fields(task: dict[str, Any] | str) -> dict[str, Any]:
     """What fills a template in: a plain text is `{}` and `{item}`."""
     return {"": task, "item": task} if isinstance(task, str) else task
-
-
-def _check_free(output: Path) -> None:
-    if output.is_dir() or not output.parent.is_dir():
-        what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
-        raise UserError(f"`output` `{output}` {what}", hint="name a file, such as /tmp/results.jsonl")
-    if output.exists() and output.stat().st_size:
-        raise UserError(f"`output` `{output}` is there already", hint="name another file, or remove it first")
 
 
 def _absolute(name: str, given: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from skep.mcp_server.answers import Failure, Page, Row, Standing, Whole
+from skep.store.database import Store
 from skep.store.swarm import SwarmStore
 from skep.tasks import Ending, Result, RunState, SwarmRun
 
@@ -15,10 +16,17 @@ NEWEST_FAILURES = 5
 ERROR_CHARS = 300
 WHOLE_CHARS = 20_000
 STARTING_S = 20.0  # until the process of a new run has said that it is there
+# A run may have thousands of answers, and is asked after every minute: they are counted where they lie.
+_SETTLED = "SELECT count(*), sum(output_tokens) FROM swarm_results WHERE run_id = ? AND ended_at >= ?"
+_NEWEST_FAILED = """
+SELECT swarm_tasks.id, error, error_kind
+FROM swarm_results JOIN swarm_tasks ON swarm_tasks.key = swarm_results.task
+WHERE swarm_results.run_id = ? AND ending = 'failed' ORDER BY ended_at DESC LIMIT ?
+"""
 
 
 def standing_of(
-    runs: SwarmStore,
+    store: Store,
     run: SwarmRun,
     now: float,
     at_work: bool,
@@ -27,7 +35,7 @@ def standing_of(
     whole: bool,
 ) -> Standing:
     """`at_work`: the process that was started for it still runs."""
-    standing = short_standing(run)
+    standing = short_standing(run).model_copy(update={"next": _next(run, run.state.value)})
     if run.state in (RunState.STOPPED, RunState.CANCELLED) and run.counts.left and at_work:
         standing = standing.model_copy(update={"state": "starting", "next": _next(run, "starting"), "error": None})
     elif run.state is RunState.STOPPED and not run.sessions and now - run.created_at < STARTING_S:
@@ -39,23 +47,24 @@ def standing_of(
         standing = standing.model_copy(update={"error": last_words(run.id)})
     if not whole:
         return standing
-    results = runs.results(run.id)
-    failed = sorted((one for one in results if one.ending is Ending.FAILED), key=lambda one: one.ended_at)
+    until = run.ended_at if standing.state in ENDED else now  # None: the process was killed, and nobody knows when
     update: dict[str, Any] = {
-        "seconds": round(max(0.0, (run.ended_at or now) - run.created_at), 1),
+        "seconds": round(max(0.0, until - run.created_at), 1) if until is not None else None,
         "failures": tuple(
-            Failure(task=one.task, error=cut(one.error or one.error_kind or "", ERROR_CHARS))
-            for one in failed[-NEWEST_FAILURES:]
-        ),
-        **_speed(runs, run, results, now, standing.state),
+            Failure(task=row["id"], error=cut(row["error"] or row["error_kind"] or "", ERROR_CHARS))
+            for row in store.read(_NEWEST_FAILED, run.id, NEWEST_FAILURES)
+        )
+        or None,
+        **_speed(store, run, until, standing.state),
     }
-    if standing.state == "running" and (why := _away(runs, run)) is not None:
+    if standing.state == "running" and (why := _away(store, run)) is not None:
+        update["left_s"] = None
         update["error"] = f"the endpoint does not answer at this moment, and is waited for: {why}"
     return standing.model_copy(update=update)
 
 
 def short_standing(run: SwarmRun) -> Standing:
-    """What the run's row tells."""
+    """What the run's row tells, without what to do next: it is one of many."""
     output = run.config.get("output")
     return Standing(
         run=run.id,
@@ -64,7 +73,6 @@ def short_standing(run: SwarmRun) -> Standing:
         done=run.counts.done,
         failed=run.counts.failed,
         left=run.counts.left,
-        next=_next(run, run.state.value),
         name=run.name or None,
         simulated=run.simulated,
         error=run.error,
@@ -128,30 +136,26 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: max(1, most - 1)]}…"
 
 
-def _speed(
-    runs: SwarmStore, run: SwarmRun, results: Sequence[Result], now: float, state: str
-) -> dict[str, float | None]:
+def _speed(store: Store, run: SwarmRun, until: float | None, state: str) -> dict[str, float | None]:
     """Over the newest session: what a resumed run did before the pause says nothing of now."""
-    sessions = runs.session_rows(run.id)
-    if not sessions:
+    sessions = SwarmStore(store).session_rows(run.id)
+    if not sessions or until is None or state == "starting":
         return {}
     began = sessions[-1].started_at
-    ended = sessions[-1].ended_at or (now if state == "running" else run.ended_at or now)
-    settled = [one for one in results if one.ended_at >= began]
-    took = ended - began
+    ((settled, tokens),) = store.read(_SETTLED, run.id, began)
+    took = until - began
     if not settled or took <= 0:
         return {}
-    known = [one.output_tokens for one in settled if one.output_tokens is not None]
-    left_s = run.counts.left * took / len(settled) if state == "running" else None
+    left_s = run.counts.left * took / settled if state == "running" else None
     return {
-        "tok_s": round(sum(known) / took, 1) if known else None,
+        "tok_s": round(tokens / took, 1) if tokens is not None else None,
         "left_s": round(left_s, 1) if left_s is not None else None,
     }
 
 
-def _away(runs: SwarmStore, run: SwarmRun) -> str | None:
+def _away(store: Store, run: SwarmRun) -> str | None:
     """Why the endpoint is away; None where it is there."""
-    told = [fact for session, _, _, fact in runs.facts(run.id, "endpoint") if session == run.sessions]
+    told = [fact for session, _, _, fact in SwarmStore(store).facts(run.id, "endpoint") if session == run.sessions]
     return str(told[-1].get("why") or "no reason is known") if told and not told[-1].get("up", True) else None
 
 
@@ -160,7 +164,9 @@ def _next(run: SwarmRun, state: str) -> str:
     match state:
         case "done":
             return f"swarm_results has the answers, page by page{retry}"
-        case "running" | "starting":
+        case "starting":
+            return f"call swarm_wait again; where it stays so, {run.url} does not answer and is waited for"
+        case "running":
             return "call swarm_wait again; swarm_results has what is done already"
         case "cancelled":
             return f"what is done is kept: swarm_results; swarm_resume does the other {run.counts.left}"

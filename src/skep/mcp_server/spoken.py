@@ -25,6 +25,10 @@ _SAID = 200  # characters of a wrong value that are shown
 
 
 class SpokenTool(Tool):
+    @property
+    def output_schema(self) -> None:
+        """Answers are structured, but how is not announced: it would double what every conversation begins with."""
+
     async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:
         self._check_names(arguments)
         try:
@@ -45,21 +49,19 @@ class SpokenTool(Tool):
 def make_tool(
     function: Callable[..., Any], title: str, *, reads: bool, destroys: bool = False, same: bool = True
 ) -> SpokenTool:
-    """`reads`: it changes nothing. `destroys`: it ends something. `same`: twice has the effect of once."""
-    annotations = ToolAnnotations(
-        title=title,
-        read_only_hint=reads,
-        destructive_hint=destroys,
-        idempotent_hint=same,
-        open_world_hint=False,
-    )
+    """`reads`: it changes nothing. `destroys`: it ends something. `same`: twice has the effect of once.
+
+    The protocol gives the last two no meaning for a tool that only reads.
+    """
+    annotations = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    if not reads:
+        annotations = ToolAnnotations(destructive_hint=destroys, idempotent_hint=same, open_world_hint=False)
     text = " ".join((function.__doc__ or "").split())
     made = SpokenTool.from_function(
         function, title=title, description=text, annotations=annotations, structured_output=True
     )
     assert isinstance(made, SpokenTool)
-    made.parameters = without_titles(made.parameters)
-    made.fn_metadata.output_schema = without_titles(made.fn_metadata.output_schema)
+    made.parameters = terse(made.parameters)
     return made
 
 
@@ -98,11 +100,18 @@ def without_unknown(value: Any) -> Any:
     return [without_unknown(one) for one in value] if isinstance(value, list) else value
 
 
-def without_titles(schema: Any) -> Any:
-    """Titles that only repeat the fields' names are a third of a schema, and every client's model reads it."""
-    if isinstance(schema, dict):
-        return {key: without_titles(one) for key, one in schema.items() if key != "title" or not isinstance(one, str)}
-    return [without_titles(one) for one in schema] if isinstance(schema, list) else schema
+def terse(schema: Any) -> Any:
+    """Without titles, which only repeat the fields' names, and without `or null`, since what is not wanted can be left
+    out. A third of a schema is that, and every client's model reads it."""
+    if isinstance(schema, list):
+        return [terse(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: terse(one) for key, one in schema.items() if key != "title" or not isinstance(one, str)}
+    kinds = [one for one in kept.get("anyOf", ()) if one != {"type": "null"}]
+    if len(kinds) == 1:
+        kept = {**{key: one for key, one in kept.items() if key != "anyOf"}, **kinds[0]}
+    return {key: one for key, one in kept.items() if key != "default" or one is not None}
 
 
 def _fault(error: Any) -> str:

@@ -39,7 +39,7 @@ _TERMS = {
     "Serial estimate": """How long the done tasks would have taken one after the other: from tasks of this run that were
         repeated alone; else from a stored benchmark of one agent alone at the same model and endpoint; else from the
         monitor's probes of it; else only a bound. The interval is of samples redrawn from those that ran alone.""",
-    "Speedup": "Serial estimate over wall time. At most so much where the serial time is only a bound.",
+    "Speedup": "Serial estimate over wall time. Unknown where no request was measured alone.",
     "Seconds of a task": """From the start of its first attempt to its result, retries included, pauses between sessions
         left out.""",
     "TTFT": "Time to first token of the attempts that counted, from sending the request, the gateway's queue included.",
@@ -104,14 +104,13 @@ def _banners(account: Account, story: SwarmStory) -> list[Markup]:
 
 
 def _cards(account: Account) -> Markup:
-    serial = account.serial
-    limit, sign = ("at most; ", "≤ ") if serial and serial.at_most else ("", "")
+    known = account.serial is not None and not account.serial.at_most
     spread = speedup_range(account)
-    note = f"{limit}{_source(account)}{f'; 95 %: {spread}' if spread else ''}"
+    note = f"{_source(account)}{f'; 95 %: {spread}' if spread else ''}"
     done = f"{number(account.done, digits=0)} of {number(account.tasks, digits=0)}"
     return tag(
         "dl",
-        card(f"{sign}{times(account.speedup)}", "Speedup over one by one", note),
+        card(times(account.speedup if known else None), "Speedup over one by one", note),
         card(seconds(account.wall_s), "Wall time", _wall_note(account)),
         card(number(account.effective_tok_s), "Effective tok/s", f"{_at_once(account)} at once"),
         card(done, "Tasks done", outcome_words(account) or "each at the first try"),
@@ -124,9 +123,10 @@ def _source(account: Account) -> str:
         return "nothing to estimate it from"
     words = {
         "sample": "serial time from tasks repeated alone",
+        "earlier": "serial time from tasks of an earlier run repeated alone",
         "bench": "serial time from a stored benchmark",
         "monitor": "serial time from the monitor's probes",
-        "bound": "serial time is only a bound",
+        "bound": "nothing was measured alone; --serial-sample 3 does",
     }
     return words[account.serial.source.value]
 

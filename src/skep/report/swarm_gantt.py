@@ -19,6 +19,7 @@ from skep.tasks import Attempt, Outcome, Why
 
 _WIDTH = 1080
 _LEFT, _RIGHT = 62, 1068
+_PANEL_WORDS = 290  # wide
 _PANEL_TOP, _PANEL_TALL = 26, 76
 _LANES_TOP = _PANEL_TOP + _PANEL_TALL + 26
 _LANE_PX, _LANE_LEAST_PX, _LANES_PX = 20.0, 5.0, 660.0
@@ -186,7 +187,7 @@ def _pauses(course: Course, bottom: float) -> str:
         middle = (left + right) / 2
         tear = f"M{middle:.1f} {_PANEL_TOP - 4}" + "l3 6l-6 6l3 6" * int((bottom - _PANEL_TOP + 8) / 18)
         word = ""
-        if len(course.pieces) <= 8:
+        if len(course.pieces) <= 8 and middle > _LEFT + _PANEL_WORDS:  # else it would run into the panel's own words
             word = _label(middle, _PANEL_TOP - 9, f"{seconds(paused)} pause", "middle")
         parts.append(
             f'<g><title>{_text(told)}</title><rect {place} fill="{theme.PAPER}"/>'

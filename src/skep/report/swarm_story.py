@@ -18,6 +18,7 @@ class SerialSource(StrEnum):
     """Where the time that the same tasks would have taken one after the other comes from; the best first."""
 
     SAMPLE = "sample"  # some of them were repeated alone, after the run
+    EARLIER = "earlier"  # tasks of an earlier run at the same model and endpoint were
     BENCH = "bench"  # a stored benchmark of one agent alone at the same model and endpoint
     MONITOR = "monitor"  # probes of the same model and endpoint, one stream at a time
     BOUND = "bound"  # nothing but the times in the crowd, which are longer than alone: at most so much
@@ -37,6 +38,7 @@ class Serial:
 
     @property
     def at_most(self) -> bool:
+        """Many times too long where the crowd was large: no figure to show beside others."""
         return self.source is SerialSource.BOUND
 
 

@@ -13,10 +13,8 @@ def headline(account: Account) -> str:
         return f"{what} done; no work has begun"
     told = f"{what} in {seconds(account.wall_s)}"
     serial = account.serial
-    if serial is not None and account.speedup is not None and account.done:
-        word = "at most" if serial.at_most else "about"
-        most = "at most " if serial.at_most else ""
-        told += f" instead of {word} {seconds(serial.seconds)} one after the other: {most}{times(account.speedup)}"
+    if serial is not None and not serial.at_most and account.speedup is not None and account.done:
+        told += f" instead of about {seconds(serial.seconds)} one after the other: {times(account.speedup)}"
     return f"{told}, simulated" if account.simulated else told
 
 
@@ -33,14 +31,14 @@ def outcome_words(account: Account) -> str:
 
 
 def serial_words(account: Account) -> str:
-    """How the serial time was had, with its spread; "" where there is none."""
+    """How the serial time was had, with its spread; "" where nothing tells of it."""
     serial = account.serial
-    if serial is None:
+    if serial is None or serial.at_most:
         return ""
     spread = ""
     if serial.low is not None and serial.high is not None and seconds(serial.low) != seconds(serial.high):
         spread = f" (95 %: {seconds(serial.low)} to {seconds(serial.high)})"
-    head = f"{'at most' if serial.at_most else 'about'} {seconds(serial.seconds)}{spread}"
+    head = f"about {seconds(serial.seconds)}{spread}"
     cached = ""
     if serial.source is SerialSource.SAMPLE:
         cached = "; an engine that still has their prompts in its cache answers sooner, so the speedup is not flattered"

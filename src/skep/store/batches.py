@@ -37,9 +37,14 @@ class Status(StrEnum):
 
 FINAL = frozenset((Status.FAILED, Status.COMPLETED, Status.EXPIRED, Status.CANCELLED))
 _ENDED = f"SELECT batch_id FROM batch_events WHERE status IN ({', '.join(repr(one.value) for one in sorted(FINAL))})"  # noqa: S608
+_USER = f"SELECT id FROM batches WHERE input_file_id = ? AND id NOT IN ({_ENDED})"  # noqa: S608
 _INSERT_FILE = (
     "INSERT INTO files (id, owner, created_at, filename, purpose, bytes, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
+_INSERT_BATCH = """
+INSERT INTO batches (
+    id, owner, created_at, endpoint, input_file_id, completion_window, expires_at, metadata, output_expires_s
+) SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9 WHERE EXISTS (SELECT 1 FROM files WHERE id = ?5)"""
 _INSERT_RESULT = "INSERT OR IGNORE INTO batch_results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _PENDING = """
 SELECT idx, custom_id, start, length FROM batch_requests AS request
@@ -161,33 +166,33 @@ class BatchStore:
             ORDER BY number {order} LIMIT ?4"""  # noqa: S608
         return [_file_of(row) for row in self._store.read(sql, owner, purpose, after, limit)]
 
-    def delete_file(self, file_id: str) -> bool:
-        """Whether there was one."""
-        with self._store.transaction() as connection:
-            return connection.execute("DELETE FROM files WHERE id = ?", (file_id,)).rowcount > 0
+    def delete_file(self, file_id: str) -> str | None:
+        """None: it is not there any more. Else the unfinished batch that reads it, and it stays."""
+        with self._store.transaction() as connection:  # no batch can begin to read it between the look and the deed
+            user = connection.execute(_USER, (file_id,)).fetchone()
+            if user is None:
+                connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
+        return None if user is None else str(user["id"])
 
     def expired_files(self, now: float) -> list[str]:
         return [row["id"] for row in self._store.read("SELECT id FROM files WHERE expires_at <= ?", now)]
 
-    def user_of(self, file_id: str) -> str | None:
-        """The unfinished batch that still reads this file."""
-        sql = f"SELECT id FROM batches WHERE input_file_id = ? AND id NOT IN ({_ENDED})"  # noqa: S608
-        rows = self._store.read(sql, file_id)
-        return rows[0]["id"] if rows else None
-
     # Batches
 
-    def add_batch(self, order: BatchOrder) -> None:
+    @property
+    def moved(self) -> bool:
+        """Another file stands in the store's place, or none: see `Store.moved`."""
+        return self._store.moved
+
+    def add_batch(self, order: BatchOrder) -> bool:
+        """False: its input file is not there any more."""
         metadata = None if order.metadata is None else json_text(dict(order.metadata))
         values = (
             order.id, order.owner, order.created_at, order.endpoint, order.input_file_id, order.completion_window,
             order.expires_at, metadata, order.output_expires_s,
         )  # fmt: skip
-        columns = (
-            "id, owner, created_at, endpoint, input_file_id, completion_window, expires_at, metadata, output_expires_s"
-        )
         with self._store.transaction() as connection:
-            connection.execute(f"INSERT INTO batches ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608
+            return connection.execute(_INSERT_BATCH, values).rowcount > 0
 
     def batch(self, batch_id: str) -> StoredBatch | None:
         rows = self._store.read("SELECT * FROM batches WHERE id = ?", batch_id)
@@ -251,11 +256,16 @@ class BatchStore:
             row["prompt"], row["cached"], row["output"], row["reasoning"],
         )  # fmt: skip
 
-    def end(self, batch_id: str, status: Status, at: float, files: Sequence[StoredFile], **detail: Any) -> None:
-        """Its output files and its last event, all or none. Its requests and results may go from then on."""
+    def end(self, batch_id: str, status: Status, at: float, files: Sequence[StoredFile], **detail: Any) -> bool:
+        """Its output files and its last event, all or none. Its requests and results may go from then on.
+
+        False: another process has ended it before.
+        """
         with self._store.transaction() as connection:
-            if _event(connection, batch_id, status, at, detail):
+            ended = _event(connection, batch_id, status, at, detail)
+            if ended:
                 connection.executemany(_INSERT_FILE, [_file_row(file) for file in files])
+        return ended
 
     def forget_ended(self) -> None:
         """Delete what the output files of ended batches have. In short transactions: a gateway is serving."""

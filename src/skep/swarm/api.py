@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 from skep.errors import UserError
-from skep.swarm.asked import Items, Prompt
-from skep.swarm.calls import Failure, Options, Run, SwarmError, carried
+from skep.swarm.api_run import Failure, Options, Run, SwarmError, carried
+from skep.swarm.api_tasks import Items, Prompt
 
 __all__ = ["Failure", "Options", "Run", "SwarmError", "map", "map_sync", "run", "run_sync"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from skep import __version__
 from skep.store.database import Store
 from skep.store.swarm import SwarmStore
-from skep.swarm.mishaps import FREE_BREAKS, Mishap, mishap_of
+from skep.swarm.mishaps import Mishap, mishap_of
 from skep.swarm.orders import Order, order_json
 from skep.swarm.schedule import Pending
 from skep.tasks import Attempt, Outcome, Task
@@ -49,10 +49,10 @@ def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
 
 
 def _pending(task: Task, attempts: Sequence[Attempt], first_at: float | None) -> Pending:
-    """What was the endpoint's fault counts as little as it did when it happened."""
+    """A break costs no try here: whether it was the task's own is not in the journal. A suspect stays one."""
     counted = (Outcome.FAILED, Outcome.REJECTED)
     mishaps = [mishap_of(one.error_kind, one.status) for one in attempts if one.outcome in counted]
     breaks = mishaps.count(Mishap.BROKEN)
-    tries = mishaps.count(Mishap.TRY) + max(0, breaks - FREE_BREAKS)
+    tries = mishaps.count(Mishap.TRY)
     last = max((one.number for one in attempts), default=0)
     return Pending(task, attempts=last, tries=tries, breaks=breaks, first_at=first_at)

@@ -21,6 +21,15 @@ LONGEST_WAIT_S = 3600.0  # that a Retry-After is believed
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A tool that the model wants used; `arguments` as it wrote them."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """What came of one request. Faults are told, not raised. Times are unix seconds."""
 
@@ -38,6 +47,7 @@ class Reply:
     finish_reason: str | None = None
     replica: str | None = None
     retry_after_s: float | None = None
+    calls: tuple[Call, ...] = ()
 
 
 class Line:
@@ -46,16 +56,16 @@ class Line:
     def __init__(self, endpoint: Endpoint, *, timeout_s: float, flow: str = "") -> None:
         """`flow`: whose requests these are, for a gateway that shares fairly between several."""
         self.endpoint = endpoint
+        self.flow = flow
         self.timeout_s = timeout_s
         self.total = 0  # events of all answers: about as many as tokens
-        self.on_whole: Callable[[tuple[str, int]], None] = lambda _: (
-            None
-        )  # every byte of an attempt's last answer is here
+        # Every byte of an attempt's last answer is here.
+        self.on_whole: Callable[[tuple[str, int]], None] = lambda _: None
         self.is_gateway = "replicas" in endpoint.engine
         self._pool = Pool(endpoint.origin, max_idle=MOST_IDLE)
         self._loop = asyncio.get_running_loop()
         self._heard: dict[tuple[str, int], int] = {}
-        self._lines = self._fixed_lines(flow)
+        self._lines = self._fixed_lines()
 
     def __repr__(self) -> str:
         return f"<Line to {self.endpoint.url}, {len(self._heard)} attempts under way>"
@@ -81,11 +91,13 @@ class Line:
         session: str | None = None,
         timeout_s: float | None = None,
         is_last: bool = False,
+        hearing: type[Hearing] | None = None,
     ) -> Reply:
         """One streamed chat request. `fields`: of the body, beside model and messages.
 
         `session`: of skep's gateway, which sends what has the same one to the same replica. `is_last`: the attempt asks
         no more, so that another may take its place while this answer is still being read.
+        `hearing`: what takes the answer, where its text is not all that is wanted.
         """
         body = {
             **(fields or {}),
@@ -97,7 +109,7 @@ class Line:
         data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         own = self._own_lines(priority, session)
         head = b"%b%bcontent-length: %d\r\n\r\n" % (self._lines, own, len(data))
-        reading = _Hearing(self._loop.create_future(), self, attempt)
+        reading = (hearing or Hearing)(self._loop.create_future(), self, attempt)
         epoch, started = time.time() - time.monotonic(), time.monotonic()
         call = self._pool.send(head, reading, data)
         limit_s = self.timeout_s if timeout_s is None else timeout_s
@@ -122,10 +134,10 @@ class Line:
         abort()
         reading.give_up("timeout", f"no complete answer within {limit_s:g} s", time.monotonic())
 
-    def _fixed_lines(self, flow: str) -> bytes:
+    def _fixed_lines(self) -> bytes:
         own = "".join(f"{name}: {value}\r\n" for name, value in self.endpoint.headers.items())
-        if flow and self.is_gateway:
-            own += f"x-skep-agent: {flow}\r\n"
+        if self.flow and self.is_gateway:
+            own += f"x-skep-agent: {self.flow}\r\n"
         fixed = "accept: */*\r\nuser-agent: skep\r\ncontent-type: application/json\r\n"
         path = f"{self.endpoint.base}{OPENAI_CHAT}"
         return b"POST %b HTTP/1.1\r\n%b%b" % (path.encode(), self._pool.host_line, f"{fixed}{own}".encode())
@@ -138,7 +150,7 @@ class Line:
         return b"".join(b"x-skep-%b: %b\r\n" % (name.encode(), _visible(value)) for name, value in told if value)
 
 
-class _Hearing(Reading):
+class Hearing(Reading):
     """Counts events as they arrive: a read may hold several."""
 
     def __init__(self, done: asyncio.Future[float], line: Line, attempt: tuple[str, int]) -> None:
@@ -150,6 +162,10 @@ class _Hearing(Reading):
     @property
     def is_whole(self) -> bool:
         return self.status == 200 and self._broken is None
+
+    def calls(self) -> tuple[Call, ...]:
+        """The tools that the answer asks for."""
+        return ()
 
     def on_head(self, head: ResponseHead, at: float) -> None:
         super().on_head(head, at)
@@ -171,7 +187,7 @@ class _Hearing(Reading):
             self._owner.took(self._whose, events)
 
 
-def _reply(reading: _Hearing, started_at: float, ended_at: float, epoch: float) -> Reply:
+def _reply(reading: Hearing, started_at: float, ended_at: float, epoch: float) -> Reply:
     reading.digest()
     head, kind, error = reading.head, reading.error_kind, reading.error
     replica = head.get(b"x-skep-replica") if head else None
@@ -190,6 +206,7 @@ def _reply(reading: _Hearing, started_at: float, ended_at: float, epoch: float) 
         finish_reason=storable(reading.finish_reason),
         replica=replica.decode("latin-1") if replica else None,
         retry_after_s=_wait(head) if head else None,
+        calls=reading.calls(),
     )
 
 

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from skep.bench.endpoint import Endpoint, find_endpoint
@@ -19,12 +20,13 @@ from skep.store.swarm import SessionOutcome, SwarmStore
 from skep.swarm.checking.answers import Checking
 from skep.swarm.journal import pending_tasks
 from skep.swarm.line import Line
+from skep.swarm.locks import lock_path
 from skep.swarm.orders import Order, order_from_json
 from skep.swarm.outage import FIRST_LOOK_S, next_pause_s
 from skep.swarm.output import ResultsFile
 from skep.swarm.pace import Pace
 from skep.swarm.progress import Progress
-from skep.swarm.repeating import repeat_alone
+from skep.swarm.repeating import chosen, repeat_alone
 from skep.swarm.schedule import Pending, Schedule
 from skep.swarm.shift import Cancelled, Shift, told_by
 from skep.swarm.stages import next_tasks, usual_work
@@ -33,15 +35,16 @@ from skep.swarm.work import WorkMaker
 from skep.swarm.writer import Writer
 from skep.tasks import Result, RunState, SwarmRun, Task
 
-
-def lock_path(paths: Paths, run_id: str) -> Path:
-    return paths.state / "swarm" / f"{run_id}.lock"
+__all__ = ["carry_out", "lock_path"]
 
 
 async def carry_out(
     paths: Paths,
     run_id: str,
     *,
+    url: str | None = None,
+    model: str | None = None,
+    since: float | None = None,
     key: str | None = None,
     watch: Callable[[Progress], None] = lambda _: None,
     work: WorkMaker | None = None,
@@ -50,12 +53,19 @@ async def carry_out(
     """Until every task has its result. What has one already is not sent again.
 
     Cancelled: what is under way is broken off, what is done is kept, and it may be carried out again. An endpoint that
-    is down is waited for, as long as the order's deadline says; then EndpointError.
+    is down is waited for, as long as the order's deadline says; then EndpointError. `url`, `model`: of an endpoint
+    that has moved, for this session. `since`: when it was asked for, in unix seconds; a cancellation from then on is
+    meant for this session, even one that came before it began. Without it: since the run was made, or, of a run that
+    had sessions already, since now.
     """
     lock = lock_path(paths, run_id)
     hint = f"`skep swarm show {run_id}` shows how it stands, `skep swarm cancel {run_id}` stops it"
     with held(lock, f"swarm run `{run_id}`", hint), open_store(paths.store) as store:
-        session = _Session(SwarmStore(store), run_id, key, watch, work, on_result)
+        swarm = SwarmStore(store)
+        run = swarm.run(run_id)
+        moved = replace(run, url=url or run.url, model=model or run.model)
+        began_at = since if since is not None else time.time() if run.sessions else run.created_at
+        session = _Session(swarm, moved, began_at, key, watch, work, on_result)
         state = await session.carry_out()
         if state is RunState.DONE:
             with suppress(OSError):
@@ -67,20 +77,22 @@ class _Session:
     def __init__(
         self,
         swarm: SwarmStore,
-        run_id: str,
+        run: SwarmRun,
+        began_at: float,
         key: str | None,
         watch: Callable[[Progress], None],
         work: WorkMaker | None,
         on_result: Callable[[Result], None],
     ) -> None:
         self._swarm = swarm
-        self._run: SwarmRun = swarm.run(run_id)
+        self._run = run
         self._order: Order = order_from_json(self._run.config)
         self._key = key
         self._work = work
         self._on_result = on_result
-        self._began_at = time.time()
+        self._began_at = began_at
         self._tasks: dict[str, Task] = {}
+        self._all_ended = False  # every task has its result
         self._tally = Tally(self._run.id, self._run.counts, watch, time.monotonic())
         self._output = ResultsFile(Path(self._order.output)) if self._order.output is not None else None
 
@@ -91,6 +103,8 @@ class _Session:
             pending = await asyncio.to_thread(self._read)
             if not pending:
                 pending = await asyncio.to_thread(self._next_stage)
+            if pending and self._is_cancelled():
+                return RunState.CANCELLED
             if pending:
                 await self._open_and_work(pending)
             elif self._run.state is not RunState.DONE:
@@ -177,7 +191,7 @@ class _Session:
             await self._work_off(endpoint, number, pending)
             outcome = "done"
         except asyncio.CancelledError:
-            outcome = "stopped"
+            outcome = "done" if self._all_ended else "stopped"
             raise
         except Cancelled:
             outcome = "cancelled"
@@ -235,10 +249,12 @@ class _Session:
             )
             with _Metered(endpoint, writer):
                 await self._all_stages(shift, writer, checking)
+            self._all_ended = True
             self._tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
             if order.serial_sample > 0:
-                done = self._swarm.results(self._run.id)
-                await repeat_alone(make(line, checking, order), self._tasks, done, order.serial_sample, writer)
+                done = chosen(self._swarm.results(self._run.id), order.serial_sample)
+                again = make(line, checking, order)
+                await repeat_alone(again, self._tasks, done, writer, self._tally, heard=line.heard)
             await writer.drain()
 
     async def _all_stages(self, shift: Shift, writer: Writer, checking: Checking) -> None:

@@ -1,9 +1,10 @@
 """Which task next, which again, which is set aside. Pure: events in, actions out; no clock, no I/O.
 
-Every task ends in exactly one result. What is the endpoint's fault costs a task none of its tries, unless the same task
-is under way again and again when the connection breaks: such suspects are sent one at a time. A task that is slow far
-beyond the others is asked a second time, once; the first whole answer counts. Times are of one steady clock; `epoch`
-turns them into unix seconds for the records.
+Every task ends in exactly one result. What is the endpoint's fault costs a task none of its tries. A task that is under
+way again and again when the connection breaks is a suspect: half of the suspects are sent at a time, then half of
+those, and so on, until the one that breaks the endpoint is the only one under way; that costs it a try. A task that is
+slow far beyond the others is asked a second time, once; the first whole answer counts. Times are of one steady clock;
+`epoch` turns them into unix seconds for the records.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ class Lease:
     agent: int
     why: Why
     started: float
+    blamed: bool = False  # the only suspect under way: a break is its own
 
 
 class Schedule:
@@ -125,7 +127,9 @@ class Schedule:
         self._jobs: dict[str, _Job] = {}  # without a result
         self._ready: list[tuple[tuple[int, int], str]] = []
         self._later: list[tuple[float, tuple[int, int], str]] = []
-        self._suspects: deque[str] = deque()  # ready; one at a time
+        self._suspects: deque[str] = deque()  # ready
+        self._together: int | None = None  # suspects under way at once
+        self._split = 0  # the last lease of the group of suspects that broke last
         self._agents: list[int] = []  # free numbers
         self._most_agents = 0
         self._placed = 0
@@ -197,8 +201,8 @@ class Schedule:
         if rejected:
             job.complaint = came.complaint or came.error
         if mishap is Mishap.BROKEN:
-            job.breaks += 1
-        if mishap in (Mishap.TRY, Mishap.FINAL) or (mishap is Mishap.BROKEN and job.breaks > FREE_BREAKS):
+            self._broke(job, lease)
+        if mishap in (Mishap.TRY, Mishap.FINAL) or (mishap is Mishap.BROKEN and lease.blamed):
             job.tries += 1
         attempt = self._attempt(lease, Outcome.REJECTED if rejected else Outcome.FAILED, came, now)
         if (job.tries >= self._tries or mishap is Mishap.FINAL) and not job.leases:
@@ -242,9 +246,23 @@ class Schedule:
             self.outage.doubt(now)
 
     def _next(self) -> _Job | None:
-        if self._suspects and not any(self._jobs[one.task.id].is_suspect for one in self.leases.values()):
-            return self._jobs[self._suspects.popleft()]
+        if self._suspects:
+            if self._together is None:
+                self._together = max(1, len(self._suspects) // 2)
+            if self._suspects_under_way < self._together:
+                return self._jobs[self._suspects.popleft()]
         return self._jobs[heappop(self._ready)[1]] if self._ready else None
+
+    @property
+    def _suspects_under_way(self) -> int:
+        return sum(1 for one in self.leases.values() if self._jobs[one.task.id].is_suspect)
+
+    def _broke(self, job: _Job, lease: Lease) -> None:
+        """Those of a group break one after the other in the same moment: only the first of them makes it smaller."""
+        if job.is_suspect and lease.id > self._split:
+            self._together = max(1, (self._suspects_under_way + 1) // 2)
+            self._split = self._last_lease
+        job.breaks += 1
 
     def _queue(self, job: _Job) -> None:
         if job.is_suspect:
@@ -275,7 +293,8 @@ class Schedule:
         job.attempts += 1
         if job.first_at is None:
             job.first_at = now + self._epoch
-        lease = Lease(self._last_lease, job.task, job.attempts, self._agent(), why, now)
+        blamed = job.is_suspect and self._together == 1
+        lease = Lease(self._last_lease, job.task, job.attempts, self._agent(), why, now, blamed)
         self.leases[lease.id] = lease
         job.leases.add(lease.id)
         return Start(lease.id, job.task, lease.number, lease.agent, why, job.complaint)
@@ -303,12 +322,17 @@ class Schedule:
             if other is not None:
                 late = self._attempt(other, Outcome.SUPERSEDED, Attempted(), now)
                 actions += [Cancel(other_id), Record(late)]
-        del self._jobs[job.task.id]
+        self._drop(job)
         return actions
+
+    def _drop(self, job: _Job) -> None:
+        del self._jobs[job.task.id]
+        if self._together is not None and not any(one.is_suspect for one in self._jobs.values()):
+            self._together = None
 
     def _set_aside(self, job: _Job, now: float) -> Result:
         assert job.failed is not None
-        del self._jobs[job.task.id]
+        self._drop(job)
         began = job.first_at if job.first_at is not None else now + self._epoch
         return failed_result(job.task.id, job.failed, tries=job.tries, started_at=began, ended_at=now + self._epoch)
 

@@ -184,11 +184,6 @@ def _account(
     )
 
 
-def _errors(attempts: Iterable[Attempt]) -> tuple[tuple[str, int], ...]:
-    kinds = Counter(one.error_kind or str(one.outcome) for one in attempts if one.outcome in _ERRORS)
-    return tuple(kinds.most_common())
-
-
 def _ttft(attempts: Iterable[Attempt]) -> Percentiles | None:
     return percentiles(
         [

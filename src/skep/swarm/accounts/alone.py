@@ -12,6 +12,7 @@ from skep.report.swarm_story import SerialSource
 from skep.series import Heat, ProbeOutcome, Sample, Shape
 from skep.store.database import Store
 from skep.store.series import SeriesStore
+from skep.store.swarm import SwarmStore
 from skep.swarm.accounts.serial import Solo
 from skep.swarm.accounts.times import Fact
 
@@ -47,8 +48,28 @@ def sampled(facts: Sequence[Fact], crowd_s: Mapping[str, float]) -> list[Solo]:
 def stored_alone(
     store: Store, *, url: str, model: str, at: float, simulated: bool
 ) -> tuple[SerialSource, str, list[Solo]] | None:
-    """A benchmark of one agent alone at the same model and endpoint, nearest in time; else the monitor's probes."""
-    return _of_bench(store, url, model, at, simulated=simulated) or _of_monitor(store, url, model, simulated=simulated)
+    """Of the same model and endpoint: the sample of an earlier run or a benchmark of one agent; else probes."""
+    return (
+        _of_swarm(store, url, model, at, simulated=simulated)
+        or _of_bench(store, url, model, at, simulated=simulated)
+        or _of_monitor(store, url, model, simulated=simulated)
+    )
+
+
+def _of_swarm(
+    store: Store, url: str, model: str, at: float, *, simulated: bool
+) -> tuple[SerialSource, str, list[Solo]] | None:
+    """The newest of the runs before this one that has a sample."""
+    swarm = SwarmStore(store)
+    for run in swarm.runs(_NEWEST):
+        fits = run.model == model and run.simulated is simulated and same_place(run.url, url)
+        if run.created_at < at and fits and (solos := sampled(swarm.facts(run.id, "serial"), {})):
+            return SerialSource.EARLIER, f"{_repeated(len(solos))} of run {run.id} of {moment(run.created_at)}", solos
+    return None
+
+
+def _repeated(tasks: int) -> str:
+    return "1 task repeated alone" if tasks == 1 else f"{tasks} tasks repeated alone"
 
 
 def _of_bench(

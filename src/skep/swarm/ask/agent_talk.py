@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skep.swarm.ask.agent_line import Call
 from skep.swarm.ask.prompts import material
 from skep.swarm.ask.tools import Told, Tool
 from skep.swarm.checking.said_json import NotJson, parse, values_in
+from skep.swarm.line import Call
 from skep.workload.extraction import spoken
 
 MOST_STEPS = 8

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skep.swarm.ask.agent_line import AgentLine, Said
 from skep.swarm.ask.agent_talk import Final, Talk, Use
-from skep.swarm.ask.tools import Bench, Told, Toolbox
+from skep.swarm.ask.tool_calls import CallHearing
+from skep.swarm.ask.tools import CodeRoom, Told, Toolbox
 from skep.swarm.checking.answers import Checking
-from skep.swarm.line import Line
+from skep.swarm.line import Line, Reply
 from skep.swarm.orders import Order
 from skep.swarm.work import REJECTED, Attempted, request_fields
 from skep.tasks import Step, Task
@@ -34,7 +34,7 @@ class _Account:
     task: str
     attempt: int
     steps: list[Step] = field(default_factory=list)
-    asked: list[Said] = field(default_factory=list)
+    asked: list[Reply] = field(default_factory=list)
 
     def sum(self, name: str) -> Any:
         values = [getattr(one, name) for one in self.asked]
@@ -66,12 +66,12 @@ class AgentWork:
         self._root = root
         self._room_chars = room_chars
         self._allowed = tuple(allowed)
-        self._bench = Bench()
+        self._code_room = CodeRoom()
         self._native: bool | None = None if native else native  # what a server says it takes is tried all the same
 
     async def attempt(self, task: Task, number: int, complaint: str | None) -> Attempted:
         kinds = tuple(kind for kind in task.tools if kind in self._allowed)
-        box = Toolbox(kinds, self._root, self._bench, max(self._room_chars // MOST_PLACES, 400))
+        box = Toolbox(kinds, self._root, self._code_room, max(self._room_chars // MOST_PLACES, 400))
         messages = [dict(one) for one in task.messages]
         if task.schema is not None:
             demand = f"The final answer must be JSON alone, of this JSON schema: {json.dumps(task.schema)}"
@@ -81,20 +81,14 @@ class AgentWork:
             messages.append({"role": "user", "content": again})
         talk = Talk(messages, box.tools, native=self._native is not False, room_chars=self._room_chars)
         account = _Account(task.id, number)
-        line = AgentLine(
-            self._line, (task.id, number), headers=self._headers(task, number), timeout_s=self._order.timeout_s
-        )
-        async with self._bench:
-            try:
-                return await self._work(task, talk, box, line, account)
-            finally:
-                await line.close()
+        async with self._code_room:
+            return await self._work(task, talk, box, account)
 
-    async def _work(self, task: Task, talk: Talk, box: Toolbox, line: AgentLine, account: _Account) -> Attempted:
+    async def _work(self, task: Task, talk: Talk, box: Toolbox, account: _Account) -> Attempted:
         fields = request_fields(task, self._order)
         fresh = talk.messages()
         while True:
-            said = await self._ask(line, talk, {**fields, **talk.fields()}, account, fresh)
+            said = await self._ask(task, talk, {**fields, **talk.fields()}, account, fresh)
             if said.error_kind is not None:
                 return _attempted(account, error_kind=said.error_kind, error=said.error)
             does = talk.heard(said.text, said.calls)
@@ -109,25 +103,25 @@ class AgentWork:
                 return _attempted(account, error_kind=REJECTED, error=why)
 
     async def _ask(
-        self, line: AgentLine, talk: Talk, fields: dict[str, Any], account: _Account, fresh: list[dict[str, Any]]
-    ) -> Said:
-        said = await line.ask(talk.messages(), fields)
+        self, task: Task, talk: Talk, fields: dict[str, Any], account: _Account, fresh: list[dict[str, Any]]
+    ) -> Reply:
+        said = await self._request(task, account, talk, fields)
         account.asked.append(said)
         account.step("model", self._line.endpoint.model, _shown(fresh), _answer(said), (said.started_at, said.ended_at),
                      prompt_tokens=said.prompt_tokens, output_tokens=said.output_tokens, error=said.error)  # fmt: skip
-        if self._native is None and talk.native:
+        if talk.native and not self._native:  # unknown, or found out by another agent while this one asked
             if said.error_kind is None:
                 self._native = True
             elif said.status in _NOT_TAKEN:
-                return await self._ask_plainly(line, talk, fields, account)
+                return await self._ask_plainly(task, talk, fields, account)
         return said
 
-    async def _ask_plainly(self, line: AgentLine, talk: Talk, fields: dict[str, Any], account: _Account) -> Said:
+    async def _ask_plainly(self, task: Task, talk: Talk, fields: dict[str, Any], account: _Account) -> Reply:
         """Whether it is the tools that the endpoint minds shows when they are left out."""
         account.asked.pop()  # it told no figures, and is no part of the sum
         talk.give_up_native()
         fields = {name: value for name, value in fields.items() if name != "tools"}
-        said = await line.ask(talk.messages(), fields)
+        said = await self._request(task, account, talk, fields)
         account.asked.append(said)
         account.step("model", self._line.endpoint.model, "[the same, tools told in words]", _answer(said),
                      (said.started_at, said.ended_at), prompt_tokens=said.prompt_tokens,
@@ -151,13 +145,16 @@ class AgentWork:
         why = checked.complaint or "the answer does not count"
         return _attempted(account, answer=text, error_kind=REJECTED, error=why)
 
-    def _headers(self, task: Task, number: int) -> dict[str, str]:
-        """Nobody but skep's gateway sees them: an agent's requests return to the replica that knows them."""
-        if not self._line.is_gateway:
-            return {}
-        name = "".join(one if one.isascii() and one.isprintable() else "_" for one in f"{task.id}/{number}")
-        priority = task.priority or self._order.priority
-        return {"x-skep-session": name} | ({"x-skep-priority": priority} if priority else {})
+    async def _request(self, task: Task, account: _Account, talk: Talk, fields: dict[str, Any]) -> Reply:
+        """An agent's requests go to the same replica, which has its conversation in the cache."""
+        return await self._line.ask(
+            talk.messages(),
+            attempt=(task.id, account.attempt),
+            fields=fields,
+            priority=task.priority or self._order.priority,
+            session=f"{task.id}/{account.attempt}",
+            hearing=CallHearing,
+        )
 
 
 def _attempted(account: _Account, **what: Any) -> Attempted:
@@ -178,7 +175,7 @@ def _attempted(account: _Account, **what: Any) -> Attempted:
     )
 
 
-def _answer(said: Said) -> str:
+def _answer(said: Reply) -> str:
     calls = [f"[{one.name} {one.arguments}]" for one in said.calls]
     return "\n".join([*filter(None, [said.text]), *calls])
 

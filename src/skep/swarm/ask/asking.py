@@ -12,7 +12,7 @@ from typing import Any
 from skep.swarm.ask.files import Sources
 from skep.swarm.ask.plan import Plan, PlanTask, Sizes, plan_from_json, plan_json
 from skep.swarm.ask.prompts import agent_messages, merge_messages
-from skep.swarm.ask.reducing import Part, grouped, joined, tidy, vote, why_unused, without_echo
+from skep.swarm.ask.reducing import Part, grouped, joined, left_out, tidy, vote, why_unused, without_echo
 from skep.swarm.ask.work import work_maker
 from skep.tasks import Ending, Result, SwarmRun, Task
 
@@ -163,6 +163,10 @@ def _first_parts(plan: Plan, tasks: Sequence[Task], results: Sequence[Result]) -
         else:
             why = result.error or "its answer is empty"
             notes.append(f"`{task.id}` is missing: {why}")
+    cut = [part.id for part in parts if by_id[part.id].finish_reason == "length"]
+    if cut:
+        some = f"{len(cut)} of {len(parts)} answers were" if len(parts) > 1 else "the answer was"
+        notes.append(f"{some} cut at the limit of tokens; --max-tokens raises it")
     return parts, notes
 
 
@@ -203,7 +207,12 @@ def _merged(result: Result | None, name: str, group: Sequence[Part], notes: list
         else why_unused(result.answer, result.finish_reason, group)  # type: ignore[union-attr]
     )
     if why is None and result is not None:
-        return Part(name, heading, tidy(result.answer or ""), merged=True)
+        text = tidy(result.answer or "")
+        dropped = left_out(text, group)
+        if dropped:
+            notes.append(f"`{name}` says nothing of {len(dropped)} of its {len(group)} parts: they stand below it")
+            text = f"{text}\n\n{joined(dropped)}"
+        return Part(name, heading, text, merged=True)
     notes.append(f"`{name}` is not used, {why}: its {len(group)} parts stand one after the other")
     return Part(name, heading, joined(group), fallback=True)
 

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from skep.errors import UserError
 from skep.swarm.ask.chunks import Piece
 from skep.swarm.ask.files import Sources
-from skep.swarm.ask.plan import MOST_TASKS, MadeBy, Plan, PlanTask, Sizes, Sketch, Sketched, fault_error
+from skep.swarm.ask.plan import MOST_TASKS, How, MadeBy, Plan, PlanTask, Sizes, Sketch, Sketched, fault_error
 from skep.swarm.checking.answers import check_schema
 
 LEAST_OBJECTIVE = 8  # characters, of one that a model wrote
@@ -69,7 +69,7 @@ def _expanded(one: Sketch, sources: Sources, sizes: Sizes, tools: Sequence[str],
         raise UserError(f"it wants the tools `{', '.join(refused)}`, which --tools does not allow")
     bundles: list[tuple[Piece, ...]] = [()]
     if one.files:
-        bundles = _bundles(_named(one.files, sources), sources, max(room, 1), each=one.each)
+        bundles = _bundles(_named(one.files, sources, others=not planned), sources, max(room, 1), each=one.each)
     made = PlanTask(one.id, one.objective, one.input, (), one.output, one.boundaries, allowed)
     names = [one.id] if len(bundles) == 1 else [f"{one.id}/{number}" for number in range(1, len(bundles) + 1)]
     return [_with_pieces(made, name, bundle) for name, bundle in zip(names, bundles, strict=True)]
@@ -89,8 +89,11 @@ def _check_stands_alone(one: Sketch, sources: Sources) -> None:
         raise UserError("it has neither files nor input")
 
 
-def _named(files: Iterable[str], sources: Sources) -> list[str]:
-    """Names, names with lines, and patterns over the files that the run has."""
+def _named(files: Iterable[str], sources: Sources, *, others: bool) -> list[str]:
+    """Names, names with lines, and patterns over the files that the run has.
+
+    `others`: a person may name files that --files does not; a model that plans may not, or it could read them all.
+    """
     found: list[str] = []
     for written in files:
         ref = written.strip().removeprefix("./")
@@ -98,6 +101,8 @@ def _named(files: Iterable[str], sources: Sources) -> list[str]:
             found.append(ref)
         elif matched := _matching(ref, sources.names):
             found.extend(matched)
+        elif not others:
+            raise UserError(f"`{ref[:80]}` is none of the files that were given")
         else:
             sources.pieces(ref, 1 << 30)  # a file that --files does not name; else says what is wrong
             found.append(ref)
@@ -161,8 +166,13 @@ def _is_ref(task: PlanTask) -> bool:
     return len(task.pieces) == 1 and task.id == task.pieces[0].ref
 
 
-def fallback_plan(goal: str, sources: Sources, sizes: Sizes, tools: Sequence[str], why: str | None) -> Plan:
-    """With files: the goal asked of each piece of them. Without: the goal's own items, or the goal as it is."""
+def fallback_plan(
+    goal: str, sources: Sources, sizes: Sizes, tools: Sequence[str], why: str | None, *, merges: bool = True
+) -> Plan:
+    """With files: the goal asked of each piece of them. Without: the goal's own items, or the goal as it is.
+
+    `merges`: whether there is a model that can put answers together.
+    """
     if sources.names:
         tasks = _a_task_each(goal, sources.names, sources, sizes, tools)
         if not tasks:
@@ -170,7 +180,8 @@ def fallback_plan(goal: str, sources: Sources, sizes: Sizes, tools: Sequence[str
         if len(tasks) > MOST_TASKS:
             hint = "name fewer files, or larger pieces with --chunk-tokens"
             raise UserError(f"the files make {len(tasks):,} pieces, more than {MOST_TASKS:,}", hint=hint)
-        return Plan(goal, _unique(tasks), "merge", None, len(tasks) > 1, "fallback", why)
+        how: How = "merge" if merges else "concat"
+        return Plan(goal, _unique(tasks), how, None, merges and len(tasks) > 1, "fallback", why)
     intro, items = own_items(goal)
     if len(items) < 2:
         return Plan(goal, (PlanTask("1", goal, tools=tuple(tools)),), "concat", None, False, "fallback", why)

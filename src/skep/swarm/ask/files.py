@@ -81,7 +81,7 @@ def inside(root: Path, name: str) -> Path:
         raise UserError("a file's name has no NUL in it")
     try:
         path = (root / name).resolve()
-    except (OSError, RuntimeError):  # RuntimeError: links in a circle
+    except (OSError, RuntimeError, ValueError):  # RuntimeError: links in a circle; ValueError: half a character
         raise UserError(f"`{name}` cannot be looked up") from None
     if not path.is_relative_to(root.resolve()):
         raise UserError(f"`{name}` is outside of the root", hint="only files under --root are read")

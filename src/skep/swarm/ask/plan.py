@@ -7,7 +7,7 @@ anything runs: every fault is found, named with its task, and told in one messag
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -283,9 +283,3 @@ def plan_from_json(document: Mapping[str, Any]) -> Plan:
         tasks.append(PlanTask(*kept))
     made_by: MadeBy = told.made_by if told.made_by in get_args(MadeBy) else "file"  # type: ignore[assignment]
     return Plan(told.goal or "", tuple(tasks), told.how, told.instruction, told.parts, made_by, told.why)
-
-
-def with_tools(plan: Plan, tools: Sequence[str]) -> Plan:
-    """No task gets more than the run allows."""
-    tasks = tuple(replace(task, tools=tuple(one for one in task.tools if one in tools)) for task in plan.tasks)
-    return replace(plan, tasks=tasks)

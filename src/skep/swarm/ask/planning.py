@@ -1,12 +1,15 @@
 """The orchestrator asked for a plan: once, once more with what was wrong, and then the plan is made without it.
 
-Also what has to be known before: how much fits into the endpoint's context, and how long a token is in these texts.
+All of it within a time: a plan is worth less than the work it is for. Also how much fits into a task.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
@@ -18,20 +21,20 @@ from skep.swarm.ask.prompts import LONGEST_QUOTED, planner_messages
 from skep.swarm.checking.said_json import values_in, why_none
 from skep.swarm.line import Line, Reply
 from skep.swarm.work import response_format
-from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import fetch
+from skep.units import format_seconds
 from skep.workload.extraction import spoken
 
 UNKNOWN_CONTEXT = 2_048  # tokens; what skep's embedded engine gives a slot unless told
 CHUNK_TOKENS = 1_000  # where the context is unknown
+UNKNOWN_ANSWER = 512
+LEAST_ANSWER = 256  # tokens: two paragraphs; of a small context an answer takes no more than an eighth
 MOST_CHUNK_TOKENS = 6_000  # models lose details in more, however large their context is
 MOST_ANSWER_TOKENS = 2_048
 PROMPT_TOKENS = 350  # of what stands around the material
-CHARS_PER_TOKEN = 3.0  # where nobody counts: code and prose have more
-SAMPLE_CHARS = 2_500
-MARGIN = 0.9  # of what fits: other texts have shorter tokens than the sample
-PLAN_TOKENS = 1_024
-PATIENCE_S = 60.0  # a plan that was cut after so long is not asked for again
+PLAN_TOKENS, TOKENS_A_FILE = 1_024, 48  # of a plan, and more for every file that it may name
+MOST_PLAN_TOKENS = 4_096
+PLAN_S = 60.0
+TICK_S = 0.5
 _NOT_TAKEN = (400, 404, 415, 422, 500, 501)
 
 
@@ -43,67 +46,13 @@ class Planned:
     tok_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """What an endpoint tells of itself beside its name. None: nothing."""
-
-    context: int | None = None  # tokens of one conversation
-    tools: bool | None = None  # False: the model's template has no place for them, whatever the server accepts
-
-
-async def traits_of(endpoint: Endpoint) -> Traits:
-    """As skep, llama.cpp (`/props`) or vLLM (`max_model_len`) tell it."""
-    pool = Pool(endpoint.origin, connect_timeout_s=5.0)
-    headers = dict(endpoint.headers)
-    try:
-        props = (await fetch(pool, "GET", "/props", headers=headers, timeout_s=5.0)).json()
-        models = (await fetch(pool, "GET", f"{endpoint.base}/models", headers=headers, timeout_s=5.0)).json()
-    except WireFailure:
-        return Traits()
-    finally:
-        await pool.close()
-    if not isinstance(props, dict) or props.get("model_alias", endpoint.model) != endpoint.model:
-        props = {}  # of another model behind the same gateway
-    data = models.get("data") if isinstance(models, dict) else None
-    entries = [one for one in data if isinstance(one, dict)] if isinstance(data, list) else []
-    told: list[Any] = [one.get("max_model_len") for one in entries if one.get("id") == endpoint.model]
-    told += [_inner(props, "default_generation_settings").get("n_ctx"), endpoint.engine.get("context")]
-    tools = _inner(props, "chat_template_caps").get("supports_tools")
-    sizes = [int(one) for one in told if _is_size(one)]
-    return Traits(min(sizes, default=None), tools if isinstance(tools, bool) else None)
-
-
-def _inner(document: dict[str, Any], name: str) -> dict[str, Any]:
-    value = document.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 256 <= value < 10**8
-
-
-async def chars_per_token(endpoint: Endpoint, sources: Sources, *, timeout_s: float = 60.0) -> float:
-    """Counted by the engine on a piece of these very texts; a careful guess where it does not count."""
-    share = max(SAMPLE_CHARS // max(len(sources.names), 1), 200)
-    sample = "\n".join(sources.text(name)[:share] for name in sources.names[: SAMPLE_CHARS // 200])[:SAMPLE_CHARS]
-    if len(sample) < 200:
-        return CHARS_PER_TOKEN
-    line = Line(endpoint, timeout_s=timeout_s)
-    try:
-        reply = await line.ask([{"role": "user", "content": sample}], fields={"max_tokens": 1})
-    finally:
-        await line.close()
-    if not reply.prompt_tokens or reply.prompt_tokens * 12 < len(sample):
-        return CHARS_PER_TOKEN
-    return max(0.5, MARGIN * len(sample) / reply.prompt_tokens)
-
-
 def sizes_of(
     context: int | None, per_token: float, *, chunk_tokens: int | None, max_tokens: int | None, tools: bool
 ) -> tuple[Sizes, int]:
     """What fits, and the characters of an agent's whole conversation. UserError where nothing would."""
     known = context or UNKNOWN_CONTEXT
-    answer = max_tokens or min(known // 4, MOST_ANSWER_TOKENS)
+    own = UNKNOWN_ANSWER if context is None else min(max(context // 8, LEAST_ANSWER), context // 4)
+    answer = max_tokens or min(own, MOST_ANSWER_TOKENS)
     room = known - answer - PROMPT_TOKENS
     if context is None and chunk_tokens is not None:  # who asks for larger pieces knows of a larger context
         room = max(room, chunk_tokens)
@@ -127,67 +76,105 @@ async def make_plan(
     *,
     context: int | None,
     tools: Sequence[str] = (),
-    timeout_s: float = 600.0,
+    merges: bool = True,
+    timeout_s: float = PLAN_S,
     say: Callable[[str], None] = lambda _text: None,
+    watch: Callable[[int], None] = lambda _tokens: None,
 ) -> Planned:
-    """By the orchestrator; by rule, and saying why, where it gives none that can be carried out."""
-    messages = planner_messages(goal, sources, sizes)
-    most = PLAN_TOKENS if context is None else max(min(context // 3, 4 * PLAN_TOKENS), 256)
-    asked = sum(len(one["content"]) for one in messages) / sizes.chars_per_token
+    """By the orchestrator; by rule, and saying why, where it gives none that can be carried out within the time.
+
+    `merges`: of a plan by rule, whether a model puts the answers together. `watch` hears every half second how many
+    tokens have come.
+    """
+    most = plan_tokens(context, len(sources.names))
+    asked = sum(len(one["content"]) for one in planner_messages(goal, sources, sizes)) / sizes.chars_per_token
     if asked + most + LONGEST_QUOTED / sizes.chars_per_token > (context or 2 * UNKNOWN_CONTEXT):
         why = f"a list of {len(sources.names):,} files does not fit into one prompt"
-        return Planned(fallback_plan(goal, sources, sizes, tools, why))
-    orchestrator = _Orchestrator(Line(endpoint, timeout_s=timeout_s), most)
-    why = ""
+        return Planned(fallback_plan(goal, sources, sizes, tools, why, merges=merges))
+    line = Line(endpoint, timeout_s=timeout_s)
+    orchestrator = _Orchestrator(line, most, timeout_s, say)
     try:
-        for again in (False, True):
-            reply = await orchestrator.ask(messages)
-            if reply.error_kind is not None:
-                why = f"the orchestrator did not answer: {reply.error}"
-                break
-            try:
-                plan = _read(reply, goal, sources, sizes, tools)
-            except UserError as error:
-                why = error.message
-            else:
-                return Planned(plan, orchestrator.tok_s)
-            cut = reply.finish_reason == "length" and reply.ended_at - reply.started_at > PATIENCE_S
-            if cut:
-                why = f"the orchestrator's plan was cut at its limit of {most:,} tokens"
-                break
-            if not again:
-                say(f"the orchestrator's plan cannot be used ({why[:200]}): asked once more")
-                messages = planner_messages(goal, sources, sizes, (reply.text, why))
+        async with asyncio.TaskGroup() as group:
+            ticking = group.create_task(_tick(line, watch))
+            read = partial(_read, goal=goal, sources=sources, sizes=sizes, tools=tools)
+            plan = await orchestrator.plan(partial(planner_messages, goal, sources, sizes), read)
+            ticking.cancel()
     finally:
-        await orchestrator.close()
-    return Planned(fallback_plan(goal, sources, sizes, tools, why[:400]), orchestrator.tok_s)
+        await line.close()
+    if plan is None:
+        plan = fallback_plan(goal, sources, sizes, tools, orchestrator.why[:400], merges=merges)
+    return Planned(plan, orchestrator.tok_s)
+
+
+def plan_tokens(context: int | None, files: int) -> int:
+    """How long a plan may be. A model that thinks first needs much of it for that."""
+    wanted = min(PLAN_TOKENS + TOKENS_A_FILE * files, MOST_PLAN_TOKENS)
+    return wanted if context is None else max(min(context // 3, wanted), 256)
+
+
+async def _tick(line: Line, watch: Callable[[int], None]) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        watch(line.total)
 
 
 class _Orchestrator:
-    """With `response_format` where the endpoint takes it."""
+    """Asks, with `response_format` where the endpoint takes it. `why`: what was wrong with the last answer."""
 
-    def __init__(self, line: Line, max_tokens: int) -> None:
+    def __init__(self, line: Line, max_tokens: int, timeout_s: float, say: Callable[[str], None]) -> None:
         self.tok_s: float | None = None
+        self.why = ""
         self._line = line
+        self._say = say
         self._fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0}
         self._formed = True
+        self._timeout_s = timeout_s
+        self._until = time.monotonic() + timeout_s
 
-    async def close(self) -> None:
-        await self._line.close()
+    async def plan(
+        self, messages: Callable[[tuple[str, str] | None], list[dict[str, Any]]], read: Callable[[Reply], Plan]
+    ) -> Plan | None:
+        """None: neither the first answer nor the corrected one can be carried out, or the time is up."""
+        reply = await self._ask(messages(None))
+        plan = self._taken(reply, read)
+        if plan is not None or reply.error_kind is not None:
+            return plan
+        if reply.ended_at - reply.started_at > self._until - time.monotonic():
+            self.why += f"; there was no time within {format_seconds(self._timeout_s)} to ask again"
+            return None
+        self._say(f"the orchestrator's plan cannot be used ({self.why[:200]}): asked once more")
+        return self._taken(await self._ask(messages((reply.text, self.why))), read)
 
-    async def ask(self, messages: Sequence[dict[str, Any]]) -> Reply:
+    def _taken(self, reply: Reply, read: Callable[[Reply], Plan]) -> Plan | None:
+        if reply.error_kind == "timeout":
+            self.why = f"the orchestrator gave no plan within {format_seconds(self._timeout_s)}"
+            return None
+        if reply.error_kind is not None:
+            self.why = f"the orchestrator did not answer: {reply.error}"
+            return None
+        try:
+            return read(reply)
+        except UserError as error:
+            self.why = error.message
+            return None
+
+    async def _ask(self, messages: Sequence[dict[str, Any]]) -> Reply:
         formed = {**self._fields, "response_format": response_format(ORCHESTRATOR_SCHEMA)}
-        reply = await self._line.ask(messages, fields=formed if self._formed else self._fields)
+        reply = await self._send(messages, formed if self._formed else self._fields)
         if self._formed and reply.status in _NOT_TAKEN:
             self._formed = False
-            reply = await self._line.ask(messages, fields=self._fields)
+            reply = await self._send(messages, self._fields)
         took = None if reply.first_token_at is None else reply.ended_at - reply.first_token_at
         if reply.output_tokens and took:
             self.tok_s = reply.output_tokens / took
         return reply
 
+    async def _send(self, messages: Sequence[dict[str, Any]], fields: dict[str, Any]) -> Reply:
+        left_s = max(self._until - time.monotonic(), 0.01)
+        return await self._line.ask(messages, fields=fields, timeout_s=left_s)
 
-def _read(reply: Reply, goal: str, sources: Sources, sizes: Sizes, tools: Sequence[str]) -> Plan:
+
+def _read(reply: Reply, *, goal: str, sources: Sources, sizes: Sizes, tools: Sequence[str]) -> Plan:
     """The first plan in its answer that can be carried out; UserError with what is wrong with the last."""
     text = spoken(reply.text, None).text
     if reply.finish_reason == "length":

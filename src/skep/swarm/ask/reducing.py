@@ -20,6 +20,8 @@ LEAST_UNITS = 6  # lines or sentences, below which repeating is no babble
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _MARK = re.compile(r"^(?:<<< (?:file |given|result of |fault of ).*|>>>)$\n?", re.MULTILINE)  # of our own prompts
 _SPACES = re.compile(r"\s+")
+LEAST_WORDS = 4  # that only one part has, below which nothing can be said of it
+_WORD = re.compile(r"[a-z\u00df-\u024f\u0370-\u052f]{4,}")  # of scripts that put spaces between words
 _EDGES = " \t\n.,;:!?\"'`*_()[]"
 
 
@@ -107,6 +109,23 @@ def why_unused(answer: str | None, finish_reason: str | None, inputs: Sequence[P
     if len(text) > whole + SLACK_CHARS:
         return f"it is longer ({len(text):,} characters) than all that it was made of ({whole:,})"
     return None
+
+
+def left_out(text: str, inputs: Sequence[Part]) -> list[Part]:
+    """Parts of which a merge says nothing: none of the words that they alone have is in it.
+
+    A part with too few such words is let be: what it says may well be said in the others' words. So is a merge that
+    has no word of any part: it counts or judges, as it was asked to.
+    """
+    words = [set(_WORD.findall(part.text.casefold())) for part in inputs]
+    counts = Counter(word for own in words for word in own)
+    said = set(_WORD.findall(text.casefold()))
+    dropped: list[Part] = []
+    for part, own in zip(inputs, words, strict=True):
+        only = {word for word in own if counts[word] == 1}
+        if len(only) >= LEAST_WORDS and not only & said:
+            dropped.append(part)
+    return dropped if len(dropped) < len(inputs) else []
 
 
 def joined(parts: Sequence[Part]) -> str:

@@ -21,6 +21,7 @@ from skep.swarm.ask.files import PASSED_BY, inside, read_text, walk
 
 MOST_LISTED = 500
 MOST_FOUND = 60
+MOST_SEARCHED = 64_000_000  # characters of one search: a second or two
 MOST_READ_LINES = 400
 LONGEST_LINE = 400
 LONGEST_CODE = 100_000
@@ -82,7 +83,7 @@ def tools_of(kinds: Sequence[str]) -> tuple[Tool, ...]:
     return tuple(tool for kind in kinds for tool in BY_KIND.get(kind, ()))
 
 
-class Bench:
+class CodeRoom:
     """One sandbox for all agents that have the code tool: opened by the first use, closed when the last has left."""
 
     def __init__(self) -> None:
@@ -136,10 +137,10 @@ class Bench:
 class Toolbox:
     """The tools of one agent. `most_chars`: of what one use gives back."""
 
-    def __init__(self, kinds: Sequence[str], root: Path, bench: Bench, most_chars: int) -> None:
+    def __init__(self, kinds: Sequence[str], root: Path, code_room: CodeRoom, most_chars: int) -> None:
         self.tools = tools_of(kinds)
         self._root = root.resolve()
-        self._bench = bench
+        self._code_room = code_room
         self._most_chars = most_chars
 
     async def use(self, name: str, arguments: Mapping[str, Any]) -> Told:
@@ -151,9 +152,9 @@ class Toolbox:
         if wrong is not None:
             return Told(wrong, ok=False)
         if tool is RUN_PYTHON:
-            told = await self._bench.run(str(arguments["code"])[:LONGEST_CODE])
-        else:
-            told = await asyncio.to_thread(self._of_files, tool, arguments)
+            told = await self._code_room.run(str(arguments["code"])[:LONGEST_CODE])
+            return Told(_storable(_ends_of(told.text, self._most_chars)), told.ok)
+        told = await asyncio.to_thread(self._of_files, tool, arguments)
         return Told(_storable(_shortened(told.text, self._most_chars)), told.ok)
 
     def _of_files(self, tool: Tool, arguments: Mapping[str, Any]) -> Told:
@@ -178,7 +179,7 @@ class Toolbox:
 
     def _read(self, arguments: Mapping[str, Any]) -> str:
         name = _inner(arguments["path"])
-        lines = lines_of(read_text(self._root, name))
+        lines = lines_of(self._text(name))
         first = max(1, int(arguments.get("first_line") or 1))
         wanted = int(arguments.get("last_line") or first + MOST_READ_LINES - 1)
         last = min(wanted, first + MOST_READ_LINES - 1, len(lines))
@@ -199,16 +200,20 @@ class Toolbox:
         return "\n".join(kept) + more
 
     def _search(self, arguments: Mapping[str, Any]) -> str:
-        wanted, left = str(arguments["text"]).casefold(), 0
+        wanted, left, read = str(arguments["text"]).casefold(), 0, 0
         found: list[str] = []
         if not wanted.strip():
             raise UserError("`text` is empty")
         for name in self._names(arguments):
+            if read > MOST_SEARCHED:
+                found.append(f"[not searched: what comes from {name} on; name a folder]")
+                break
             try:
-                lines = lines_of(read_text(self._root, name))
+                text = self._text(name)
             except UserError:
                 continue  # no text, or too large
-            for number, line in enumerate(lines, 1):
+            read += len(text)
+            for number, line in enumerate(lines_of(text), 1):
                 if wanted in line.casefold():
                     if len(found) < MOST_FOUND:
                         found.append(f"{name}:{number}: {_shortened(line.strip(), LONGEST_LINE)}")
@@ -217,6 +222,11 @@ class Toolbox:
         if not found:
             return "found nowhere"
         return "\n".join(found) + (f"\n[and {left:,} more: name a folder, or a longer text]" if left else "")
+
+    def _text(self, name: str) -> str:
+        """Nothing hidden by its true name either: a link may lead to it."""
+        _check_shown(inside(self._root, name).relative_to(self._root).parts, name)
+        return read_text(self._root, name)
 
     def _names(self, arguments: Mapping[str, Any]) -> list[str]:
         folder = str(arguments.get("folder") or "").strip().strip("/")
@@ -232,9 +242,13 @@ def _inner(value: Any) -> str:
         raise UserError("`path` is empty")
     if ".." in parts or parts[0] == "/":
         raise UserError(f"`{str(value)[:100]}` is outside of the root; names are relative to it")
-    if any(part.startswith(".") or part in PASSED_BY for part in parts):
-        raise UserError(f"`{str(value)[:100]}` is not given to agents")
+    _check_shown(parts, str(value))
     return "/".join(parts)
+
+
+def _check_shown(parts: Sequence[str], name: str) -> None:
+    if any(part.startswith(".") or part in PASSED_BY for part in parts):
+        raise UserError(f"`{name[:100]}` is not given to agents")
 
 
 def _why_wrong(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
@@ -262,6 +276,14 @@ def _is_whole(value: Any) -> bool:
 
 def _shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 40]}[… {len(text) - most + 40:,} characters left out]"
+
+
+def _ends_of(text: str, most: int) -> str:
+    """Of what a program printed: how it began, and how it ended, where the fault stands."""
+    if len(text) <= most:
+        return text
+    half = (most - 50) // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters left out]\n{text[-half:]}"
 
 
 def _storable(text: str) -> str:

@@ -9,15 +9,14 @@ from typing import Any
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.errors import SkepError
-from skep.places import LOOPBACK
 from skep.swarm.ask.agents import AgentWork
 from skep.swarm.checking.answers import Checking
+from skep.swarm.here import key_here
 from skep.swarm.line import Line
 from skep.swarm.mishaps import REFUSALS
 from skep.swarm.orders import Order
 from skep.swarm.work import REJECTED, Attempted, ChatWork, Work, WorkMaker
 from skep.tasks import SwarmRun, Task
-from skep.wire.heads import parse_url
 
 ROOM_CHARS = 6_000  # of an agent's conversation where nothing is known: about 2,000 tokens
 
@@ -37,7 +36,7 @@ def key_of(url: str, key_env: str | None) -> str | None:
     """The variable asked for; else the gateway's own key, which is sent to this machine only."""
     if key_env is not None:
         return os.environ.get(key_env)
-    return os.environ.get("SKEP_API_KEY") if parse_url(url)[0].host in LOOPBACK else None
+    return key_here(url, os.environ)
 
 
 class AskWork:
@@ -47,20 +46,22 @@ class AskWork:
         self._order = order
         self._orchestrator: Mapping[str, Any] | None = ask.get("orchestrator")
         self._endpoint: Endpoint | None = None
+        self._allowed: tuple[str, ...] = tuple(ask.get("tools") or ())
         self._agents = AgentWork(
             line,
             checking,
             order,
             root=Path(str(ask.get("root") or ".")),
             room_chars=int(ask.get("context_chars") or ROOM_CHARS),
-            allowed=tuple(ask.get("tools") or ()),
+            allowed=self._allowed,
             native=ask.get("native_tools"),
         )
 
     async def attempt(self, task: Task, number: int, complaint: str | None) -> Attempted:
         if task.stage and self._orchestrator is not None:
             return await self._elsewhere(task, number, complaint)
-        return await (self._agents if task.tools else self._chat).attempt(task, number, complaint)
+        agent = any(kind in self._allowed for kind in task.tools)
+        return await (self._agents if agent else self._chat).attempt(task, number, complaint)
 
     async def _elsewhere(self, task: Task, number: int, complaint: str | None) -> Attempted:
         """Its faults count against the task's tries: that endpoint's silence says nothing of the run's own."""

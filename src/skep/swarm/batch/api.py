@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -96,6 +97,10 @@ class BatchApi:
             if self._store is not None:
                 self._store.close()
 
+    @property
+    def busy(self) -> bool:
+        return self._runner is not None and self._runner.busy
+
     def leave(self) -> None:
         """Another gateway takes over: what is out is finished, nothing new is begun."""
         self._leaving = True
@@ -124,10 +129,8 @@ class BatchApi:
             raise Refusal(400, "the field `file` is missing", param="file")
         now = time.time()
         expires_s = _expiry(parts) or (BATCH_FILE_S if purpose == "batch" else None)
-        name = storable(Path(content.filename or "upload").name[:LONGEST_NAME]) or "upload"
-        file = StoredFile(
-            new_file_id(), owner, now, name, purpose, len(content.content), now + expires_s if expires_s else None
-        )
+        name, expires_at = _plain_name(content.filename), now + expires_s if expires_s else None
+        file = StoredFile(new_file_id(), owner, now, name, purpose, len(content.content), expires_at)
         self._room.write(file.id, (content.content,))
         try:
             store.add_file(file)
@@ -154,7 +157,9 @@ class BatchApi:
                 ascending=order == "asc",
             )
         )
-        return page([file_document(file) for file in found[:limit]], more=len(found) > limit)
+        return await asyncio.to_thread(
+            lambda: page([file_document(file) for file in found[:limit]], more=len(found) > limit)
+        )
 
     async def _show_file(self, request: Incoming, owner: Owner) -> dict[str, Any] | None:
         name, _, rest = _below(request, "/v1/files/").partition("/")
@@ -168,10 +173,9 @@ class BatchApi:
 
     async def _delete_file(self, request: Incoming, owner: Owner) -> dict[str, Any]:
         file, store = await self._file(owner, _below(request, "/v1/files/")), await self._open()
-        user = await asyncio.to_thread(store.user_of, file.id)
+        user = await asyncio.to_thread(store.delete_file, file.id)
         if user is not None:
             raise Refusal(409, f"{file.id} is being read by {user}; cancel that first", code="file_in_use", param="id")
-        await asyncio.to_thread(store.delete_file, file.id)
         await asyncio.to_thread(self._room.delete, file.id)
         return {"id": file.id, "object": "file", "deleted": True}
 
@@ -219,7 +223,8 @@ class BatchApi:
             new_batch_id(), owner or "", now, wanted.endpoint, file.id,
             wanted.completion_window, now + wanted.window_s, wanted.metadata, wanted.output_expires_s,
         )  # fmt: skip
-        await asyncio.to_thread(store.add_batch, order)
+        if not await asyncio.to_thread(store.add_batch, order):  # deleted a moment ago
+            raise no_such("File", file.id, "input_file_id")
         self._wanted.set()
         if self._runner is not None:
             self._runner.wake()
@@ -278,7 +283,7 @@ class BatchApi:
             )
         else:
             if document is not None:
-                request.respond(200, [JSON], json.dumps(document).encode())
+                request.respond(200, [JSON], await asyncio.to_thread(_json, document))
 
     def _refuse(self, request: Incoming, refusal: Refusal) -> None:
         if request.started:
@@ -289,6 +294,12 @@ class BatchApi:
 
     async def _open(self) -> BatchStore:
         async with self._opening:
+            if self._store is not None and await asyncio.to_thread(lambda store: store.moved, self._store):
+                self._say(f"`{self._store_path}` was deleted or replaced; batches that it does not hold are gone")
+                moved, self._store = self._store, None
+                await asyncio.to_thread(moved.close)
+                if self._runner is not None:
+                    self._runner.abandon()
             if self._store is None:
                 self._store = await asyncio.to_thread(open_store, self._store_path)
             return BatchStore(self._store)
@@ -309,6 +320,11 @@ class BatchApi:
         return batch
 
 
+def _json(document: dict[str, Any]) -> bytes:
+    """In a thread, and in pieces: a list of ten thousand files is long, and others want their tokens meanwhile."""
+    return "".join(json.JSONEncoder().iterencode(document)).encode()
+
+
 def _below(request: Incoming, place: str) -> str:
     return unquote(request.path.removeprefix(place))
 
@@ -323,6 +339,12 @@ def _limit(asked: dict[str, str], *, default: int, most: int) -> int:
     if not told.isascii() or not told.isdigit() or not 1 <= int(told[:9]) <= most:
         raise Refusal(400, f"`limit` is a number from 1 to {most}", param="limit")
     return int(told)
+
+
+def _plain_name(told: str | None) -> str:
+    """The last part of a path, of any system, without what a terminal would obey."""
+    name = re.split(r"[/\\]", told or "")[-1][:LONGEST_NAME]
+    return storable("".join(one if one.isprintable() else "_" for one in name.lstrip("."))) or "upload"
 
 
 def _purpose(part: Part | None) -> str:

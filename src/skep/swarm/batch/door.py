@@ -9,15 +9,18 @@ from skep.swarm.batch.course import Answer
 from skep.wire.incoming import Incoming
 
 
-class Sent(Protocol):
-    """A request on its way."""
+class Errand(Protocol):
+    """One request, counted as one of its owner's until its answer comes or it is given up."""
 
     @property
     def waiting(self) -> bool:
         """No replica has it yet."""
 
+    def go(self, endpoint: str, body: bytes, answered: Callable[[Answer], None]) -> None:
+        """In the class `batch`, with the rights of its owner. `answered` is called once, perhaps at once."""
+
     def give_up(self) -> None:
-        """Nobody wants the answer any more, and none comes."""
+        """Nobody wants the answer any more, and none comes. Nothing happens where one has come."""
 
 
 class Door(Protocol):
@@ -29,11 +32,8 @@ class Door(Protocol):
     def complaint_of(self, model: str | None) -> str | None:
         """Why a request for this model would not be served; None: it would."""
 
-    def most_at_once(self, owner: str) -> int | None:
-        """How many requests of one batch may be out at once; None: as many as there is room for."""
-
-    def send(self, owner: str, endpoint: str, body: bytes, answered: Callable[[Answer], None]) -> Sent:
-        """In the class `batch`, with the rights of `owner`. `answered` is called once, perhaps before this returns."""
+    def errand(self, owner: str) -> Errand | None:
+        """None: the owner's batches have as many requests out as they may have."""
 
     async def ready(self) -> None:
         """Until it knows what it serves."""

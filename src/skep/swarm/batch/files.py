@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 UNFINISHED = ".part"
-ORPHANED_AFTER_S = 3600.0  # a name without a row: its upload was killed between the file and the row
+UNFINISHED_S = 3600.0  # after so long nobody writes to it any more
+ORPHANED_S = 30 * 86_400.0  # a name without a row: an upload that was killed, or a store that may be brought back
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 
 
@@ -75,15 +76,17 @@ class FileRoom:
             self.path(file_id).unlink()
 
     def sweep(self, known: Iterable[str], now: float | None = None) -> None:
-        """Remove what was left by processes that were killed: unfinished files, and old ones that no row knows."""
+        """Remove what was left by processes that were killed: unfinished files, and very old ones that no row knows."""
         ids, now = set(known), time.time() if now is None else now
         with contextlib.suppress(FileNotFoundError):
             for path in self.folder.iterdir():
                 name = path.name.removesuffix(UNFINISHED)
-                if FILE_ID.fullmatch(name) and (name not in ids or name != path.name):
-                    with contextlib.suppress(OSError):
-                        if now - path.stat().st_mtime > ORPHANED_AFTER_S:
-                            path.unlink()
+                if not FILE_ID.fullmatch(name) or path.name in ids:
+                    continue
+                kept_s = ORPHANED_S if name == path.name else UNFINISHED_S
+                with contextlib.suppress(OSError):
+                    if now - path.stat().st_mtime > kept_s:
+                        path.unlink()
 
     def _flush_names(self) -> None:
         """A rename is on disk only when its folder is."""

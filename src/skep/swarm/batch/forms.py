@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 MOST_PARTS = 64
 _HEAD_BYTES = 16_384
+_PIECE = 1_048_576
 _PARAMETER = re.compile(r';\s*([\w*-]+)=(?:"((?:[^"\\]|\\.)*)"|([^;\s]*))')
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"\r\n]{1,200})"|([^;\s"]{1,200}))', re.IGNORECASE)
 
@@ -47,13 +48,22 @@ def parts_of(body: bytes, boundary: bytes) -> list[Part]:
         end_of_head = begin - 2 if body[begin : begin + 2] == b"\r\n" else body.find(b"\r\n\r\n", begin)
         if begin < 2 or end_of_head < 0 or end_of_head - begin > _HEAD_BYTES:
             raise ValueError("a part of the form has no end of its headers")
-        end = body.find(b"\r\n" + mark, end_of_head + 2)
+        end = _find(body, b"\r\n" + mark, end_of_head + 2)
         if end < 0:
             raise ValueError("the form is cut off: its last boundary is missing")
         name, filename = _names(body[begin : max(begin, end_of_head)])
         parts.append(Part(name, filename, view[end_of_head + 4 : max(end, end_of_head + 4)]))
         at = end + 2 + len(mark)
     return parts
+
+
+def _find(body: bytes, mark: bytes, start: int) -> int:
+    """Piece by piece: one search through a large file would keep every other thread waiting for its whole length."""
+    for at in range(start, len(body), _PIECE):
+        found = body.find(mark, at, at + _PIECE + len(mark) - 1)
+        if found >= 0:
+            return found
+    return -1
 
 
 def _names(head: bytes) -> tuple[str, str | None]:

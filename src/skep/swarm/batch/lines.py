@@ -130,7 +130,7 @@ def _check(text: bytes, endpoint: str) -> tuple[str, str | None]:
         raise _Wrong("missing_required_parameter", "`body` is missing", "body")
     try:
         body = _bodies.decode(line.body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise _Wrong("invalid_request", f"`body`: {error}", "body") from None
     if body.stream:
         raise _Wrong("invalid_request", "`stream` is not for batches: answers go into a file", "body.stream")
@@ -139,6 +139,7 @@ def _check(text: bytes, endpoint: str) -> tuple[str, str | None]:
 
 def _read(text: bytes) -> _Line:
     try:
+        text.decode()  # what stands deeper in a body is not looked at below
         return _lines.decode(text)
     except msgspec.ValidationError as error:
         raise _Wrong("invalid_request", f"not a request: {error}") from None

@@ -42,12 +42,23 @@ class BatchRunner:
         self._resting: dict[str, float] = {}
         self._cancelled: set[str] = set()
         self._leaving = False
+        self._abandoned = False
 
     def __repr__(self) -> str:
         return f"<BatchRunner {len(self._under_way)} batches{', leaving' if self._leaving else ''}>"
 
+    @property
+    def busy(self) -> bool:
+        """A batch is being checked, sent or written to its files."""
+        return bool(self._under_way)
+
     def wake(self) -> None:
         """There is a new batch."""
+        self._wake.set()
+
+    def abandon(self) -> None:
+        """Its store is another one: what it has under way is nobody's any more."""
+        self._abandoned = True
         self._wake.set()
 
     def cancel(self, batch_id: str) -> None:
@@ -66,7 +77,7 @@ class BatchRunner:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until told to leave, and then until nothing is out."""
+        """Until told to leave, and then until nothing is out; or until the store is another one."""
         with contextlib.ExitStack() as stack:
             while not self._leaving and not self._took_lock(stack):
                 await self._pause(LOCK_AGAIN_S)
@@ -74,11 +85,13 @@ class BatchRunner:
                 return
             await self._door.ready()
             async with asyncio.TaskGroup() as tasks:
-                await self._take_up(tasks)
+                carried = await self._take_up(tasks)
+                for carrying in carried if not self._leaving else ():
+                    carrying.cancel()
 
-    async def _take_up(self, tasks: asyncio.TaskGroup) -> None:
-        tidy_at = 0.0
-        while not self._leaving:
+    async def _take_up(self, tasks: asyncio.TaskGroup) -> set[asyncio.Task[None]]:
+        tidy_at, carried = 0.0, set[asyncio.Task[None]]()
+        while not self._leaving and not self._abandoned and not await asyncio.to_thread(lambda: self._store.moved):
             now = time.monotonic()
             try:
                 if now >= tidy_at:
@@ -91,10 +104,12 @@ class BatchRunner:
                         break
                     if batch_id not in self._under_way and self._resting.get(batch_id, 0.0) <= now:
                         self._under_way[batch_id] = None
-                        tasks.create_task(self._carry(batch_id))
+                        carried.add(carrying := tasks.create_task(self._carry(batch_id)))
+                        carrying.add_done_callback(carried.discard)
             except (SkepError, OSError) as error:
                 self._say(f"batches cannot be looked up: {error}")
             await self._pause(LOOK_S)
+        return carried
 
     async def _carry(self, batch_id: str) -> None:
         """To its end, or as far as it comes: what is in its way may be gone later."""
@@ -161,29 +176,33 @@ class BatchRunner:
             self._store.become(batch.id, Status.FINALIZING, now)
         code = why.value if why is not None else ""
         never = (never_sent(request, code, f"batch_req_{batch.id[6:]}_{request.index}", now).line for request in left)
-        files = [
-            self._write(batch, "output", self._store.lines(batch.id, ok=True), now),
-            self._write(batch, "error", chain(self._store.lines(batch.id, ok=False), never), now),
-        ]
-        ids = {f"{kind}_file_id": file.id for kind, file in zip(("output", "error"), files, strict=True) if file}
-        tally = asdict(self._store.tally(batch.id))
-        self._store.end(batch.id, _BY_HALT[why], time.time(), [file for file in files if file], tally=tally, **ids)
+        written = {
+            "output_file_id": ("output", self._store.lines(batch.id, ok=True)),
+            "error_file_id": ("error", chain(self._store.lines(batch.id, ok=False), never)),
+        }
+        files: dict[str, StoredFile] = {}
+        ended = False
+        try:
+            for name, (kind, lines) in written.items():
+                if (first := next(lines, None)) is not None:
+                    files[name] = self._write(batch, kind, chain((first,), lines), now)
+            detail = {"tally": asdict(self._store.tally(batch.id)), **{name: file.id for name, file in files.items()}}
+            ended = self._store.end(batch.id, _BY_HALT[why], time.time(), [*files.values()], **detail)
+        finally:
+            for file in files.values() if not ended else ():  # a full disk is not filled further, try by try
+                self._room.delete(file.id)
         self._store.forget_ended()
 
-    def _write(self, batch: StoredBatch, kind: str, lines: Iterator[bytes], now: float) -> StoredFile | None:
-        """None where there is nothing to say."""
-        first = next(lines, None)
-        if first is None:
-            return None
+    def _write(self, batch: StoredBatch, kind: str, lines: Iterator[bytes], now: float) -> StoredFile:
         order, file_id = batch.order, new_file_id()
-        size = self._room.write(file_id, chain((first,), lines))
+        size = self._room.write(file_id, lines)
         expires_at = now + (order.output_expires_s or BATCH_FILE_S)
         return StoredFile(file_id, order.owner, now, f"{batch.id}_{kind}.jsonl", "batch_output", size, expires_at)
 
     def _tidy(self) -> None:
         """What expired, and what a killed process left behind."""
         for file_id in self._store.expired_files(time.time()):
-            if self._store.user_of(file_id) is None and self._store.delete_file(file_id):
+            if self._store.delete_file(file_id) is None:
                 self._room.delete(file_id)
         self._room.sweep(file.id for file in self._store.files())
         self._store.forget_ended()

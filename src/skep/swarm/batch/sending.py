@@ -16,13 +16,14 @@ from enum import Enum
 from skep.errors import StoreError
 from skep.store.batches import BatchOrder, BatchRequest, BatchResult, BatchStore
 from skep.swarm.batch.course import Answer, Course, never_sent, result_of
-from skep.swarm.batch.door import Door, Sent
+from skep.swarm.batch.door import Door, Errand
 from skep.swarm.batch.files import FileRoom
 from skep.swarm.batch.lines import body_of
 
 BACKLOG = 2  # requests that wait for a slot
 UNRECORDED = 1000  # results the store has not taken: beyond that, nothing new is sent
 LOOK_S = 0.2
+CLOCK_S = 60.0  # the window is looked at so often, for clocks are set and machines sleep
 STORE_AGAIN_S = 0.5
 
 
@@ -52,7 +53,7 @@ class Sending:
         self._door = door
         self._say = say
         self._halt: Halt | None = None
-        self._sent: dict[int, Sent | None] = {}  # None: its line is being read
+        self._errands: dict[int, Errand] = {}
         self._out: dict[int, asyncio.Task[None]] = {}
         self._unrecorded: list[BatchResult] = []
         self._wake = asyncio.Event()
@@ -79,9 +80,8 @@ class Sending:
                     await asyncio.sleep(LOOK_S / 10)
                 recording.cancel()
         finally:
-            for sent in self._sent.values():
-                if sent is not None:
-                    sent.give_up()
+            for errand in self._errands.values():
+                errand.give_up()
         return None if self._course.done else self._halt
 
     async def _send_all(self, tasks: asyncio.TaskGroup) -> None:
@@ -91,12 +91,15 @@ class Sending:
             if left_s <= 0:
                 self.halt(Halt.EXPIRED)
                 return
-            while self._has_room() and (request := self._course.next(now)) is not None:
-                self._sent[request.index] = None
-                self._out[request.index] = tasks.create_task(self._one(request))
+            while (errand := self._errand()) is not None:
+                if (request := self._course.next(now)) is None:
+                    errand.give_up()
+                    break
+                self._errands[request.index] = errand
+                self._out[request.index] = tasks.create_task(self._one(request, errand))
             self._wake.clear()
             due_s = self._course.due_in_s(now)
-            pause_s = min(left_s, max(LOOK_S, due_s or 0.0)) if due_s is not None else left_s
+            pause_s = min(left_s, max(LOOK_S, due_s) if due_s is not None else CLOCK_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
@@ -104,8 +107,8 @@ class Sending:
     async def _quiet(self) -> None:
         """What is out ends: by itself when this process is to leave, at once when nobody wants it any more."""
         while self._out and self._halt is Halt.LEAVING:
-            for index, sent in self._sent.items():
-                if sent is not None and sent.waiting:
+            for index, errand in self._errands.items():
+                if errand.waiting:
                     self._out[index].cancel()
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
@@ -116,27 +119,29 @@ class Sending:
         if self._out:
             await asyncio.wait(self._out.values())
 
-    def _has_room(self) -> bool:
-        most = self._door.most_at_once(self._order.owner)
-        if len(self._unrecorded) >= UNRECORDED or (most is not None and self._course.out >= most):
-            return False
-        return sum(sent is None or sent.waiting for sent in self._sent.values()) < BACKLOG
+    def _errand(self) -> Errand | None:
+        """None: what is out is enough for now."""
+        waiting = sum(errand.waiting for errand in self._errands.values())
+        if waiting >= BACKLOG or len(self._unrecorded) >= UNRECORDED:
+            return None
+        return self._door.errand(self._order.owner)
 
-    async def _one(self, request: BatchRequest) -> None:
+    async def _one(self, request: BatchRequest, errand: Errand) -> None:
         index, answer = request.index, None
         try:
-            answer = await self._ask(request)
+            answer = await self._ask(request, errand)
         except (FileNotFoundError, ValueError):
             self._course.answered(index, Answer(0), time.monotonic())
             self._keep(never_sent(request, "input_file_missing", _name(), time.time()))
         finally:
-            self._sent.pop(index, None)
+            errand.give_up()
+            self._errands.pop(index, None)
             self._out.pop(index, None)
             self._wake.set()
         if answer is not None and self._course.answered(index, answer, time.monotonic()):
             self._keep(result_of(request, answer, _name(), time.time()))
 
-    async def _ask(self, request: BatchRequest) -> Answer:
+    async def _ask(self, request: BatchRequest, errand: Errand) -> Answer:
         order = self._order
         line = await asyncio.to_thread(self._room.read, order.input_file_id, request.start, request.length)
         got: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -145,13 +150,9 @@ class Sending:
             if not got.done():
                 got.set_result(answer)
 
-        sent = self._sent[request.index] = self._door.send(order.owner, order.endpoint, body_of(line), answered)
+        errand.go(order.endpoint, body_of(line), answered)
         self._wake.set()
-        try:
-            return await got
-        except asyncio.CancelledError:
-            sent.give_up()
-            raise
+        return await got
 
     def _keep(self, result: BatchResult) -> None:
         self._unrecorded.append(result)

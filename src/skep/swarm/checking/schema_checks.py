@@ -84,10 +84,13 @@ class SchemaChecks:
         return code
 
     async def _started(self) -> asyncio.subprocess.Process:
-        """In a session of its own, so that Ctrl-C is the runner's alone; it ends with its input."""
+        """In a session of its own, so that Ctrl-C is the runner's alone; it ends with its input.
+
+        `-P`: the user's folder, which may hold anything, is no place to import from.
+        """
         if self._child is None:
             self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "skep.swarm.checking.schema_worker", str(self._compute_s)),
+                *(sys.executable, "-P", "-m", "skep.swarm.checking.schema_worker", str(self._compute_s)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,

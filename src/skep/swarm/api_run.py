@@ -16,9 +16,9 @@ from skep.places import Paths, user_paths
 from skep.store.database import open_store
 from skep.store.swarm import SwarmStore
 from skep.swarm.accounts.account import Account, account_of
-from skep.swarm.asked import Form, Items, Prompt, asked_tasks, listed
+from skep.swarm.api_tasks import Form, Items, Prompt, asked_tasks, listed
 from skep.swarm.checking.answers import Checking
-from skep.swarm.here import KEY_VARIABLE, url_here
+from skep.swarm.here import key_here, url_here
 from skep.swarm.intake.form import Defaults
 from skep.swarm.journal import create_run
 from skep.swarm.line import Line
@@ -102,10 +102,18 @@ async def carried(prompt: Prompt, items: Items, schema: Any, options: Options) -
         return None
     tasks = await asked_tasks(prompt, given, form.schema, defaults)
     with _places(options.get("journal"), options.get("resume")) as paths:
-        run_id = _begun(paths, tasks, order, options)
+        asked_at = time.time()
+        run_id, url = _begun(paths, tasks, order, options)
         try:
             state = await carry_out(
-                paths, run_id, key=_key(options), work=_work(form), watch=options.get("watch", _unwatched)
+                paths,
+                run_id,
+                url=url,
+                model=options.get("model"),
+                since=None if options.get("resume") is None else asked_at,
+                key=options.get("key") or key_here(url, os.environ),
+                work=_work(form),
+                watch=options.get("watch", _unwatched),
             )
         except BaseException as error:
             if options.get("journal") is not False:
@@ -114,21 +122,20 @@ async def carried(prompt: Prompt, items: Items, schema: Any, options: Options) -
         return _told(paths, run_id, state, given, tasks, form)
 
 
-def _begun(paths: Paths, tasks: Sequence[Task], order: Order, options: Options) -> str:
-    """The id of a new run, or of the one to go on with, whose tasks must be these."""
+def _begun(paths: Paths, tasks: Sequence[Task], order: Order, options: Options) -> tuple[str, str]:
+    """The id of a new run, or of the one to go on with, whose tasks must be these; and where its endpoint is."""
     resume = options.get("resume")
     with open_store(paths.store) as store:
         if resume is None:
             url = options.get("url") or url_here(user_paths(os.environ), os.environ)
-            return create_run(
-                store, tasks, order, url=url, model=options.get("model"), name=options.get("name", "python")
-            )
+            name = options.get("name", "python")
+            return create_run(store, tasks, order, url=url, model=options.get("model"), name=name), url
         swarm = SwarmStore(store)
         run = swarm.run(resume)
         if [task_json(task) for task in swarm.tasks(run.id)] != [task_json(task) for task in tasks]:
             hint = "to go on with it, give the same prompt, items and options; `skep swarm resume` needs none of them"
             raise UserError(f"the tasks of `{run.id}` are others than these", hint=hint)
-        return run.id
+        return run.id, options.get("url") or run.url
 
 
 def _told(
@@ -180,11 +187,6 @@ def _work(form: Form) -> WorkMaker | None:
         return ChatWork(line, checking, order)
 
     return make
-
-
-def _key(options: Options) -> str | None:
-    """The key of this machine's gateway goes nowhere else."""
-    return options.get("key") or (None if options.get("url") else os.environ.get(KEY_VARIABLE))
 
 
 @contextmanager
