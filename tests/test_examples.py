@@ -65,10 +65,8 @@ def down(env, folder):
     assert ended(child(["-m", "skep", "down", "--wait", "0s"], env, folder))[0] == 0
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory):
-    """What each of them said, before a gateway with four slots of a fake engine, and where nobody listens."""
-    folder = tmp_path_factory.mktemp("examples")
+def what_they_say(folder):
+    """Before a gateway with four slots of a fake engine, and where nobody listens."""
     answers = folder / "answers.jsonl"
     places = {"store": str(folder / "skep.sqlite3"), "files": str(folder / "files")}
     answers.write_text("\n".join(map(json.dumps, ANSWERS)))
@@ -104,17 +102,15 @@ def test_each_is_in_the_page_and_short():
     assert all(len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60 for name in NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_example_asks_all_at_once_and_gets_its_answers(said, name):
-    code, out, err = said[0][name, True]
-    assert (code, "Traceback" in err) == (0, False), err
-    assert re.fullmatch(LAST_LINES[name], out.splitlines()[-1]), out
-
-
-@pytest.mark.parametrize("name", SOON_DOWN)
-def test_an_endpoint_that_is_down_is_one_line(said, name):
-    answers, url = said
-    is_one_line(*answers[name, False], url)
+def test_each_gets_its_answers_and_says_in_one_line_that_an_endpoint_is_down(tmp_path):
+    """One test: what they import takes longer than what they do."""
+    said, nobody = what_they_say(tmp_path)
+    for name in NAMES:
+        code, out, err = said[name, True]
+        assert (code, "Traceback" in err) == (0, False), err
+        assert re.fullmatch(LAST_LINES[name], out.splitlines()[-1]), out
+    for name in SOON_DOWN:
+        is_one_line(*said[name, False], nobody)
 
 
 @pytest.mark.slow

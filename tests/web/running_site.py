@@ -28,7 +28,7 @@ def folders(place):
 @contextlib.contextmanager
 def running(site, *, read=no_hive, routes=()):
     """Gives a function that asks: `ask(path, method="GET", headers=..., form=...)` -> (response, text)."""
-    app = make_app(site, live=Live(site, read=read), warm=False)
+    app = make_app(site, live=Live(site, read=read, first_paint_s=10.0), warm=False)
     app.router.routes.extend(routes)
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]

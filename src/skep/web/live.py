@@ -56,10 +56,12 @@ class Live:
         read: Callable[[Site], Status] = read_status,
         every_s: float = EVERY_S,
         clock: Callable[[], float] = time.monotonic,
+        first_paint_s: float = FIRST_PAINT_S,
     ) -> None:
         self.document: dict[str, Any] = {}
         self.watched = Watched()
         self._site, self._read_status, self._every_s, self._clock = site, read, every_s, clock
+        self._first_paint_s = first_paint_s
         self._pulse = Pulse()
         self._ttft: Ttft | None = None
         self._ttft_at = self._watched_at = self._read_at = self._left_at = float("-inf")
@@ -93,7 +95,7 @@ class Live:
         self._left_at = self._clock()
         self._wanted.set()
         if stale:
-            await self.changed(FIRST_PAINT_S)
+            await self.changed(self._first_paint_s)
         return self.document
 
     async def changed(self, timeout_s: float) -> bool:
