@@ -141,6 +141,15 @@ def test_a_notebook_has_a_loop_already():
     assert asyncio.run(cell()) == ["the bees"]
 
 
+@pytest.fixture
+def interruptible():
+    """As a program begins at a terminal: started in the background, or after other tests, SIGINT may be ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("within_a_loop", [False, True])
 def test_an_interrupt_keeps_what_is_done(within_a_loop):
     interrupted = False
