@@ -10,6 +10,8 @@ from skep.tasks import Attempt
 
 Fact = tuple[int, str, float, dict[str, Any]]  # session, name, at, what
 
+READING_S = 0.1  # at most, when many end at the same moment
+
 
 class SessionLike(Protocol):
     """What is read of a stored session."""
@@ -89,8 +91,12 @@ def limits_of(facts: Sequence[Fact], spans: Sequence[Span]) -> list[Limit]:
 
 
 def at_once(attempts: Sequence[Attempt]) -> int:
-    """The largest number of attempts that were under way at the same moment."""
-    edges = [(one.started_at, 1) for one in attempts] + [(one.ended_at, -1) for one in attempts]
+    """The largest number of attempts that were under way at the same moment.
+
+    The next one is sent while an answer that is all here is still being read: those do not count as two.
+    """
+    edges = [(one.started_at, 1) for one in attempts]
+    edges += [(max(one.started_at, one.ended_at - READING_S), -1) for one in attempts]
     most = now = 0
     for _, step in sorted(edges):  # one that ends at the moment when another begins makes room for it
         now += step
