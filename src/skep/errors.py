@@ -6,6 +6,7 @@
     ├── WeightsError          exit 1   weights missing, damaged, or not to be had
     ├── EngineError           exit 1   an engine did not start, died, or answered nonsense
     ├── EndpointError         exit 1   a URL that does not answer as an OpenAI-compatible endpoint should
+    │   └── KeyRefused        exit 1   it answers, and wants another API key, or one at all
     ├── GatewayError          exit 1
     ├── StoreError            exit 1
     └── Regression            exit 4   a measurement is worse than the one it was held against
@@ -47,6 +48,10 @@ class EndpointError(SkepError):
     pass
 
 
+class KeyRefused(EndpointError):
+    pass
+
+
 class GatewayError(SkepError):
     pass
 
@@ -57,3 +62,11 @@ class StoreError(SkepError):
 
 class Regression(SkepError):
     exit_code = 4
+
+
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error in a group of tasks, however deep: it is the one to tell."""
+    inner: BaseException = group
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+    return inner

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from skep.errors import EndpointError, UserError
+from skep.errors import EndpointError, KeyRefused, UserError
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import Answer, fetch
 from skep.wire.heads import Origin, parse_url
@@ -64,7 +64,7 @@ def _models(answer: Answer, url: str, *, key_given: bool) -> dict[str, dict[str,
     if answer.status in (401, 403):
         what = "refuses the API key" if key_given else "wants an API key"
         hint = "check the key's value" if key_given else "name its variable with --key-env VAR"
-        raise EndpointError(f"{url} {what} (HTTP {answer.status})", hint=hint)
+        raise KeyRefused(f"{url} {what} (HTTP {answer.status})", hint=hint)
     document = answer.json()
     data = document.get("data") if isinstance(document, dict) else None
     if answer.status != 200 or not isinstance(data, list):

@@ -16,7 +16,7 @@ from skep.bench.calibrating import calibrate_on
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.tasks import Shape, TaskMaker, Workload
 from skep.cli.output import note
-from skep.errors import SkepError, UserError
+from skep.errors import SkepError, UserError, first_of
 from skep.host.power import PowerMeter, open_meter
 from skep.places import LOOPBACK
 from skep.units import parse_seconds
@@ -78,13 +78,6 @@ def run_measuring(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         raise Interrupted from None
     except BaseExceptionGroup as group:
         raise first_of(group) from None
-
-
-def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    inner: BaseException = group
-    while isinstance(inner, BaseExceptionGroup):
-        inner = inner.exceptions[0]
-    return inner
 
 
 async def maker_for(workload: Workload, endpoint: Endpoint, *, salt: str = "") -> TaskMaker:

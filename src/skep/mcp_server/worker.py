@@ -12,7 +12,7 @@ import sys
 
 import uvloop
 
-from skep.errors import SkepError
+from skep.errors import SkepError, first_of
 from skep.mcp_server.place import Place
 from skep.places import user_paths
 from skep.store.swarm import SwarmStore
@@ -26,7 +26,7 @@ def main() -> int:
     except asyncio.CancelledError:
         return 130
     except BaseExceptionGroup as group:
-        return _say(_first(group))
+        return _say(first_of(group))
     except SkepError as error:
         return _say(error)
     except OSError as error:
@@ -57,13 +57,6 @@ def _say(error: BaseException) -> int:
     if isinstance(error, SkepError) and error.hint:
         print(f"hint: {error.hint}", file=sys.stderr)  # noqa: T201
     return error.exit_code if isinstance(error, SkepError) else 1
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    inner: BaseException = group
-    while isinstance(inner, BaseExceptionGroup):
-        inner = inner.exceptions[0]
-    return inner
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
-from skep.errors import SkepError, UserError
+from skep.errors import SkepError, UserError, first_of
 from skep.records import Request
 from skep.sandbox.base import Ending, Limits, Result, Sandbox, Script
 from skep.verdicts import Check, Outcome, Verdict
@@ -102,7 +102,7 @@ class Judge:
             async with asyncio.TaskGroup() as tasks:
                 under_way = [tasks.create_task(one(which)) for which in answered]
         except* SkepError as group:
-            raise _first(group) from None
+            raise first_of(group) from None
         return [task.result() for task in under_way]
 
     async def look_at(self, item: Item, text: str) -> Finding:
@@ -270,10 +270,3 @@ def _one_line(text: str) -> str:
     shown = "".join(one if one.isprintable() else " " for one in text[: 4 * LONGEST_DETAIL])
     squeezed = " ".join(shown.split())
     return squeezed if len(squeezed) <= LONGEST_DETAIL else f"{squeezed[: LONGEST_DETAIL - 1]}…"
-
-
-def _first(group: BaseExceptionGroup[Any]) -> BaseException:
-    first: BaseException = group
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return first

@@ -6,6 +6,8 @@ output files have them from then on. `owner` is the name of the key that made it
 
 from __future__ import annotations
 
+from skep.store.guards import NO_UPDATE
+
 _FILES = """
 CREATE TABLE files (
     number INTEGER PRIMARY KEY,
@@ -74,10 +76,6 @@ CREATE TABLE batch_results (
     UNIQUE (batch_id, idx)
 )"""
 
-_NO_UPDATE = """
-CREATE TRIGGER {table}_no_update BEFORE UPDATE ON {table}
-BEGIN SELECT raise(ABORT, 'rows of {table} are final'); END"""
-
 _NOT_AFTER_END = """
 CREATE TRIGGER {table}_not_after_end BEFORE INSERT ON {table}
 WHEN EXISTS (
@@ -93,6 +91,6 @@ BATCH_TABLES = (
     _FILES, _BATCHES, _BATCH_EVENTS, _BATCH_REQUESTS, _BATCH_RESULTS,
     "CREATE INDEX files_by_owner ON files (owner, number)",
     "CREATE INDEX batches_by_owner ON batches (owner, number)",
-    *(_NO_UPDATE.format(table=table) for table in _FINAL),
+    *(NO_UPDATE.format(table=table) for table in _FINAL),
     *(_NOT_AFTER_END.format(table=table) for table in _OF_A_BATCH),
 )  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from sqlite3 import Connection
 
 from skep.store.batch_tables import BATCH_TABLES
+from skep.store.guards import NO_DELETE, NO_UPDATE
 from skep.store.quality_rows import VERDICTS_AND_ITEMS
 from skep.store.series_tables import SERIES_TABLES
 from skep.store.swarm_tables import SWARM_TABLES
@@ -136,15 +137,6 @@ FROM requests"""
 _DELETING = "CREATE TABLE deleting (run_id TEXT PRIMARY KEY)"
 
 
-_NO_UPDATE = """
-CREATE TRIGGER {table}_no_update BEFORE UPDATE ON {table}
-BEGIN SELECT raise(ABORT, 'rows of {table} are final'); END"""
-
-_NO_DELETE = """
-CREATE TRIGGER {table}_no_delete BEFORE DELETE ON {table}
-WHEN OLD.{key} NOT IN (SELECT run_id FROM deleting)
-BEGIN SELECT raise(ABORT, 'rows of {table} are final'); END"""
-
 _NOT_AFTER_END = """
 CREATE TRIGGER {table}_not_after_end BEFORE INSERT ON {table}
 WHEN EXISTS (SELECT 1 FROM run_ends WHERE run_id = NEW.run_id)
@@ -152,11 +144,11 @@ BEGIN SELECT raise(ABORT, 'the run has ended'); END"""
 
 
 def _triggers() -> Iterator[str]:
-    yield _NO_UPDATE.format(table="runs")
-    yield _NO_DELETE.format(table="runs", key="id")
+    yield NO_UPDATE.format(table="runs")
+    yield NO_DELETE.format(table="runs", key="id")
     for table in ("run_ends", "requests", "client_samples"):
-        yield _NO_UPDATE.format(table=table)
-        yield _NO_DELETE.format(table=table, key="run_id")
+        yield NO_UPDATE.format(table=table)
+        yield NO_DELETE.format(table=table, key="run_id")
         yield _NOT_AFTER_END.format(table=table)
 
 
@@ -235,7 +227,7 @@ BEGIN SELECT raise(ABORT, 'rows of gateway_requests are final'); END"""
 
 def _m002_gateway_requests(connection: Connection) -> None:
     index = "CREATE INDEX gateway_requests_by_time ON gateway_requests (arrived_at)"
-    guards = (_NO_UPDATE.format(table="gateway_requests"), _NO_DELETE_UNLESS_OLD)
+    guards = (NO_UPDATE.format(table="gateway_requests"), _NO_DELETE_UNLESS_OLD)
     for statement in (_GATEWAY_REQUESTS, _DELETING_BEFORE, index, *guards, _V_GATEWAY_REQUESTS):
         connection.execute(statement)
 
@@ -295,7 +287,7 @@ def _m003_shapes_of_load(connection: Connection) -> None:
     for column in columns:
         connection.execute(f"ALTER TABLE {column}")
     index = "CREATE INDEX level_facts_by_run ON level_facts (run_id)"
-    guards = (form.format(table="level_facts", key="run_id") for form in (_NO_UPDATE, _NO_DELETE, _NOT_AFTER_END))
+    guards = (form.format(table="level_facts", key="run_id") for form in (NO_UPDATE, NO_DELETE, _NOT_AFTER_END))
     for statement in (_LEVEL_FACTS, index, *guards, "DROP VIEW v_requests", _V_REQUESTS_3):
         connection.execute(statement)
 
@@ -341,7 +333,7 @@ FROM calibrations"""
 
 def _m004_calibrations(connection: Connection) -> None:
     index = "CREATE INDEX calibrations_by_host ON calibrations (host, engine, created_at)"
-    guards = (form.format(table="calibrations", key="id") for form in (_NO_UPDATE, _NO_DELETE))
+    guards = (form.format(table="calibrations", key="id") for form in (NO_UPDATE, NO_DELETE))
     for statement in (_CALIBRATIONS, index, *guards, _V_CALIBRATIONS):
         connection.execute(statement)
 
@@ -349,7 +341,7 @@ def _m004_calibrations(connection: Connection) -> None:
 def _m005_verdicts_and_items(connection: Connection) -> None:
     connection.execute("ALTER TABLE requests ADD COLUMN reasoning TEXT")
     tables = ("verdicts", "run_items")
-    forms = (_NO_UPDATE, _NO_DELETE, _NOT_AFTER_END)
+    forms = (NO_UPDATE, NO_DELETE, _NOT_AFTER_END)
     guards = (form.format(table=table, key="run_id") for table in tables for form in forms)
     for statement in (*VERDICTS_AND_ITEMS, *guards):
         connection.execute(statement)

@@ -6,6 +6,8 @@ time that stands in `thinning_before` while it stands there. Targets, changes, s
 
 from __future__ import annotations
 
+from skep.store.guards import NO_UPDATE
+
 _TARGETS = """
 CREATE TABLE targets (
     name TEXT PRIMARY KEY,
@@ -160,10 +162,6 @@ _INDEXES = (
 
 _FINAL = ("probes", "samples", "events", "alerts", "alert_ends", "notices")
 
-_NO_UPDATE = """
-CREATE TRIGGER {table}_no_update BEFORE UPDATE ON {table}
-BEGIN SELECT raise(ABORT, 'rows of {table} are final'); END"""
-
 _NO_DELETE = """
 CREATE TRIGGER {table}_no_delete BEFORE DELETE ON {table}
 BEGIN SELECT raise(ABORT, 'rows of {table} are final'); END"""
@@ -289,7 +287,7 @@ SERIES_TABLES = (
     _TARGETS, _PROBES, _SAMPLES, _SERIES, _SPANS, _EVENTS, _ALERTS, _ALERT_ENDS, _NOTICES, _CHANGES, _WATERMARKS,
     _THINNING_BEFORE,
     *_INDEXES,
-    *(_NO_UPDATE.format(table=table) for table in _FINAL),
+    *(NO_UPDATE.format(table=table) for table in _FINAL),
     *(_NO_DELETE.format(table=table) for table in _FINAL if table != "samples"),
     _NO_DELETE_UNLESS_THINNED,
     _V_PROBES, _V_SAMPLES,

@@ -6,6 +6,8 @@ one result is a key of the table, not a habit of its writers.
 
 from __future__ import annotations
 
+from skep.store.guards import NO_DELETE, NO_UPDATE
+
 _RUNS = """
 CREATE TABLE swarm_runs (
     id TEXT PRIMARY KEY,
@@ -160,15 +162,6 @@ TABLES_OF_A_SWARM_RUN = (
     ("swarm_runs", "id"),
 )
 
-_NO_UPDATE = """
-CREATE TRIGGER {table}_no_update BEFORE UPDATE ON {table}
-BEGIN SELECT raise(ABORT, 'rows of {table} are final'); END"""
-
-_NO_DELETE = """
-CREATE TRIGGER {table}_no_delete BEFORE DELETE ON {table}
-WHEN OLD.{key} NOT IN (SELECT run_id FROM deleting)
-BEGIN SELECT raise(ABORT, 'rows of {table} are final'); END"""
-
 # Without `count(*)`, and with the table before a column named `at`: DuckDB reads these with a parser of its own.
 _V_RUNS = """
 CREATE VIEW v_swarm_runs AS
@@ -248,7 +241,7 @@ FROM swarm_attempts JOIN swarm_tasks ON swarm_tasks.key = swarm_attempts.task"""
 SWARM_TABLES = (
     _RUNS, _TASKS, _RESULTS, _SESSIONS, _SESSION_ENDS, _ATTEMPTS, _STEPS, _FACTS, _CANCELS,
     *_INDEXES,
-    *(_NO_UPDATE.format(table=table) for table, _ in TABLES_OF_A_SWARM_RUN),
-    *(_NO_DELETE.format(table=table, key=key) for table, key in TABLES_OF_A_SWARM_RUN),
+    *(NO_UPDATE.format(table=table) for table, _ in TABLES_OF_A_SWARM_RUN),
+    *(NO_DELETE.format(table=table, key=key) for table, key in TABLES_OF_A_SWARM_RUN),
     _V_RUNS, _V_TASKS, _V_ATTEMPTS,
 )  # fmt: skip

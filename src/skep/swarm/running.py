@@ -12,7 +12,7 @@ from pathlib import Path
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.engines.control import held
-from skep.errors import EndpointError, SkepError
+from skep.errors import EndpointError, KeyRefused, SkepError
 from skep.host.power import PowerMeter, open_meter
 from skep.places import LOOPBACK, Paths
 from skep.store.database import open_store
@@ -161,10 +161,10 @@ class _Session:
         while True:
             try:
                 return await self._find()
+            except KeyRefused:
+                raise
             except EndpointError as error:
                 now = time.monotonic()
-                if _is_about_the_key(error):
-                    raise
                 if now - since >= self._order.deadline_s:
                     waited = f"the endpoint did not answer for {now - since:.0f} s: {error.message}"
                     hint = f"nothing is lost: `skep swarm resume {self._run.id}` goes on when it is up"
@@ -285,7 +285,3 @@ class _Metered:
             self._meter.close()
             if drawn is not None:
                 self._writer.fact("energy", drawn)
-
-
-def _is_about_the_key(error: EndpointError) -> bool:
-    return "API key" in error.message
