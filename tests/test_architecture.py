@@ -13,13 +13,13 @@ SRC = ROOT / "src" / "skep"
 # From the top down. A package may import from the rows below its own; inside a row, `>` points to what may be imported.
 LAYERS = [
     [{"__main__"}, {"cli"}, {"mcp_server", "web"}],
-    [{"frontdoor", "listening"}, {"wiring"}, {"launching", "presetfile"}, {"configfile", "keyfile"}, {"settings"}],
+    [{"frontdoor", "listening", "putback", "tryout"}, {"wiring"}, {"launching", "presetfile"}, {"configfile", "keyfile"}, {"settings"}],
     [{"gateway", "monitor", "swarm", "tuner", "cluster"}],
     [{"quality"}, {"bench"}],
     [{"engines", "store", "sandbox", "weights"}, {"wire", "host", "places"}],
     [{"report"}],
     [{"planner", "stats", "workload"}],
-    [{"verdicts", "series", "tasks"}, {"catalog", "records"}, {"units"}, {"errors"}],
+    [{"verdicts", "series", "tasks", "tunings"}, {"catalog", "records"}, {"units"}, {"errors"}],
     [{"__init__"}],
 ]
 BESIDE = {"testing"}  # imports only the values at the bottom, is imported by tests and by its own command line
@@ -33,6 +33,7 @@ PURE = {
     "verdicts",
     "series",
     "tasks",
+    "tunings",
     "units",
     "errors",
 }

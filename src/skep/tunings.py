@@ -1,0 +1,259 @@
+"""What a tuning is made of: configurations, what was measured of them, and the stages of the climb. Values only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from skep.records import Interval
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One knob turned."""
+
+    knob: str
+    before: Value
+    after: Value
+
+    def __str__(self) -> str:
+        return f"{self.knob} {value_words(self.before)} → {value_words(self.after)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One configuration: a value for every knob, in the order of their names."""
+
+    values: tuple[tuple[str, Value], ...]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Value]) -> Config:
+        return cls(tuple(sorted(values.items())))
+
+    def __getitem__(self, knob: str) -> Value:
+        return dict(self.values)[knob]
+
+    def get(self, knob: str, default: Value = None) -> Value:
+        return dict(self.values).get(knob, default)
+
+    @property
+    def as_dict(self) -> dict[str, Value]:
+        return dict(self.values)
+
+    def turned(self, changes: Mapping[str, Value]) -> Config:
+        return Config.of({**self.as_dict, **changes})
+
+    def changes_from(self, other: Config) -> tuple[Change, ...]:
+        """What makes this one out of the other."""
+        there = other.as_dict
+        return tuple(Change(knob, there.get(knob), value) for knob, value in self.values if there.get(knob) != value)
+
+    @property
+    def key(self) -> str:
+        """Short, and equal for equal configurations."""
+        return hashlib.sha256(json.dumps(self.values).encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """Something that can be turned. `ordered`: its values are a ladder, to be searched by bracketing."""
+
+    name: str
+    title: str
+    values: tuple[Value, ...]
+    ordered: bool = False
+    alters_answers: bool = False  # a faster value may answer worse: the quality guard looks before it is accepted
+    expected: float = 0.02  # share gained by turning it, where nobody can foresee it
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A dead end: what happened, the line of the log that says so, and what would mend it."""
+
+    kind: str  # of FAILURES
+    cause: str
+    evidence: str | None = None
+    remedy: str | None = None
+    mended: tuple[tuple[str, Value], ...] = ()  # the remedy as knobs, where they say it
+
+    def __str__(self) -> str:
+        said = f" ({self.evidence})" if self.evidence and self.evidence not in self.cause else ""
+        return f"{self.cause}{said}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+FAILURES = {
+    "refused": "refused before the start",
+    "no-start": "did not start",
+    "out-of-memory": "ran out of memory",
+    "crash-under-load": "died under load after a good start",
+    "errors-under-load": "answered with errors under load",
+    "hang": "hung",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One run of the goal's load. `figure`: of the goal's metric, more is better; None: nothing was answered."""
+
+    figure: float | None
+    effective_tok_s: float | None
+    task_tok_s: float | None
+    ttft_ms: float | None  # median
+    tpot_ms: float | None  # median
+    wall_s: float
+    requests: int
+    failed: int = 0
+    limited: bool = False  # the client was the limit: it does not count
+    over_limit: float = 0.0  # the worst figure as a share of its limit in the SLO; 1 or less is within
+    tok_per_joule: float | None = None
+
+    @property
+    def counts(self) -> bool:
+        return self.figure is not None and self.figure > 0 and not self.limited
+
+
+@dataclass(frozen=True, slots=True)
+class Sitting:
+    """One start of one configuration, and what was measured until it was stopped."""
+
+    config: Config
+    start_s: float  # until it answered
+    readings: tuple[Reading, ...] = ()
+    failure: Failure | None = None
+    run_id: str | None = None  # under which its requests are stored
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        return tuple(one.figure for one in self.readings if one.counts and one.figure is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Several configurations measured in turns, each started once. The nth readings of all stood side by side."""
+
+    sittings: tuple[Sitting, ...]  # in the errand's order of configurations
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the quality guard found: whether the second configuration answers as well as the first."""
+
+    ok: bool
+    words: str  # "38 of 40 right against 39 of 40: not worse by more than 5 points"
+    seconds: float
+    skipped: bool = False  # it could not look, and says why
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    concurrency: int
+    config: Config
+    figure: Interval | None  # effective tok/s
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Curved:
+    points: tuple[CurvePoint, ...]
+    seconds: float
+
+
+class Decision(StrEnum):
+    BASELINE = "baseline"
+    ACCEPTED = "accepted"
+    WORSE = "worse"
+    SAME = "not distinguishable"
+    FAILED = "failed"
+    OVER_LIMIT = "over the SLO"
+    ANSWERS_WORSE = "answers worse"
+    UNDECIDED = "not finished"  # time ran out
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of the ladder. `figure` and `ratio` have 95 % intervals, from the readings that decided."""
+
+    number: int  # 0: the baseline
+    changes: tuple[Change, ...]  # against the best of that moment
+    config: Config
+    decision: Decision
+    why: str
+    figure: Interval | None = None
+    ratio: Interval | None = None  # over the best of that moment
+    predicted: float | None = None  # that ratio, as the planner foresaw it
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    starts: int = 0
+    readings: int = 0
+    seconds: float = 0.0  # that deciding it took, the other side's share included
+    failure: Failure | None = None
+    runs: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return ", ".join(map(str, self.changes)) or "baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What is to grow: `metric` at `concurrency` agents under one shape of load, within limits."""
+
+    metric: str  # of METRICS
+    concurrency: int
+    input_tokens: int = 512
+    output_tokens: int = 128
+    target: float | None = None  # enough: the climb ends there
+    slo: str | None = None  # as `skep bench sweep --slo` takes it
+    min_context: int | None = None
+
+    def __str__(self) -> str:
+        enough = f">={self.target:g}" if self.target is not None else ""
+        return f"{self.metric}@{self.concurrency}{enough}"
+
+    @property
+    def shape(self) -> str:
+        """Rows of different shapes are never ranked together."""
+        return f"{self.input_tokens} in, {self.output_tokens} out, C={self.concurrency}"
+
+
+METRICS = {
+    "effective_tok_s": "output tokens over wall time, all agents together",
+    "task_tok_s": "tokens a second that one agent sees while it is answered",
+    "tok_per_joule": "output tokens for each joule that the cards took",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """A climb as it was begun. What became of it are its stages, in the order in which they were decided."""
+
+    id: str
+    created_at: float
+    model: str
+    engine: str
+    rig: str  # in words: "2x rtx-3090", "this machine's CPU (2 cores)"
+    aim: Aim
+    budget_s: float
+    seed: int
+    simulated: bool
+    baseline: Config
+    knobs: tuple[Knob, ...]
+    base: Mapping[str, Any]  # the preset that configurations are turned from, as a document
+    host: Mapping[str, Any]
+    skep_version: str
+
+
+def value_words(value: Value) -> str:
+    if value is None:
+        return "auto"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
