@@ -26,7 +26,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "browser"))
+sys.path[:0] = [str(ROOT / "tests" / "browser"), str(ROOT / "tests")]
 
 from sample_store import fill  # noqa: E402 - lies beside the tests that use it too
 from visits import own_env, served  # noqa: E402
@@ -69,6 +69,7 @@ PICTURES = (
     Picture("runs", "/runs", 420),
     Picture("plan", f"/plan?model={MODEL}&card=rtx-3090&count=2&agents=8", 1120),
     Picture("leaderboard", "/leaderboard", 520),
+    Picture("tuning", "/tuning/last", 1120, scale=0.8),
     Picture("phone", "/history?target=box&window=30d", 740, width=390, scale=1.5, at=".banner.simulated"),
 )
 

@@ -43,6 +43,10 @@ class OptionsTable(_Table):
     graphs: bool | None = None
     chunked_prefill: bool | None = None
     batched_tokens: int | None = Field(default=None, ge=1)
+    batch: int | None = Field(default=None, ge=1)
+    threads_batch: int | None = Field(default=None, ge=1, le=512)
+    flash_attention: bool | None = None
+    kv_layout: Literal["unified", "split"] | None = None
     prefix_cache: bool | None = None
     speculation: str | None = None  # "mtp:3"
     draft_model: str | None = None

@@ -32,7 +32,8 @@ PullProgress = Callable[[int, int | None], None]
 REMOTE = "remote"  # the engine of a launch that skep does not start
 READ_GGUF = ("embedded", "llamacpp")  # their weights are one file, fetched and checked here
 NO_WEIGHTS = ("fake", "simulated")
-KV_BYTES = {"f32": 4.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32}  # a value
+KV_BYTES = {"f32": 4.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32,
+            "iq4_nl": 18 / 32}  # fmt: skip  # a value
 
 
 @dataclass(frozen=True, slots=True)

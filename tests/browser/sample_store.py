@@ -8,10 +8,14 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+from sample_climb import sample_curve, sample_stages, sample_tuning
 from skep.monitor.changes import find_changes
 from skep.series import DAY_S, HOUR_S, Event, EventKind, Heat, Probe, ProbeOutcome, Sample, Shape, Target, TargetKind
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
+from skep.store.tunings import KeptAnswer, TuningStore
+from skep.store.tunings_rows import packed
+from skep.tunings import Aim, Curved
 
 DAYS = 30
 SLOWER_AFTER_DAY = 21
@@ -56,6 +60,21 @@ def fill(path: Path, now: float, *, days: int = DAYS, seed: int = 8) -> None:
         series.append_event(Event(away[-1] * HOUR_S, EventKind.MONITOR, "watching again after 9 h"))
         for target in (BOX, CLOUD):
             find_changes(series, target.name, now)
+        _tune(TuningStore(store), now)
+
+
+def _tune(tunings: TuningStore, now: float) -> None:
+    """A climb that has ended, and one under another load that was broken off."""
+    ended = tunings.begin(sample_tuning(created_at=now - HOUR_S))
+    session = tunings.begin_session(ended, now - HOUR_S)
+    tunings.append_stages(ended, sample_stages(), now - 600)
+    curve = packed(Curved(tuple(sample_curve()), 300.0))
+    tunings.append_answer(ended, session, KeptAnswer(1, now - 300, "curve", 300.0, {}, curve))
+    tunings.end_session(ended, session, at=now - 200, outcome="done", reason="nothing is left to try")
+    broken = tunings.begin(sample_tuning(created_at=now - 2 * HOUR_S, aim=Aim("effective_tok_s", 16)))
+    session = tunings.begin_session(broken, now - 2 * HOUR_S)
+    tunings.append_stages(broken, sample_stages()[:4], now - HOUR_S)
+    tunings.end_session(broken, session, at=now - HOUR_S, outcome="stopped")
 
 
 def _probe(target: Target, slot: int, chance: random.Random, **more: object) -> Probe:

@@ -23,6 +23,8 @@ PAGES = {
     "/runs": "Runs",
     "/plan?model=qwen3.6-27b&count=2&card=rtx-3090&agents=4": "Plan",
     "/leaderboard": "Leaderboard",
+    "/tuning": "Tuning",
+    "/tuning/last": "qwen3.6-27b (simulated)",
 }
 UNLABELLED = """() => [...document.querySelectorAll("input:not([type=hidden]), select, textarea")]
     .filter((field) => !(field.labels && field.labels.length) && !field.getAttribute("aria-label"))

@@ -1,4 +1,4 @@
-"""`skep swarm ...` called in the process of the test: no start of Python for each command."""
+"""`skep swarm ...` and `skep tune ...` called in the process of the test: no start of Python for each command."""
 
 import contextlib
 import io
@@ -9,7 +9,7 @@ from typer.main import get_command
 from skep.cli.main import app_of
 from skep.errors import SkepError
 
-APP = get_command(app_of(["swarm"]))
+APP = get_command(app_of(["swarm", "tune"]))
 
 
 @dataclass
@@ -21,10 +21,18 @@ class Called:
 
 
 def swarm(*words, check=None):
+    return _called("swarm", *words, check=check)
+
+
+def tune(*words, check=None):
+    return _called("tune", *words, check=check)
+
+
+def _called(*words, check):
     out, err, error, code = io.StringIO(), io.StringIO(), None, 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            APP.main(["swarm", *map(str, words)], prog_name="skep")
+            APP.main([*map(str, words)], prog_name="skep")
         except SystemExit as ended:
             code = ended.code or 0
         except SkepError as raised:

@@ -54,6 +54,24 @@ def test_a_quantized_cache_wants_flash_attention():
     assert (value(words, "--ubatch-size"), value(words, "--batch-size")) == ("4096", "4096")
     assert "--no-cache-prompt" in words
     assert "--flash-attn" not in flags()
+    assert value(flags(flash_attention=False), "--flash-attn") == "off"
+    assert value(flags(flash_attention=True), "--flash-attn") == "on"
+
+
+def test_batch_micro_batch_and_threads_are_told_where_they_are_given():
+    words = flags(batch=1024, batched_tokens=256, threads_batch=8)
+    told = ("--batch-size", "--ubatch-size", "--threads-batch", "--threads")
+    assert [value(words, flag) for flag in told] == ["1024", "256", "8", "6"]
+    assert not {"--batch-size", "--ubatch-size", "--threads-batch"} & set(flags())
+
+
+def test_the_cache_is_one_or_one_for_each_slot():
+    bounded = frozenset({"--kv-unified", "--kv-unified-per-slot", "--no-kv-unified"})
+    assert "--no-kv-unified" in flags(bounded, kv_layout="split")
+    assert "--kv-unified-per-slot" not in flags(bounded, kv_layout="split")
+    assert value(flags(bounded, kv_layout="unified"), "--kv-unified-per-slot") == "8192"
+    assert "--kv-unified" in flags(kv_layout="unified")
+    assert not {"--kv-unified", "--no-kv-unified"} & set(flags())
 
 
 OLD = frozenset({"--model-draft", "--draft-max", "--no-webui"})
@@ -66,7 +84,8 @@ OLD = frozenset({"--model-draft", "--draft-max", "--no-webui"})
         (Draft("draft", 8, "/d.gguf"), None,
          ["--model-draft", "/d.gguf", "--spec-type", "draft-simple", "--spec-draft-n-max", "8"]),
         (Draft("draft", 8, "/d.gguf"), OLD, ["--model-draft", "/d.gguf", "--draft-max", "8"]),
-        (Draft("ngram", 8), None, ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-m", "8"]),
+        (Draft("ngram", 8), None,
+         ["--spec-type", "ngram-map-k", "--spec-ngram-map-k-size-n", "3", "--spec-ngram-map-k-size-m", "8"]),
     ],
 )  # fmt: skip
 def test_speculation_is_named_as_the_installed_version_names_it(draft, known, words):
@@ -112,6 +131,9 @@ def test_a_file_of_the_hub_and_one_at_home_are_named_as_without_a_shell(monkeypa
         ({"memory_share": 0.9}, "memory_share = 0.9"), ({"tool_parser": "hermes"}, "tool_parser"),
         ({"custom_all_reduce": False}, "custom_all_reduce"), ({"trust_remote_code": True}, "trust_remote_code"),
         ({"chunked_prefill": False}, "chunked_prefill"), ({"tp": 2, "pp": 2}, "tp=2 and pp=2"),
+        ({"kv": "q8_0", "flash_attention": False}, "wants flash attention"), ({"batch": 4}, "batch = 4 does not hold"),
+        ({"tp": 2, "flash_attention": False}, "a split by tensor"), ({"kv_layout": "paged"}, 'kv_layout = "paged"'),
+        ({"batch": 64, "batched_tokens": 128}, "batched_tokens = 128 is more than batch = 64"),
         ({"split": "rows"}, 'split = "rows"'), ({"split": "layer", "tp": 2}, "does not go with tp=2"),
         ({"tp": 4, "gpus": (0, 1)}, "takes 4 cards, but gpus names 2"),
         ({"card_shares": (1.0,), "gpus": (0, 1)}, "1 shares for 2 gpus"),

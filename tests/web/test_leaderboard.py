@@ -6,8 +6,11 @@ import json
 
 import pytest
 from running_site import running
-from stored_runs import ENGINE, HOST, SIMULATED, WORKLOAD, installation, put_run
+from stored_runs import ENGINE, HOST, RTX, SIMULATED, WORKLOAD, installation, put_run
 
+from sample_climb import sample_stages, sample_tuning
+from skep.store.tunings import TuningStore
+from skep.tunings import Aim
 from skep.web import leaderboard
 from skep.web.runs_best import Step, step_words
 from skep.web.site import Site
@@ -24,6 +27,7 @@ def fill(store):
     MADE["cpu"] = put_run(store, 4, tokens=3, host=HOST)
     MADE["other load"] = put_run(store, 5, tokens=9, host=HOST, engine={**ENGINE, "slots": 2}, config=OTHER_LOAD)
     MADE["simulated"] = put_run(store, 6, tokens=999, simulated=True, engine={"engine": SIMULATED})
+    MADE["of a tuning"] = put_run(store, 6.5, tokens=999, kind="tune", levels=(4,))
     MADE["timed"] = put_run(store, 7, tokens=999, kind="open", config={"rates": [1.0, 2.0]}, levels=(1, 2))
 
 
@@ -121,3 +125,27 @@ def test_one_model_alone_and_the_file(ask):
 def test_with_nothing_measured_it_says_how_to_begin(tmp_path):
     with running(Site(installation(tmp_path))) as ask:
         assert "skep bench sweep" in ask("/leaderboard")[1]
+
+
+def test_a_tuning_under_the_same_load_tells_the_step_that_won(tmp_path):
+    """One under another load does not, however well it fits otherwise."""
+    load = {"concurrency": [4], "workload": {**WORKLOAD, "prompt_tokens": 1024, "max_tokens": 1024}}
+    made = {}
+
+    def fill_tuned(store):
+        put_run(store, 0, host=RTX, config=load, levels=(4,))
+        put_run(store, 1, host=RTX, config=load, levels=(4,), model="other")
+        tunings = TuningStore(store)
+        told = {"simulated": False, "model": "qwen3-8b", "host": RTX}
+        other = {**told, "aim": Aim("effective_tok_s", 4, 512, 128), "created_at": 1_790_000_000.0}
+        for name, tuning in (("same", sample_tuning(**told)), ("newer", sample_tuning(**other))):
+            made[name] = tunings.begin(tuning)
+            tunings.append_stages(made[name], sample_stages(), tuning.created_at)
+
+    with running(Site(installation(tmp_path, fill_tuned))) as ask:
+        board = {one["model"]: one for one in json.loads(ask("/api/leaderboard.json")[1])["leaders"]}
+        tuned = board["qwen3-8b"]
+        assert tuned["tuning"] == made["same"]
+        assert tuned["step"] == "mtp 3 → 5: 1.11× (95 %: 1.09–1.13), in a tuning under the same load"
+        assert board["other"]["tuning"] is None
+        assert f'href="/tuning/{made["same"]}"' in ask("/leaderboard?whole=1")[1]

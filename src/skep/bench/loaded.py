@@ -18,6 +18,9 @@ IMPORTED = "imported"
 TIMED = ("open", "classes", "replay")  # their levels are no concurrencies
 MIXED, QUALITY = "mixed", "quality"
 JUDGED = (MIXED, QUALITY)  # their answers have verdicts
+TUNE = "tune"  # one start of one configuration at one concurrency
+TUNE_QUALITY = "tune-quality"  # one configuration's answers, judged for a tuning: no measure of speed
+OF_A_TUNING = (TUNE, TUNE_QUALITY)
 
 
 AsRead = Callable[[Iterable[Request]], Iterable[Request]]

@@ -24,18 +24,15 @@ from skep.bench.pace import Pace
 from skep.bench.recording import Identity, Recording
 from skep.bench.summary import summarise
 from skep.bench.tasks import Shape, TaskMaker, Workload, talk_load
-from skep.errors import EndpointError
+from skep.bench.warming import warm_up
 from skep.host.facts import lasting_json
 from skep.records import HostFacts, Request, SweepSummary
 from skep.stats.precision import Goal
-from skep.stats.stationary import Settling
 from skep.store.database import Store
 from skep.workload.fingerprint import workload_fingerprint
 
 TICK_S = 0.25
-WARM_UP_TOKENS = 16
 WARM_UP_WIDTH = 4  # where the widest level is not known
-WARM_UP_BATCHES = 12
 WARM_UP_SHARE = 0.15  # of the budget, at most
 CLOSING_SHARE = 0.1
 OVERRUN = 0.7  # of a run's time must be left for another one of its level
@@ -172,7 +169,6 @@ class Sweep:
             processes=plan.processes,
             meter=meter,
         )
-        self._endpoint = endpoint
         self._maker = maker
         self._on_progress = on_progress
         self._pace = Pace()
@@ -222,29 +218,17 @@ class Sweep:
         return rows
 
     async def warm_up(self) -> None:
-        """One request alone, which finds out whether there is an answer at all; then batches until they are alike."""
         plan = self.plan
         widest = WARM_UP_WIDTH if plan.searches else max(plan.concurrency)
-        width = min(widest, plan.tasks_at(widest))
-        limit_s = WARM_UP_SHARE * plan.budget_s if plan.budget_s else None
-        settling = Settling(most=WARM_UP_BATCHES)
-        began, index, count = time.monotonic(), 0, 1
-        while True:
-            self._begin(0, 0, count)
-            tasks = self._maker.warm_up(count, index, min(WARM_UP_TOKENS, plan.workload.max_tokens))
-            index += count
-            rows, _ = await self._driver.run_tasks(0, 0, tasks, count, self._took)
-            if all(not row.ok for row in rows):
-                raise EndpointError(
-                    f"{self._endpoint.url} answered no request of the warm-up: {rows[0].error}",
-                    hint="look at its log; `skep doctor` checks this machine",
-                )
-            if index > 1:
-                settling.feed(_batch_speed(rows))
-            late = limit_s is not None and time.monotonic() - began > limit_s
-            if settling.done or late or (plan.quick_warm_up and index > 1):
-                return
-            count = width
+        await warm_up(
+            self._driver,
+            self._maker,
+            min(widest, plan.tasks_at(widest)),
+            on_row=self._took,
+            on_batch=lambda count: self._begin(0, 0, count),
+            limit_s=WARM_UP_SHARE * plan.budget_s if plan.budget_s else None,
+            quick=plan.quick_warm_up,
+        )
 
     def _may_close(self) -> bool:
         """The budget has ended it: C=1 once more all the same, where that is a small part of the time."""
@@ -314,8 +298,3 @@ class Sweep:
         wanted = sum(runs * self._durations.get(level, slowest) for level, runs in remaining.items())
         allowed = self._budget_left()
         return wanted if allowed is None else max(0.0, min(wanted, allowed))
-
-
-def _batch_speed(rows: list[Request]) -> float:
-    wall_s = max(row.ended_s for row in rows) - min(row.started_s for row in rows)
-    return sum(row.output_tokens or 0 for row in rows if row.ok) / wall_s if wall_s > 0 else 0.0

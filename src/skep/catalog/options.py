@@ -62,7 +62,11 @@ class Options:
     memory_share: float | None = None  # of each card
     graphs: bool | None = None
     chunked_prefill: bool | None = None
-    batched_tokens: int | None = None  # prefill tokens a step
+    batched_tokens: int | None = None  # prefill tokens a step; of llama.cpp, the micro-batch
+    batch: int | None = None  # llama.cpp: tokens that one call of the server holds, taken in micro-batches
+    threads_batch: int | None = None  # llama.cpp: CPU threads for prompts
+    flash_attention: bool | None = None  # llama.cpp
+    kv_layout: str | None = None  # llama.cpp: "unified", one cache for all slots, or "split", one each
     prefix_cache: bool | None = None
     draft: Draft | None = None
     p2p: str | None = None  # between cards: "nvlink" only over NVLink, "off" not at all

@@ -32,7 +32,8 @@ from skep.planner.constants import published_constants
 from skep.planner.setup import Rig, Setup
 from skep.records import HostFacts
 from skep.store.calibrations import Calibration
-from skep.store.database import Store, new_suffix, open_store
+from skep.store.database import Store, open_store
+from skep.store.ids import new_suffix
 from skep.units import format_seconds
 
 MOST_LEVEL = 8  # of the higher level, unless a flag says so

@@ -62,7 +62,7 @@ def serve_for(wanted: Wanted) -> Serve | None:
         return _of_preset(preset, wanted)
     if wanted.name.startswith(("/", "./", "../", "~/")) and not Path(wanted.name).expanduser().exists():
         raise UserError(f"`{wanted.name}` does not exist", hint="name a GGUF file, or a folder with config.json")
-    if _for_the_embedded(wanted):
+    if for_the_embedded(wanted):
         return None
     from skep.host.facts import read_host
 
@@ -97,11 +97,11 @@ def _of_preset(preset: Preset, wanted: Wanted) -> Serve:
     serve = _told(serve_of(preset), wanted)
     for line in about_preset(preset, serve):
         note(line)
-    _check_cards(preset)
+    check_cards(preset)
     return serve
 
 
-def _check_cards(preset: Preset) -> None:
+def check_cards(preset: Preset) -> None:
     """A recipe for NVIDIA's cards is not started without any. Cards of others cannot be seen, and are believed in."""
     from skep.catalog.needs import NO_CARDS
     from skep.host.facts import read_host
@@ -137,7 +137,7 @@ def about_preset(preset: Preset, serve: Serve) -> list[str]:
     return [said, *(f"warning: {words}" for words in odd if words)]
 
 
-def _for_the_embedded(wanted: Wanted) -> bool:
+def for_the_embedded(wanted: Wanted) -> bool:
     """A GGUF file or a model that can be pulled by name, unless another engine is asked for."""
     from skep.catalog.pullable import find_pullable
 
@@ -181,7 +181,7 @@ def _of_plan(wanted: Wanted) -> Serve:
     )
     plan = best_plan(flags)
     setup = plan.setup
-    checkpoint = wanted.checkpoint or _found(wanted.name)
+    checkpoint = wanted.checkpoint or own_checkpoint(wanted.name)
     if checkpoint is None:
         what = f"which checkpoint of `{wanted.name}`? The plan wants {setup.quant.title}"
         raise UserError(
@@ -206,7 +206,7 @@ def _of_plan(wanted: Wanted) -> Serve:
     return _told(serve, wanted)
 
 
-def _found(name: str) -> str | None:
+def own_checkpoint(name: str) -> str | None:
     """A file, a folder or a hub name is a checkpoint by itself; a name of the catalogue is not."""
     return name if "/" in name or name.endswith(".gguf") or _is_folder(name) else None
 
@@ -218,7 +218,7 @@ def _is_folder(name: str) -> bool:
 def _as_told(wanted: Wanted, host: HostFacts) -> Serve:
     """Without cards to plan for: the engine as it was asked for, on this machine's CPU or as it finds its own cards."""
     if wanted.engine is None:
-        raise _unknown(wanted.name)
+        raise unknown_name(wanted.name)
     if wanted.planned:
         flag = next(iter(wanted.planned))
         where = "no NVIDIA GPU is here to plan for" if not host.gpus else f"{wanted.engine} is not planned for"
@@ -251,7 +251,7 @@ def _told(serve: Serve, wanted: Wanted) -> Serve:
     )
 
 
-def _unknown(name: str) -> UserError:
+def unknown_name(name: str) -> UserError:
     from skep.catalog.models import find_geometry
     from skep.catalog.pullable import pullable_names
     from skep.presetfile import all_presets

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from skep.places import Paths, user_paths
 from skep.records import Run, RunState
 from skep.store.database import Store, open_store
 from skep.store.swarm import SwarmStore
+from skep.store.tunings import TuningState, TuningStore
 from skep.swarm.locks import as_it_stands, lock_path
 from skep.tasks import RunState as SwarmState
 from skep.units import format_bytes, parse_seconds
@@ -21,11 +23,13 @@ from skep.units import format_bytes, parse_seconds
 def store_info(*, as_json: bool) -> None:
     path = user_paths(os.environ).store
     if not path.exists():
-        counts = dict.fromkeys(("runs", "requests", "swarm_runs", "swarm_tasks", "gateway_requests"), 0)
+        names = ("runs", "requests", "swarm_runs", "swarm_tasks", "tunings", "tuning_stages", "gateway_requests")
+        counts = dict.fromkeys(names, 0)
         document: dict[str, Any] = {"path": str(path), "bytes": 0, **counts}
     else:
         with open_store(path, read_only=True) as store:
             runs, swarm_runs = store.runs(), SwarmStore(store).runs()
+            tunings, stages = TuningStore(store).count()
             document = {
                 "path": str(path),
                 "bytes": store.size_bytes(),
@@ -33,6 +37,8 @@ def store_info(*, as_json: bool) -> None:
                 "requests": sum(run.requests for run in runs),
                 "swarm_runs": len(swarm_runs),
                 "swarm_tasks": sum(run.counts.total for run in swarm_runs),
+                "tunings": tunings,
+                "tuning_stages": stages,
                 "gateway_requests": store.count_gateway_requests(),
             }
     if as_json:
@@ -41,7 +47,8 @@ def store_info(*, as_json: bool) -> None:
     size = format_bytes(document["bytes"])
     kept = f"{document['runs']} runs, {document['requests']} requests, {document['gateway_requests']} gateway requests"
     swarm = f"{document['swarm_runs']} swarm runs, {document['swarm_tasks']} tasks"
-    print(f"{document['path']}: {size}, {kept}, {swarm}")  # noqa: T201
+    tuned = f"{document['tunings']} tunings, {document['tuning_stages']} stages"
+    print(f"{document['path']}: {size}, {kept}, {swarm}, {tuned}")  # noqa: T201
 
 
 def store_backup(to: Path, *, overwrite: bool) -> None:
@@ -60,15 +67,18 @@ def collect_garbage(older_than: str | None, *, incomplete: bool, dry_run: bool, 
     before = paths.store.stat().st_size if paths.store.exists() else 0
     doomed: list[Run] = []
     swarm_runs: list[str] = []
+    tunings: list[str] = []
     gateway_rows = 0
     if paths.store.exists():
         with open_store(paths.store) as store:
             doomed = _doomed(store, age_s, incomplete=incomplete)
             swarm_runs = _old_swarm_runs(store, paths, age_s)
+            tunings = _old_tunings(store, age_s)
             gateway_rows = _old_gateway_rows(store, age_s, dry_run=dry_run)
             if not dry_run:
                 store.delete_runs([run.id for run in doomed])
                 SwarmStore(store).delete(swarm_runs)
+                TuningStore(store).delete(tunings)
                 for run_id in swarm_runs:
                     lock_path(paths, run_id).unlink(missing_ok=True)
                 store.vacuum()
@@ -77,7 +87,8 @@ def collect_garbage(older_than: str | None, *, incomplete: bool, dry_run: bool, 
         for file in files:
             file.unlink(missing_ok=True)
         freed += max(0, before - (paths.store.stat().st_size if paths.store.exists() else 0))
-    _report([run.id for run in doomed], swarm_runs, gateway_rows, files, freed, dry_run=dry_run, as_json=as_json)
+    gone = {"runs": [run.id for run in doomed], "swarm_runs": swarm_runs, "tunings": tunings}
+    _report(gone, gateway_rows, files, freed, dry_run=dry_run, as_json=as_json)
 
 
 def _doomed(store: Store, age_s: float | None, *, incomplete: bool) -> list[Run]:
@@ -102,6 +113,15 @@ def _old_swarm_runs(store: Store, paths: Paths, age_s: float | None) -> list[str
     return [run.id for run in idle if max([one.started_at for one in swarm.session_rows(run.id)], default=0) < old]
 
 
+def _old_tunings(store: Store, age_s: float | None) -> list[str]:
+    """By when they were last at work, as swarm runs. The runs that were measured for them go by their own age."""
+    if age_s is None:
+        return []
+    old = time.time() - age_s
+    kept = (one for one in TuningStore(store).tunings() if one.state is not TuningState.RUNNING)
+    return [one.id for one in kept if one.worked_at < old]
+
+
 def _old_gateway_rows(store: Store, age_s: float | None, *, dry_run: bool) -> int:
     """How many went, or would go."""
     if age_s is None:
@@ -115,8 +135,7 @@ def _old_logs(paths: Paths) -> list[Path]:
 
 
 def _report(
-    runs: list[str],
-    swarm_runs: list[str],
+    gone: Mapping[str, list[str]],
     gateway_rows: int,
     files: list[Path],
     freed: int,
@@ -126,12 +145,14 @@ def _report(
 ) -> None:
     if as_json:
         names = [str(file) for file in files]
-        gone = {"runs": runs, "swarm_runs": swarm_runs, "gateway_requests": gateway_rows, "files": names}
-        print_json({"dry_run": dry_run, **gone, "freed_bytes": freed})
+        rest = {"gateway_requests": gateway_rows, "files": names, "freed_bytes": freed}
+        print_json({"dry_run": dry_run, **gone, **rest})
         return
     verb = "would delete" if dry_run else "deleted"
-    swarm = f"{len(swarm_runs)} swarm runs, " if swarm_runs else ""
-    what = f"{len(runs)} runs, {swarm}{gateway_rows} gateway requests and {len(files)} old logs"
+    swarm = f"{len(gone['swarm_runs'])} swarm runs, " if gone["swarm_runs"] else ""
+    tuned = f"{len(gone['tunings'])} tunings, " if gone["tunings"] else ""
+    what = f"{len(gone['runs'])} runs, {swarm}{tuned}{gateway_rows} gateway requests and {len(files)} old logs"
     note(f"{verb} {what}: {format_bytes(freed)}")
-    for name in (*runs, *swarm_runs):
-        print(name)  # noqa: T201
+    for names in gone.values():
+        for name in names:
+            print(name)  # noqa: T201

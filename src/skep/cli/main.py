@@ -39,6 +39,7 @@ PARTS = {
     "web": ("web",),
     "swarm": ("swarm",),
     "swarm_ask": ("swarm",),
+    "tune": ("tune",),
     "mcp": ("mcp",),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 TABLE_WIDTH = 1000
+_STAND_INS = {"–": "-", "█": "#", "▏": "|", "░": ":", "→": "->", "…": "..."}
 
 
 def print_json(document: Any) -> None:
@@ -33,6 +36,20 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
     for row in rows:
         table.add_row(*map(Text, row))  # no cell is markup: a model may be called [/x]
     console.print(table)
+
+
+def speak_plainly() -> None:
+    """Where the terminal's encoding lacks bars and dashes, plain characters stand in for them."""
+    codecs.register_error("skep-plain", _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="skep-plain")
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lost = error.object[error.start : error.end]
+    return "".join(_STAND_INS.get(one, "?") for one in lost), error.end
 
 
 def number(value: float | None, digits: int = 1) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
-import io
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +14,6 @@ GPU_HELP = (
     'The cards, e.g. "2x rtx-3090", "rtx-5090 + rtx-3090-ti", "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)"; '
     "repeated: rigs side by side. Default: this machine."
 )
-_STAND_INS = {"–": "-", "█": "#", "▏": "|"}
 
 
 def register(app: typer.Typer) -> None:
@@ -64,11 +60,11 @@ def plan(
     """Which layout, does it fit, how fast with N agents, and why."""
     from skep.bench.plan_document import document
     from skep.bench.planning import Flags, answer, nothing_fits
-    from skep.cli.output import print_json
+    from skep.cli.output import print_json, speak_plainly
     from skep.cli.plan_page import check_page, write_page
     from skep.places import user_paths
 
-    _speak_ascii()
+    speak_plainly()
     if html is not None:
         check_page(html)
     flags = Flags(
@@ -89,16 +85,3 @@ def plan(
         print_plan(found, explain=explain)
     if html is not None:
         write_page(found, html)
-
-
-def _speak_ascii() -> None:
-    """Where the terminal's encoding lacks bars and dashes, plain characters stand in for them."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        codecs.register_error("skep-plain", _plain)
-        sys.stdout.reconfigure(errors="skep-plain")
-
-
-def _plain(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    lost = error.object[error.start : error.end]
-    return "".join(_STAND_INS.get(one, "?") for one in lost), error.end

@@ -18,7 +18,7 @@ from skep.sandbox.opening import open_sandbox
 from skep.verdicts import Verdict
 from skep.workload.extraction import python_of, spoken
 
-JUDGED = ("mixed", "quality")
+JUDGED = ("mixed", "quality", "tune-quality")
 _UNJUDGED = {
     RunState.RUNNING: "not judged yet, as the run is still under way",
     RunState.DONE: "stored without a verdict",

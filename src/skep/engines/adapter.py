@@ -19,6 +19,12 @@ VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "inte
 P2P = {"off": ("NCCL_P2P_DISABLE", "1"), "nvlink": ("NCCL_P2P_LEVEL", "NVL")}
 DRAFTED_BY_MODEL = ("draft", "eagle", "dflash")
 Refusal = tuple[str, str]  # what cannot be, and what to do instead
+OF_LLAMA: dict[str, Refusal] = {
+    "batch": ("is of llama.cpp", "use batched_tokens: prompt tokens a step"),
+    "threads_batch": ("is of llama.cpp", "leave it out"),
+    "flash_attention": ("is of llama.cpp", "leave it out: it is chosen by the engine"),
+    "kv_layout": ("is of llama.cpp", "leave it out: the cache is one for all sequences"),
+}
 Known = frozenset[str] | None  # flags of the installed version; None: not known
 
 

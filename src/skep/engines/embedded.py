@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 
+from skep.engines.adapter import Refusal, common_refusals, flag, not_taken
 from skep.engines.base import REPORT_FD, Diagnosis, Launch
 from skep.engines.diagnosis import diagnose
+from skep.engines.llama import BATCH, KV_TYPES, batch_of, flash_of, llama_refusals
 from skep.errors import EngineError, UserError
+
+_FILE = ("is the file's own here", "choose another GGUF file")
+_CPU = ("cannot be: the embedded engine runs on the CPU", "leave it out, or use llamacpp")
+_ITSELF = ("cannot be told to the embedded engine", "leave it out, or use llamacpp")
+_OTHERS = ("is of vLLM and SGLang", "leave it out")
+_NOT: dict[str, Refusal] = {
+    "quant": _FILE,
+    "dtype": _FILE,
+    **dict.fromkeys(("tp", "pp", "dp", "ep", "memory_share", "graphs", "p2p", "split", "card_shares"), _CPU),
+    "custom_all_reduce": _OTHERS,
+    "trust_remote_code": ("means nothing here: a GGUF file brings no code", "leave it out"),
+    "tool_parser": ("means nothing here: llama.cpp finds it from the chat template", "leave it out"),
+    "reasoning_parser": _ITSELF,
+    "chat_template": _ITSELF,
+}
 
 
 class Embedded:
@@ -26,6 +43,19 @@ class Embedded:
             raise UserError(
                 f"the embedded engine has no weights for `{launch.model}`", hint=f"run `skep pull {launch.model}`"
             )
+        for what, instead in self.refusals(launch):
+            raise UserError(f"embedded: {what}", hint=instead)
+
+    def refusals(self, launch: Launch) -> Iterable[Refusal]:
+        """Free of I/O."""
+        kv, draft = launch.options.kv, launch.options.draft
+        yield from not_taken(launch.options, _NOT)
+        if draft is not None and draft.method != "ngram":
+            yield f"speculation by `{draft.method}` cannot be: it drafts from the text alone", "use ngram, or llamacpp"
+        if kv is not None and kv not in KV_TYPES:
+            yield f'kv = "{kv}" is not known to the embedded engine', f"one of {', '.join(KV_TYPES)}"
+        yield from common_refusals(launch)
+        yield from llama_refusals(launch)
 
     def argv(self, launch: Launch) -> list[str]:
         options = {
@@ -38,7 +68,7 @@ class Embedded:
             "--report-fd": REPORT_FD,
         }
         flat = [str(part) for option in options.items() for part in option]
-        return [sys.executable, "-m", "skep.engines.embedded_server", *flat, *launch.extra]
+        return [sys.executable, "-m", "skep.engines.embedded_server", *flat, *_told(launch), *launch.extra]
 
     def version(self) -> str | None:
         try:
@@ -53,3 +83,14 @@ class Embedded:
         self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
     ) -> Diagnosis:
         return diagnose(launch, code, tail, oom_kills=oom_kills)
+
+
+def _told(launch: Launch) -> list[str]:
+    """What differs from the server's own way; a launch without options has the same words as ever."""
+    options, batch, flash = launch.options, batch_of(launch), flash_of(launch.options)
+    words = flag("--threads-batch", options.threads_batch) + flag("--micro-batch", options.batched_tokens)
+    words += flag("--batch", batch if batch != BATCH else None) + flag("--kv", options.kv)
+    words += flag("--flash-attention", None if flash is None else "on" if flash else "off")
+    words += ["--split"] if options.kv_layout == "split" else []
+    words += ["--no-prefix-cache"] if options.prefix_cache is False else []
+    return words + flag("--ngram", None if options.draft is None else options.draft.depth)

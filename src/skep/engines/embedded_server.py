@@ -1,8 +1,8 @@
 """The process around xllamacpp: `python -m skep.engines.embedded_server --model FILE --slots N ...`.
 
-llama.cpp gives the same error for a damaged file and for an occupied port, so the port is tried first. Its cache is
-unified (a split one cuts every batch apart when few of many slots are busy) with a bound per slot (without it one
-long prompt takes the room of its neighbours).
+llama.cpp gives the same error for a damaged file and for an occupied port, so the port is tried first. Unless told
+otherwise its cache is unified (a split one cuts every batch apart when few of many slots are busy) with a bound per
+slot (without it one long prompt takes the room of its neighbours).
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import os
 import signal
 import socket
 import sys
+from typing import Any
 
 from skep.engines.base import EXIT_FINAL
+from skep.engines.llama import NGRAM
 
 HTTP_THREADS_SPARE = 16  # idle keep-alive connections hold a thread each; health checks must get through
 
@@ -32,6 +34,7 @@ def main() -> int:
         return _fail(f"the weights file `{args.model}` does not exist")
     if args.port and not _port_free(args.port):
         return _fail(f"port {args.port} is in use: choose another one, or 0 for any")
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a debugger's would take seconds and bury the last words
     try:
         import xllamacpp
     except ImportError as error:
@@ -53,21 +56,30 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, required=True)
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--threads-batch", type=int)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--micro-batch", type=int)
+    parser.add_argument("--kv")
+    parser.add_argument("--flash-attention", choices=("on", "off"))
+    parser.add_argument("--split", action="store_true")
+    parser.add_argument("--no-prefix-cache", action="store_true")
+    parser.add_argument("--ngram", type=int)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--report-fd", type=int, required=True)
     return parser.parse_args()
 
 
-def _params(xllamacpp: object, args: argparse.Namespace) -> object:
-    params = xllamacpp.CommonParams()  # type: ignore[attr-defined]
+def _params(xllamacpp: Any, args: argparse.Namespace) -> object:
+    params = xllamacpp.CommonParams()
     params.model.path = args.model
     params.model_alias = {args.alias}
     params.n_parallel = args.slots
     params.n_ctx = args.slots * args.context
-    params.kv_unified = True
-    params.kv_unified_per_slot = args.context
+    params.kv_unified = not args.split
+    if not args.split:
+        params.kv_unified_per_slot = args.context
     params.cpuparams.n_threads = args.threads
-    params.cpuparams_batch.n_threads = args.threads
+    params.cpuparams_batch.n_threads = args.threads_batch or args.threads
     params.hostnames = ["127.0.0.1"]
     params.port = args.port
     params.n_threads_http = http_threads(args.slots)
@@ -76,7 +88,25 @@ def _params(xllamacpp: object, args: argparse.Namespace) -> object:
     params.endpoint_slots = True
     params.cache_ram_mib = 0
     params.ui = False
+    params.cache_prompt = not args.no_prefix_cache
+    params.n_batch = args.batch or params.n_batch
+    params.n_ubatch = args.micro_batch or params.n_ubatch
+    if args.kv is not None:
+        params.cache_type_k = params.cache_type_v = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{args.kv.upper()}")
+    if args.flash_attention is not None:
+        word = "ENABLED" if args.flash_attention == "on" else "DISABLED"
+        params.flash_attn_type = getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{word}")
+    if args.ngram is not None:
+        _draft(xllamacpp, params.speculative, args.ngram)
     return params
+
+
+def _draft(xllamacpp: Any, speculative: Any, depth: int) -> None:
+    """By map: `ngram_mod` would draft from what other requests said."""
+    speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_MAP_K]
+    speculative.ngram_map_k.size_n = NGRAM
+    speculative.ngram_map_k.size_m = depth
+    speculative.ngram_map_k.min_hits = 1
 
 
 def _port_free(port: int) -> bool:

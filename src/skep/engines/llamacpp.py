@@ -10,13 +10,13 @@ from skep.catalog.options import Draft, Options
 from skep.engines.adapter import HOST, P2P, Adapter, Known, Refusal, common_refusals, either, flag, not_taken, source_of
 from skep.engines.base import Launch
 from skep.engines.embedded_server import http_threads
+from skep.engines.llama import BATCH, NGRAM, batch_of, flash_of, llama_refusals
 from skep.errors import UserError
 
 ALL_LAYERS = 999
-BATCH = 2048  # its own default for what one batch holds; a physical one cannot be larger
 SPLITS = ("layer", "tensor", "row", "none")
 _TYPES = {"mtp": "draft-mtp", "draft": "draft-simple", "eagle": "draft-eagle3", "dflash": "draft-dflash",
-          "ngram": "ngram-simple"}  # fmt: skip
+          "ngram": "ngram-map-k"}  # fmt: skip
 _GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 _NOT = {
     "quant": ("is the file's own here", "choose another GGUF file"),
@@ -41,8 +41,7 @@ class LlamaCpp(Adapter):
         options = launch.options
         yield from common_refusals(launch)
         yield from not_taken(options, _NOT)
-        if options.chunked_prefill is False:
-            yield "chunked_prefill = false cannot be: prompts are always taken in pieces", "leave it out"
+        yield from llama_refusals(launch)
         if options.tp > 1 and options.pp > 1:
             yield f"tp={options.tp} and pp={options.pp} cannot be both", "split by tensor (tp) or by layer (pp)"
         if options.split is not None and options.split not in SPLITS:
@@ -50,6 +49,8 @@ class LlamaCpp(Adapter):
         wanted = _split(Options(tp=options.tp, pp=options.pp))
         if options.split is not None and wanted is not None and options.split != wanted:
             yield f'split = "{options.split}" does not go with {_layout(options)}', f'write split = "{wanted}", or none'
+        if "tensor" in (options.split, wanted) and options.flash_attention is False:
+            yield "flash_attention = false does not go with a split by tensor", "leave it out"
         cards = len(launch.gpus)
         if cards and cards < options.cards:
             yield f"{_layout(options)} takes {options.cards} cards, but gpus names {cards}", "name as many as it takes"
@@ -83,15 +84,16 @@ class LlamaCpp(Adapter):
         words += flag("--tensor-split", ",".join(f"{share:g}" for share in options.card_shares) or None)
         if options.kv is not None:
             words += ["--cache-type-k", options.kv, "--cache-type-v", options.kv]
-        if options.kv is not None or split == "tensor":
-            words += ["--flash-attn", "on"]  # both want it
+        flash = True if split == "tensor" else flash_of(options)
+        words += flag("--flash-attn", None if flash is None else "on" if flash else "off")
         words += flag("--ubatch-size", options.batched_tokens)
-        words += flag("--batch-size", options.batched_tokens if (options.batched_tokens or 0) > BATCH else None)
+        words += flag("--batch-size", batch_of(launch) if batch_of(launch) != BATCH else None)
         words += either(options.prefix_cache, "--cache-prompt", "--no-cache-prompt")
         words += _speculation(options.draft, known) if options.draft is not None else []
         words += flag("--reasoning-format", options.reasoning_parser)
         words += flag("--chat-template-file", options.chat_template)
-        words += [*flag("--threads", launch.threads or None), "--threads-http", str(http_threads(launch.slots))]
+        words += flag("--threads", launch.threads or None) + flag("--threads-batch", options.threads_batch)
+        words += ["--threads-http", str(http_threads(launch.slots))]
         words += ["--jinja", "--metrics", *(["--slots"] if known is None or "--slots" in known else [])]
         words += [] if known is None else [word for word in ("--no-ui", "--no-webui") if word in known][:1]
         return [*words, *launch.extra]
@@ -112,10 +114,12 @@ def _source_words(source: str) -> list[str]:
 
 def _context(launch: Launch, known: Known) -> list[str]:
     """`--ctx-size` is of all slots together. One cache for all, with a bound each, where the version has it."""
-    words = ["--ctx-size", str(launch.context_tokens * launch.slots)]
+    words, layout = ["--ctx-size", str(launch.context_tokens * launch.slots)], launch.options.kv_layout
+    if layout == "split":
+        return [*words, "--no-kv-unified"]
     if launch.context_tokens and launch.slots > 1 and known is not None and "--kv-unified-per-slot" in known:
-        words += ["--kv-unified", "--kv-unified-per-slot", str(launch.context_tokens)]
-    return words
+        return [*words, "--kv-unified", "--kv-unified-per-slot", str(launch.context_tokens)]
+    return [*words, "--kv-unified"] if layout == "unified" else words
 
 
 def _split(options: Options) -> str | None:
@@ -137,7 +141,10 @@ def _on_hub(source: str) -> bool:
 
 
 def _speculation(draft: Draft, known: Known) -> list[str]:
-    """Named anew in 2026; a version that has only the old names gets those."""
+    """Named anew in 2026; a version that has only the old names gets those.
+
+    `ngram-simple` drafts nothing that is shorter than what it looks for, which is 12 tokens.
+    """
 
     def has(name: str) -> bool:
         return known is None or name in known
@@ -147,6 +154,6 @@ def _speculation(draft: Draft, known: Known) -> list[str]:
         return [*words, "--draft-max", str(draft.depth)]
     words += ["--spec-type", _TYPES.get(draft.method, draft.method)]
     if draft.method == "ngram":
-        size = "--spec-ngram-simple-size-m" if has("--spec-ngram-simple-size-m") else "--spec-ngram-size-m"
-        return [*words, size, str(draft.depth)]
+        size = "--spec-ngram-map-k-size" if has("--spec-ngram-map-k-size-m") else "--spec-ngram-size"
+        return [*words, f"{size}-n", str(NGRAM), f"{size}-m", str(draft.depth)]
     return [*words, "--spec-draft-n-max" if has("--spec-draft-n-max") else "--draft-max", str(draft.depth)]

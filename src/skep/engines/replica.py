@@ -50,6 +50,7 @@ class Replica:
         self.engine = engine
         self.life = Lifecycle(policy)
         self.pid: int | None = None
+        self.diagnosis: Diagnosis | None = None  # of its last end; None: it was ended by us, `life.why` says why
         self._mark = f"{log.parent}:{launch.name};"  # ends with a mark of its own: no name is another's beginning
         self._log = log
         self._changed = changed
@@ -138,6 +139,8 @@ class Replica:
         self._changed()
         found = await self._explain(code, tail, oom_kills=self._oom_kills())
         now, by_itself = self._loop.time(), code not in ENDED_BY_US
+        if by_itself or not self.life.being_ended:
+            self.diagnosis = found
         if not self.life.being_ended and self._fall_back(found):
             return self.life.changed_and_again(f"{found.cause}; again with {found.changed}", now)
         return self.life.exited(str(found), now, final=found.final, by_itself=by_itself)
@@ -307,6 +310,6 @@ class Replica:
             self._events.put_nowait(("warm", link))
         else:
             said = answer.body[:2000].decode(errors="replace")
-            found = await self._explain(None, said.splitlines())
+            self.diagnosis = found = await self._explain(None, said.splitlines())
             why = f"HTTP {answer.status} {said[:200]}" if found.remedy is None else str(found)
             self._events.put_nowait(("warm_failed", link, why))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from skep.catalog.options import Draft
 from skep.engines.adapter import (
     HOST,
+    OF_LLAMA,
     P2P,
     Adapter,
     Known,
@@ -24,6 +25,7 @@ from skep.engines.base import Launch
 
 _ALGORITHMS = {"mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE", "ngram": "NGRAM", "dflash": "DFLASH"}
 _NOT = {
+    **OF_LLAMA,
     "split": ("is llama.cpp's way to use several cards", "use tp or pp"),
     "card_shares": ("cannot be: SGLang gives every card the same share", "leave it out, or use llamacpp"),
 }

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from skep.catalog.options import Draft
 from skep.engines.adapter import (
     HOST,
+    OF_LLAMA,
     P2P,
     Adapter,
     Known,
@@ -25,6 +26,7 @@ from skep.engines.base import Launch
 
 _METHODS = {"draft": "draft_model", "eagle": "eagle3"}
 _NOT = {
+    **OF_LLAMA,
     "split": ("is llama.cpp's way to use several cards", "use tp or pp"),
     "card_shares": ("cannot be: vLLM gives every card the same share", "leave it out, or use llamacpp"),
 }

@@ -174,11 +174,15 @@ class LookTools:
         """Of the newest finished run of that model whose levels are numbers of agents, simulated as it is itself."""
         if not self._place.paths.store.exists():
             return (), None
-        from skep.bench.loaded import JUDGED, TIMED
+        from skep.bench.loaded import JUDGED, TIMED, TUNE_QUALITY
 
         with self._place.reading() as store:
             for run in store.runs(LOOKED_AT):
-                fits = run.model == served.id and run.state is RunState.DONE and run.kind not in (*TIMED, *JUDGED)
+                fits = (
+                    run.model == served.id
+                    and run.state is RunState.DONE
+                    and run.kind not in (*TIMED, *JUDGED, TUNE_QUALITY)
+                )
                 if fits and run.simulated == bool(served.simulated):
                     levels = _levels(store, run)
                     if levels:

@@ -27,8 +27,9 @@ from skep.bench.metrics import repeat_of
 from skep.bench.pace import Pace
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Sender, Task
-from skep.bench.sweep import TICK_S, WARM_UP_TOKENS, OnProgress, Progress
+from skep.bench.sweep import TICK_S, OnProgress, Progress
 from skep.bench.tasks import TaskMaker, Workload
+from skep.bench.warming import WARM_UP_TOKENS
 from skep.errors import EndpointError
 from skep.host.facts import lasting_json
 from skep.quality.judging import Judge

@@ -7,13 +7,11 @@ transaction, so what a call returned from is kept even if the process is killed.
 from __future__ import annotations
 
 import json
-import secrets
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +30,7 @@ from skep.store.calibrations import (
 from skep.store.connection import connect
 from skep.store.copies import copy_database
 from skep.store.faults import translated
+from skep.store.ids import ID_ATTEMPTS, new_suffix, time_stamp
 from skep.store.quality_rows import INSERT_ITEM, INSERT_VERDICT, item_row, verdict_of, verdict_row
 from skep.store.rows import (
     GATEWAY_COLUMNS,
@@ -82,16 +81,11 @@ WHERE rowid IN (SELECT rowid FROM gateway_requests WHERE arrived_at < ? ORDER BY
 """
 _DELETED_AT_ONCE = 5000
 _LET_OTHERS_WRITE_S = 0.01
-_ID_ATTEMPTS = 20
 
 
 def open_store(path: Path, *, read_only: bool = False) -> Store:
     """Make or upgrade the file as needed; `with open_store(path) as store: ...` closes it."""
     return Store(connect(path, read_only=read_only), path, read_only=read_only)
-
-
-def new_suffix() -> str:
-    return secrets.token_hex(3)
 
 
 class Store:
@@ -347,12 +341,12 @@ class Store:
         return newest[0]
 
     def _free_id(self, created_at: float, suffix: Callable[[], str]) -> str:
-        stamp = datetime.fromtimestamp(created_at, UTC).strftime("%Y%m%d-%H%M%S")
-        for _ in range(_ID_ATTEMPTS):
+        stamp = time_stamp(created_at)
+        for _ in range(ID_ATTEMPTS):
             run_id = f"{stamp}-{suffix()}"
             if self._connection.execute("SELECT 1 FROM runs WHERE id = ?", (run_id,)).fetchone() is None:
                 return run_id
-        raise StoreError(f"no free run id for `{stamp}` in {_ID_ATTEMPTS} attempts")
+        raise StoreError(f"no free run id for `{stamp}` in {ID_ATTEMPTS} attempts")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -14,6 +14,7 @@ from skep.store.guards import NO_DELETE, NO_UPDATE
 from skep.store.quality_rows import VERDICTS_AND_ITEMS
 from skep.store.series_tables import SERIES_TABLES
 from skep.store.swarm_tables import SWARM_TABLES
+from skep.store.tunings_tables import TUNING_TABLES
 
 APPLICATION_ID = 0x534B4550  # "SKEP": tells our files from other programs' databases
 
@@ -358,6 +359,11 @@ def _m007_swarm(connection: Connection) -> None:
         connection.execute(statement)
 
 
+def _m008_tunings(connection: Connection) -> None:
+    for statement in TUNING_TABLES:
+        connection.execute(statement)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _m001_runs_and_requests,
     _m002_gateway_requests,
@@ -366,6 +372,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _m005_verdicts_and_items,
     _m006_series,
     _m007_swarm,
+    _m008_tunings,
 )
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from sqlite3 import Connection, Row
 from typing import Any
 
 from skep.catalog.names import did_you_mean, near, squeeze
 from skep.errors import StoreError, UserError
-from skep.store.database import Store, new_suffix
+from skep.store.database import Store
+from skep.store.ids import free_id
 from skep.store.rows import storable
 from skep.store.swarm_rows import (
     INSERT_ATTEMPT,
@@ -111,8 +111,6 @@ FROM swarm_sessions LEFT JOIN swarm_session_ends AS ends
 WHERE swarm_sessions.run_id = ? ORDER BY swarm_sessions.number
 """
 _INSERT_SESSION = "INSERT INTO swarm_sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_TAKEN = "SELECT 1 FROM runs WHERE id = ?1 UNION ALL SELECT 1 FROM swarm_runs WHERE id = ?1"
-_ID_ATTEMPTS = 20
 
 
 class SwarmStore:
@@ -141,7 +139,7 @@ class SwarmStore:
         wanted = list(tasks)
         _check_ids(wanted)
         with self._store.transaction() as connection:
-            run_id = _free_id(connection, created_at)
+            run_id = free_id(connection, created_at)
             connection.execute(INSERT_RUN, (run_id, *known))
             connection.executemany(INSERT_TASK, [task_row(run_id, task) for task in wanted])
         return run_id
@@ -310,16 +308,6 @@ def _keys(connection: Connection, run_id: str, rows: Iterable[Recorded]) -> dict
             raise StoreError(f"run `{run_id}` has no task `{name}`")
         keys[name] = found[0]
     return keys
-
-
-def _free_id(connection: Connection, created_at: float) -> str:
-    """As those of `Store.begin_run`, and different from all of them."""
-    stamp = datetime.fromtimestamp(created_at, UTC).strftime("%Y%m%d-%H%M%S")
-    for _ in range(_ID_ATTEMPTS):
-        run_id = f"{stamp}-{new_suffix()}"
-        if connection.execute(_TAKEN, (run_id,)).fetchone() is None:
-            return run_id
-    raise StoreError(f"no free run id for `{stamp}` in {_ID_ATTEMPTS} attempts")
 
 
 def _unclear(name: str, candidates: list[str], newest: list[str]) -> UserError:

@@ -59,6 +59,9 @@ class Terrain(Protocol):
     def foresee(self, config: Config) -> float | None:
         """The goal's figure as the planner expects it; None: it has nothing to say on this."""
 
+    def spare_bytes(self, config: Config) -> float | None:
+        """What the planner expects to be left of a card's memory; None: it has nothing to say on this."""
+
     def start_s(self, config: Config) -> float:
         """How long a start is expected to take."""
 

@@ -25,6 +25,7 @@ PAGES = (
     ("runs", "/runs", "Runs", "r"),
     ("plan", "/plan", "Plan", "p"),
     ("leaderboard", "/leaderboard", "Leaderboard", "l"),
+    ("tuning", "/tuning", "Tuning", "t"),
 )
 _MARK = (
     f'<svg viewBox="0 0 24 24" aria-hidden="true" fill="none" stroke="{theme.HONEY}" stroke-width="2"'

@@ -60,6 +60,7 @@ class RunsPages:
             filter_form(found, self.site),
             self._table(found, rows, waiting),
             pager(found) or text(""),
+            _aside(found),
             downloads("runs", found.asked.query()),
         ]
         return page(self.site, "runs", "Runs", join(parts), scripts=SCRIPTS, styles=STYLES, lead=_counted(found))
@@ -207,9 +208,20 @@ def _is_plain(value: object) -> bool:
 
 
 def _counted(found: Listed) -> str:
+    if not found.stored:
+        return "Nothing is stored but runs of tunings."
     if found.total == found.stored:
         return f"{found.stored} benchmark runs are stored." if found.stored > 1 else "One benchmark run is stored."
     return f"{found.total} of {found.stored} benchmark runs."
+
+
+def _aside(found: Listed) -> Markup:
+    if not found.aside:
+        return text("")
+    many = f"{found.aside} runs of tunings are" if found.aside > 1 else "One run of a tuning is"
+    tunings, runs = tag("a", text("tunings"), href="/tuning"), tag("a", text("runs"), href="/runs?kind=tune")
+    said = (text(f"{many} not listed here: see the "), tunings, text(" or the "), runs, text("."))
+    return tag("p", *said, class_="below")
 
 
 def _told(site: Site, handler: Handler) -> Handler:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skep.bench.loaded import JUDGED, TIMED
+from skep.bench.loaded import JUDGED, OF_A_TUNING, TIMED
 from skep.records import Run, RunState
 from skep.report.figures import shortened
 from skep.web.runs_book import Figures
@@ -51,7 +51,7 @@ class Leader:
 
 def candidates(runs: Sequence[Run]) -> list[Run]:
     """Finished runs whose levels are concurrencies."""
-    skipped = (*JUDGED, *TIMED, "calibrate", "imported")
+    skipped = (*JUDGED, *TIMED, *OF_A_TUNING, "calibrate", "imported")
     return [run for run in runs if run.state is RunState.DONE and run.kind not in skipped]
 
 

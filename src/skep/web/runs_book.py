@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
-from skep.bench.loaded import JUDGED, QUALITY, TIMED, load_run
+from skep.bench.loaded import JUDGED, QUALITY, TIMED, TUNE_QUALITY, load_run
 from skep.errors import SkepError
 from skep.quality.drawing import mixed_of, quality_of, without_texts
 from skep.records import LevelSummary, Run, RunState
@@ -155,6 +155,8 @@ def figures_of(store: Store, run: Run) -> Figures:
     except SkepError:
         return Figures()  # nothing was measured
     failed = sum(not row.ok for row in rows) if rows else sum(level.failed for level in summary.levels)
+    if run.kind == TUNE_QUALITY:
+        return Figures(failed=failed, conclusion="answers judged for a tuning")
     measured = [level for level in summary.levels if level.effective_tok_s is not None]
     if not measured:
         return Figures(failed=failed)

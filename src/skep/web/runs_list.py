@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from starlette.datastructures import QueryParams
 
+from skep.bench.loaded import OF_A_TUNING
 from skep.errors import UserError
 from skep.records import Run, RunState
 from skep.report.figures import UNKNOWN, milliseconds, moment, number, shortened
@@ -49,6 +50,9 @@ class Asked:
         return f"/runs?{query}" if query else "/runs"
 
     def takes(self, run: Run, *, public: bool = False) -> bool:
+        """Runs of tunings are many and small: they are listed where their kind, or words of them, are asked for."""
+        if run.kind in OF_A_TUNING and not (self.kind or self.text):
+            return False
         if self.simulated and run.simulated is not (self.simulated == "yes"):
             return False
         exact = ((self.kind, run.kind), (self.model, run.model), (self.state, run.state.value))
@@ -68,6 +72,7 @@ class Listed:
     stored: int  # in all
     models: tuple[str, ...]
     kinds: tuple[str, ...]
+    aside: int = 0  # runs of tunings that are not listed
 
     @property
     def pages(self) -> int:
@@ -91,7 +96,9 @@ def listed(runs: Sequence[Run], asked: Asked, *, public: bool = False) -> Listed
     asked = replace(asked, page=min(asked.page, pages))
     shown = found if asked.page == 0 else found[(asked.page - 1) * PAGE : asked.page * PAGE]
     models = tuple(sorted({run.model for run in runs}))
-    return Listed(asked, tuple(shown), len(found), len(runs), models, tuple(sorted({run.kind for run in runs})))
+    kinds = tuple(sorted({run.kind for run in runs}))
+    aside = 0 if asked.kind or asked.text else sum(run.kind in OF_A_TUNING for run in runs)
+    return Listed(asked, tuple(shown), len(found), len(runs) - aside, models, kinds, aside)
 
 
 def filter_form(found: Listed, site: Site) -> Markup:
@@ -129,6 +136,18 @@ def select(name: str, label: str, options: Iterable[tuple[str, str]], chosen: st
 
 def table_rows(found: Listed, figures: Mapping[str, Figures], site: Site) -> Markup:
     return join(_row(run, figures.get(run.id), site) for run in found.runs)
+
+
+def tuning_of(run: Run) -> str | None:
+    """The id of the tuning that it was made for."""
+    told = run.config.get("tuning")
+    return told if run.kind in OF_A_TUNING and isinstance(told, str) and told else None
+
+
+def kind_words(run: Run) -> Markup:
+    """With the way to the tuning, where it is of one."""
+    tuning = tuning_of(run)
+    return text(run.kind) if tuning is None else tag("a", text(run.kind), href=f"/tuning/{quote(tuning)}")
 
 
 def minute(unix_time: float) -> str:
@@ -175,7 +194,7 @@ def _row(run: Run, figures: Figures | None, site: Site) -> Markup:
         labelled(
             "Model", join([text(shortened(site.label(run.model), 60)), *(flag for flag in flags if flag)]), "left"
         ),
-        labelled("Kind", text(run.kind), "left"),
+        labelled("Kind", kind_words(run), "left"),
         *_figure_cells(figures),
         labelled("Requests", text(number(run.requests, digits=0)), None),
         labelled("Where", text(shortened(where, 90)), "left soft wrap"),

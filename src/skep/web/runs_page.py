@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from starlette.datastructures import QueryParams
 
@@ -14,7 +14,7 @@ from skep.report.figures import UNKNOWN, milliseconds, moment, number, shortened
 from skep.report.markup import Markup, banner, card, join, section, table, tag, text
 from skep.web.pictures import fetched, report_parts
 from skep.web.runs_book import Figures
-from skep.web.runs_list import run_document
+from skep.web.runs_list import run_document, tuning_of
 from skep.web.runs_words import engine_of, layout_of, machine_of
 from skep.web.site import Site
 
@@ -46,6 +46,8 @@ def links(run: Run, site: Site) -> Markup:
     ]
     if run.kind not in ("open", "classes", "replay"):
         entries.insert(2, ("Picture", f"/runs/{run.id}/picture.svg", None))
+    if tuning := tuning_of(run):
+        entries.insert(0, ("Its tuning", f"/tuning/{quote(tuning)}", None))
     made = [tag("a", text(name), href=address, download=file) for name, address, file in entries]
     return tag("p", *made, class_="ways")
 

@@ -82,6 +82,16 @@ VEILED: dict[str, dict[str, str]] = {
     },
     "alerts": {"message": f"iif(rule = 'down' OR {_PLACE.format('message')}, rule, message)"},
     "changes": {"because": f"iif({_PLACE.format('because')}, NULL, because)"},
+    "tunings": {"model": _model("model"), "document": _document("document")},
+    "tuning_session_ends": {"reason": f"iif(outcome = 'failed' OR {_PLACE.format('reason')}, 'it failed', reason)"},
+    "tuning_answers": {"errand": _document("errand"), "answer": _document("answer")},
+    "tuning_stages": {
+        "title": f"iif({_PLACE.format('title')}, '', title)",
+        "why": f"iif({_PLACE.format('why')}, '', why)",
+        "config": _document("config"),
+        "failure": f"iif({_PLACE.format('failure')}, failure_kind, failure)",
+        "document": _document("document"),
+    },
     "notices": {"via": "''", "error": "iif(error IS NULL, NULL, 'it failed')"},
 }
 _WITHOUT_ROWID = ("changes", "probes", "samples", "events", "alerts")  # or with an `id` that is the same

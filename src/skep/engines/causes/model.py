@@ -85,15 +85,21 @@ MODEL = (
         only_if=_has_fp8_kv,
     ),
     Rule(
+        "kv-flash",
+        words(r"quantized V cache (?:requires|was requested)", r"V cache quantization requires flash_attn"),
+        ("llama_init_from_model: quantized V cache requires flash_attn to be enabled",),
+        "a quantized KV cache[ ({kv})] does not go without flash attention",
+        "kv in 16 bit",
+        (step.flash_own, step.kv_own),
+    ),
+    Rule(
         "kv-checkpoint",
         words(
             r"fp8_e5m2 kv-cache is not supported with fp8 checkpoints",
-            r"quantized V cache (?:requires|was requested)",
-            r"V cache quantization requires flash_attn",
             r"[KV] cache type \S+ with block size \d+ does not divide",
         ),
         ("ValueError: fp8_e5m2 kv-cache is not supported with fp8 checkpoints.",),
-        "this KV format[ ({kv})] does not go with the checkpoint, or not without flash attention",
+        "this KV format[ ({kv})] does not go with the checkpoint",
         "kv in 16 bit",
         (step.kv_own,),
     ),
@@ -238,6 +244,24 @@ MODEL = (
         "a context of {context} tokens is beyond the {most} that the model was made for",
         "rope scaling in the model's configuration",
         (step.context_of_model,),
+    ),
+    Rule(
+        "batch-gguf",
+        words(
+            r"batch must be large enough to hold the sampled and draft tokens",
+            r"GGML_ASSERT\(n_outputs_max <= cparams\.n_outputs_max\) failed",
+            r"get_sub_batch: failed to add token \d+ at index",
+        ),
+        (
+            (
+                'server-context.cpp:576: GGML_ASSERT(add_ok && "batch must be large enough to hold the sampled and '
+                'draft tokens") failed'
+            ),
+        ),
+        "a batch[ of {batch} tokens] does not hold a token of {slots} slots[ with {depth} drafted each]",
+        "fewer slots[, or fewer than {depth} drafted tokens]",
+        (step.batch_own, step.no_draft),
+        engines=("llamacpp", "embedded"),
     ),
     Rule(
         "batched-slots",

@@ -179,7 +179,8 @@ def launch_facts(launch: Launch) -> dict[str, Any]:
         "slots": launch.slots,
         "context": launch.context_tokens, "port": launch.port or None, "tp": options.tp, "cards": options.cards,
         "kv": options.kv, "quant": options.quant, "dtype": options.dtype, "share": options.memory_share,
-        "draft": options.draft, "threads": launch.threads, "more_tp": 2 * options.tp,
+        "draft": options.draft, "threads": launch.threads, "more_tp": 2 * options.tp, "batch": options.batch,
+        "depth": options.draft.depth if options.draft else None,
         "filled": None if filled is None else f"{filled:g}", "higher": higher,
     }  # fmt: skip
 

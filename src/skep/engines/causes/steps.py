@@ -1,8 +1,8 @@
 """What may be tried when an engine died: one thing of its launch changed, by what its log says or by a stated step.
 
 Every step goes one way: shares, slots, context and prefill chunks only fall, and never below a floor; what was switched
-off stays off. So however often changes are taken, they end. A share of memory is never raised: it may have been chosen
-to leave room for somebody else.
+off stays off, what went back to the engine's own stays there. So however often changes are taken, they end. A share of
+memory is never raised: it may have been chosen to leave room for somebody else.
 """
 
 from __future__ import annotations
@@ -209,6 +209,19 @@ def _kv_own(case: Case) -> Change | None:
     return None if kv is None else changed(case.launch, "kv", None, f"leave out kv {kv}: KV then stays in 16 bit")
 
 
+def _flash_own(case: Case) -> Change | None:
+    if case.launch.options.flash_attention is not False:
+        return None
+    return changed(case.launch, "flash_attention", None, "leave flash_attention out: llama.cpp then turns it on")
+
+
+def _batch_own(case: Case) -> Change | None:
+    was = case.launch.options.batch
+    return (
+        None if was is None else changed(case.launch, "batch", None, f"leave out batch {was}: it is then 2048 or more")
+    )
+
+
 def _dtype_half(case: Case) -> Change | None:
     dtype = case.launch.options.dtype
     if dtype in ("float16", "half"):
@@ -275,6 +288,8 @@ all_reduce_off = Step("custom_all_reduce off", _all_reduce_off)
 p2p_off = Step("p2p off", _p2p_off)
 kv_e5m2 = Step("kv fp8_e5m2, or 16 bit beside an FP8 checkpoint", _kv_e5m2)
 kv_own = Step("kv in 16 bit", _kv_own)
+flash_own = Step("flash_attention as llama.cpp has it", _flash_own)
+batch_own = Step("batch as llama.cpp has it", _batch_own)
 dtype_half = Step("dtype float16", _dtype_half)
 quant_own = Step("no quant: the checkpoint says", _quant_own)
 chunks_on = Step("chunked_prefill on", _chunks_on)

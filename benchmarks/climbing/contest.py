@@ -1,0 +1,194 @@
+"""Who finds the best configuration of a rig whose best is known: the tuner, and others with the time that it took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from climbing.planned import PlannedRig, RigTerrain
+from climbing.truth import RuggedTruth, Survey
+
+from skep.tuner.climb import Climb
+from skep.tuner.ports import Judge, Measure
+from skep.tuner.simulated import SimulatedBench
+from skep.tunings import Config, Decision, Failure, Judged, Stage
+
+WITHIN = 0.02
+_KEPT = 0.2  # of the time, for measuring the best again
+_AGAIN, _READINGS_AGAIN = 5, 3
+_MOST_TRIALS = 4000
+_APART = 10_000  # seeds of samplers and noise are never those of hills
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Where one contestant ended. `figure` is the true one; None: what it recommends does not run."""
+
+    contestant: str
+    config: Config
+    figure: float | None
+    seconds: float
+    starts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptances:
+    """Counts over the decisions of one climb. `not_better`: challengers whose true figure was no higher."""
+
+    accepted: int
+    falsely: int
+    not_better: int
+    worst_loss: float  # of the true figure by one false acceptance, as a share
+
+
+@dataclass(frozen=True, slots=True)
+class Climbed:
+    find: Find
+    acceptances: Acceptances
+    ended: str
+    stages: tuple[Stage, ...]
+
+
+class Arena:
+    """One rig with one set of hills. Every contestant gets a bench of its own, with the same noise seed."""
+
+    def __init__(self, planned: PlannedRig, seed: int) -> None:
+        self.planned = planned
+        self.rig = planned.rig
+        self.seed = seed
+        self.terrain = RigTerrain(planned)
+        self.truth = RuggedTruth(planned, seed)
+        self.survey: Survey = self.truth.survey()
+
+    def bench(self) -> SimulatedBench:
+        return SimulatedBench(self.truth, seed=_APART + self.seed, together=not self.rig.on_cards)
+
+    def regret(self, find: Find) -> float:
+        return 1.0 - (find.figure or 0.0) / self.survey.best_figure
+
+    def climb(self, budget_s: float) -> Climbed:
+        climb = Climb(self.terrain, self.rig.baseline, self.rig.aim, budget_s=budget_s, seed=self.seed)
+        bench, starts = self.bench(), 0
+        while (errand := climb.following()) is not None:
+            if isinstance(errand, Judge):
+                climb.took(Judged(ok=True, words="SIMULATED: nothing was judged", seconds=0.0, skipped=True))
+            elif isinstance(errand, Measure):
+                starts += len(errand.configs)
+                climb.took(bench.measured(errand))
+            else:
+                starts += len(errand.configs)
+                climb.took(bench.curved(errand))
+        find = Find("tuner", climb.incumbent, self.truth.value(climb.incumbent), bench.now_s, starts)
+        return Climbed(find, self.acceptances(climb.stages), climb.ended or "", tuple(climb.stages))
+
+    def acceptances(self, stages: list[Stage]) -> Acceptances:
+        accepted = falsely = not_better = 0
+        worst = 0.0
+        for stage in stages[1:]:
+            before = self.truth.value(stage.config.turned({one.knob: one.before for one in stage.changes}))
+            after = self.truth.value(stage.config)
+            if before is None or (after is None and stage.decision is not Decision.ACCEPTED):
+                continue
+            is_better = after is not None and after > before * (1 + 1e-9)
+            not_better += not is_better
+            if stage.decision is Decision.ACCEPTED:
+                accepted += 1
+                falsely += not is_better
+                worst = max(worst, 1 - (after or 0.0) / before)
+        return Acceptances(accepted, falsely, not_better, worst)
+
+    def random_search(self, budget_s: float, *, again: bool) -> Find:
+        """`again`: a fifth of the time is kept, and the best five are measured anew with three readings each."""
+        rng, bench, starts = Random(f"{self.seed} random"), self.bench(), 0
+        seen: dict[Config, float] = {}
+        search_s = budget_s * (1 - _KEPT) if again else budget_s
+        while bench.now_s < search_s:
+            config = self._drawn(rng)
+            figure = _one_reading(bench, config, 1)
+            starts += 1
+            if figure is not None:
+                seen[config] = max(figure, seen.get(config, 0.0))
+        best = sorted(seen, key=seen.__getitem__, reverse=True)
+        if again and best:
+            anew = {config: _one_reading(bench, config, _READINGS_AGAIN) or 0.0 for config in best[:_AGAIN]}
+            starts += len(anew)
+            best = sorted(anew, key=anew.__getitem__, reverse=True)
+        chosen = best[0] if best else self.rig.baseline
+        name = "random, best again" if again else "random"
+        return Find(name, chosen, self.truth.value(chosen), bench.now_s, starts)
+
+    def tpe(self, budget_s: float) -> Find:
+        """Optuna as it comes: ladders as numbers, failures as 0; what is refused beforehand costs it nothing."""
+        optuna = _optuna()
+        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=_APART + self.seed))
+        bench, starts = self.bench(), 0
+        best, best_figure = self.rig.baseline, 0.0
+        for _ in range(_MOST_TRIALS):
+            if bench.now_s >= budget_s:
+                break
+            trial = study.ask()
+            config = self._suggested(trial)
+            figure = 0.0
+            if self.terrain.refusal(config) is None:
+                starts += 1
+                figure = _one_reading(bench, config, 1) or 0.0
+            study.tell(trial, figure)
+            if figure > best_figure:
+                best, best_figure = config, figure
+        return Find("Optuna TPE", best, self.truth.value(best), bench.now_s, starts)
+
+    def planner_alone(self) -> Find:
+        """What is foreseen to be best, unmeasured."""
+        best = self.survey.foreseen
+        return Find("planner alone", best, self.truth.value(best), 0.0, 0)
+
+    def _drawn(self, rng: Random) -> Config:
+        while True:
+            config = Config.of({knob.name: rng.choice(knob.values) for knob in self.rig.knobs})
+            if self.terrain.refusal(config) is None:
+                return config
+
+    def _suggested(self, trial: Any) -> Config:
+        values = {}
+        for knob in self.rig.knobs:
+            if knob.ordered:
+                values[knob.name] = knob.values[trial.suggest_int(knob.name, 0, len(knob.values) - 1)]
+            else:
+                values[knob.name] = trial.suggest_categorical(knob.name, knob.values)
+        return Config.of(values)
+
+
+def others(arena: Arena, budget_s: float, *, with_tpe: bool) -> list[Find]:
+    found: list[Callable[[], Find]] = [
+        lambda: arena.random_search(budget_s, again=False),
+        lambda: arena.random_search(budget_s, again=True),
+        arena.planner_alone,
+    ]
+    if with_tpe:
+        found.insert(2, lambda: arena.tpe(budget_s))
+    return [one() for one in found]
+
+
+def has_optuna() -> bool:
+    try:
+        _optuna()
+    except ImportError:
+        return False
+    return True
+
+
+def _optuna() -> Any:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def _one_reading(bench: SimulatedBench, config: Config, readings: int) -> float | None:
+    """The mean of that many; None where it failed."""
+    sitting = bench.measured(Measure((config,), readings, "screen", "")).sittings[0]
+    if isinstance(sitting.failure, Failure) or not sitting.figures:
+        return None
+    return sum(sitting.figures) / len(sitting.figures)

@@ -1,0 +1,41 @@
+"""Draws docs/images/tuning.svg: a climb on a simulated rig, which the picture says of itself. Takes seconds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from skep.places import user_paths
+from skep.report.tuning import climb_picture
+from skep.store.database import open_store
+from skep.store.tunings import TuningStore
+
+ROOT = Path(__file__).parent.parent
+IMAGE = ROOT / "docs" / "images" / "tuning.svg"
+CLIMB = (
+    "tune", "qwen3.6-27b", "--gpu", "2x rtx-3090", "--simulate", "--goal", "effective_tok_s@4", "--input-tokens",
+    "1024", "--output-tokens", "1024", "--budget", "6h", "--seed", "1", "--set", "layout=TP=2", "--json",
+)  # fmt: skip
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folders = {f"XDG_{name}_HOME": f"{place}/{name}" for name in ("CONFIG", "DATA", "STATE", "CACHE")}
+        env = {**os.environ, **folders}
+        done = subprocess.run(
+            [sys.executable, "-m", "skep", *CLIMB], env=env, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(done.stderr)
+        with open_store(user_paths(env).store, read_only=True) as store:
+            tunings = TuningStore(store)
+            tuning = tunings.tuning("last")
+            IMAGE.write_text(climb_picture(tuning, tunings.stages(tuning.id)), encoding="utf-8")
+    print(f"{IMAGE.relative_to(ROOT)} written")
+
+
+if __name__ == "__main__":
+    main()

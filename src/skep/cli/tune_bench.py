@@ -1,0 +1,104 @@
+"""The bench of a tuning, put together: real engines in a house of their own, or a rig in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+
+from skep.cli.output import byte_progress, note
+from skep.cli.tune_ground import Wishes
+from skep.cli.tuning import Ready
+from skep.errors import EngineError, UserError
+from skep.host.facts import read_host
+from skep.host.power import open_meter
+from skep.host.power_cap import read_caps
+from skep.places import Paths
+from skep.putback import running_service, service_set_aside
+from skep.store.database import Store
+from skep.tryout import Tryout, tuner_lock
+from skep.tuner.guard import ITEMS, GuardPlan, QualityGuard, guard_bank, open_guard
+from skep.tuner.measuring import EngineBench, Tuned
+from skep.tuner.ports import Bench
+from skep.tuner.simulated import SimulatedBench
+from skep.tuner.simulated_planned import PlannedTruth
+from skep.tuner.variants import turned
+from skep.tunings import Tuning
+
+USUAL_BANK, NO_BANK, CHOSEN_BANK = "drills", "off", "auto"
+
+
+@contextmanager
+def machine_for(ready: Ready, paths: Paths, *, in_place: bool) -> Iterator[None]:
+    """Held for one tuner; what `skep up` serves is set aside meanwhile, or left alone where both can be."""
+    if ready.tuning.simulated:
+        yield
+        return
+    with tuner_lock(paths):
+        if in_place:
+            caps = {cap.index: cap.now for cap in read_caps()} if "power_cap" in ready.tuning.baseline.as_dict else {}
+            with service_set_aside(paths, caps=caps) as service:
+                if service is not None:
+                    note(f"set aside until this ends: {service}")
+                yield
+            return
+        _check_service(ready, paths)
+        yield
+
+
+def _check_service(ready: Ready, paths: Paths) -> None:
+    words = running_service(paths)
+    if words is None:
+        return
+    if ready.terrain.ground.on_cpu or " on GPU " not in words:
+        note(f"warning: {words}; what it is asked meanwhile slows down what is measured here")
+        return
+    hint = "--in-place stops it meanwhile and puts it back on any exit; or `skep down` first"
+    raise EngineError(f"the cards are in use: {words}", hint=hint)
+
+
+def check_bank(wishes: Wishes, paths: Paths) -> None:
+    """A bank that cannot be had is told before anything is started."""
+    if wishes.quality not in (NO_BANK, CHOSEN_BANK) and not wishes.simulate:
+        guard_bank(wishes.quality, GuardPlan(1, items=wishes.quality_items or ITEMS), paths.cache)
+
+
+@asynccontextmanager
+async def bench_for(
+    ready: Ready, tuning: Tuning, store: Store, paths: Paths, *, spent_s: float, rounds: int
+) -> AsyncIterator[Bench]:
+    """`spent_s` and `rounds`: of what was measured before it was taken up again."""
+    if tuning.simulated:
+        yield SimulatedBench(PlannedTruth(ready.terrain), seed=tuning.seed, together=False, began_s=spent_s)
+        return
+    host = read_host()
+    async with AsyncExitStack() as stack:
+        guard = await _guard(stack, ready, tuning, store, paths)
+        meter = open_meter()
+        if meter is not None:
+            stack.callback(meter.close)
+        work = paths.state / "tunings" / tuning.id
+        work.mkdir(parents=True, exist_ok=True)
+        progress = stack.enter_context(byte_progress("fetching the weights"))
+        house = Tryout(paths, work, binary=ready.wishes.binary, progress=progress)
+        base = ready.base
+        tuned = Tuned(tuning.id, tuning.aim, tuning.seed, lambda config: turned(base, config), first_round=rounds)
+        yield EngineBench(house, tuned, store, host, guard=guard, meter=meter)
+
+
+async def _guard(
+    stack: AsyncExitStack, ready: Ready, tuning: Tuning, store: Store, paths: Paths
+) -> QualityGuard | None:
+    wishes = ready.wishes
+    if wishes.quality == NO_BANK:
+        return None
+    items = wishes.quality_items or ITEMS
+    plan = GuardPlan(tuning.aim.concurrency, items=items, seed=tuning.seed, tuning=tuning.id)
+    name = USUAL_BANK if wishes.quality == CHOSEN_BANK else wishes.quality
+    try:
+        bank = guard_bank(name, plan, paths.cache)
+        return await stack.enter_async_context(open_guard(bank, plan, store, read_host()))
+    except UserError as error:
+        if wishes.quality != CHOSEN_BANK:
+            raise
+        note(f"warning: answers are not guarded: {error.message}")
+        return None

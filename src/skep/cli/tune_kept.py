@@ -1,0 +1,200 @@
+"""Tunings as the store has them: listed, shown, explained, exported, deleted."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from skep.cli.output import note, number, print_json, print_table
+from skep.cli.tune_tables import aim_words, differences, headline, print_climb, print_curve, print_ladder
+from skep.errors import UserError
+from skep.places import user_paths
+from skep.report.tuning_words import baseline_of, best_of, tally, total_gain, unit_of
+from skep.store.database import open_store
+from skep.store.tunings import KeptTuning, TuningState, TuningStore
+from skep.tuner.documents import curve_of, tuning_json
+from skep.tuner.explain import explain
+from skep.tunings import Curved, CurvePoint, Stage, Tuning
+from skep.units import format_seconds
+
+NONE_YET, MAKES_ONE = "there are no tunings yet", "`skep tune MODEL` makes one"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """All of one tuning."""
+
+    row: KeptTuning
+    stages: tuple[Stage, ...]
+    curved: Curved | None
+
+    @property
+    def curve(self) -> tuple[CurvePoint, ...]:
+        return () if self.curved is None else self.curved.points
+
+    @property
+    def tuning(self) -> Tuning:
+        return self.row.tuning
+
+
+@contextmanager
+def opened(*, read_only: bool = True) -> Iterator[TuningStore]:
+    """Looking makes no file."""
+    path = user_paths(os.environ).store
+    if not path.exists():
+        raise UserError(NONE_YET, hint=MAKES_ONE)
+    with open_store(path, read_only=read_only) as store:
+        yield TuningStore(store)
+
+
+def kept(name: str) -> Kept:
+    with opened() as tunings:
+        row = tunings.find(name)
+        return Kept(row, tuple(tunings.stages(row.id)), curve_of(tunings.answers(row.id, "curve")))
+
+
+def document(found: Kept) -> dict[str, Any]:
+    told = tuning_json(found.tuning, found.stages, found.curved, state=found.row.state, measured_s=found.row.measured_s)
+    return {**told, "presets": list(found.row.presets)}
+
+
+def show_tuning(name: str, *, html: Path | None, as_json: bool) -> None:
+    if html is not None:
+        check_page(html)
+    found = kept(name)
+    if as_json:
+        print_json(document(found))
+    else:
+        print_all(found)
+        _say_next(found)
+    if html is not None:
+        write_page(found, html)
+
+
+def print_all(found: Kept) -> None:
+    """The ladder, the climb as bars, the curve."""
+    tuning, stages = found.tuning, found.stages
+    print(headline(tuning, stages))  # noqa: T201
+    print_ladder(tuning, stages)
+    print()  # noqa: T201
+    print_climb(tuning, stages)
+    best = best_of(stages)
+    if found.curve and best is not None:
+        print()  # noqa: T201
+        print_curve(found.curve, stages[0].config, best.config)
+    tried = tally(stages) or "no change was tried"
+    took = f"{format_seconds(found.row.measured_s)} of {'virtual time' if tuning.simulated else 'measuring'}"
+    note(f"{tuning.id} ({found.row.state.value}): goal {aim_words(tuning.aim)}; {tried}; {took}")
+    if tuning.simulated:
+        note("SIMULATED: no model ran; figures and seconds are the planner's with noise, not measurements")
+
+
+def _say_next(found: Kept) -> None:
+    if found.row.state is TuningState.INTERRUPTED:
+        why = f" ({found.row.error})" if found.row.error else ""
+        note(f"it was interrupted{why}; `skep tune resume {found.row.id}` goes on with it")
+    if best_of(found.stages) is not None:
+        made = f"; made of it already: {', '.join(found.row.presets)}" if found.row.presets else ""
+        note(f"`skep tune export NAME --tuning {found.row.id}` writes the best as a preset{made}")
+
+
+def explain_tuning(name: str, *, as_json: bool) -> None:
+    found = kept(name)
+    words = explain(found.tuning, found.stages)
+    if as_json:
+        print_json({"tuning": found.row.id, "simulated": found.tuning.simulated, "words": words})
+        return
+    print("\n".join(words))  # noqa: T201
+
+
+def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool) -> None:
+    from skep.cli.tune_preset import base_of, stage_for, write_preset
+
+    found = kept(tuning)
+    path = write_preset(found.tuning, found.stages, name, stage=stage, overwrite=overwrite)
+    wanted = stage_for(found.tuning, found.stages, stage)
+    with opened(read_only=False) as tunings:
+        tunings.append_preset(found.row.id, name, time.time(), stage=wanted.number)
+    print(path)  # noqa: T201
+    changed = differences(found.stages[0].config, wanted.config)
+    note(f"stage {wanted.number} of {found.row.id}, against its baseline: {changed}")
+    stand_in = base_of(found.tuning).stand_in
+    before = f"write the weights' name into its `checkpoint` ({path}), then " if stand_in else ""
+    note(f"{before}`skep up {name}` serves it")
+
+
+def print_tunings(limit: int, *, as_json: bool) -> None:
+    rows = _all(limit)
+    if as_json:
+        print_json([_row_json(row, stages) for row, stages in rows])
+        return
+    if not rows:
+        note(f"{NONE_YET}; {MAKES_ONE}")
+        return
+    columns = ("TUNING", "WHEN", "STATE", "MODEL", "ENGINE", "ON", "GOAL", "LOAD", "FROM", "TO", "TIMES", "NOTE")
+    print_table(columns, [_cells(row, stages) for row, stages in rows], right=("FROM", "TO", "TIMES"))
+
+
+def remove_tuning(name: str) -> None:
+    with opened(read_only=False) as tunings:
+        found = tunings.find(name)
+        tunings.delete([found.id])
+    stay = f"; its presets stay: {', '.join(found.presets)}" if found.presets else ""
+    note(f"tuning {found.id} of {found.tuning.model} is deleted{stay}")
+
+
+def check_page(html: Path) -> None:
+    from skep.cli.plan_page import check_page
+
+    check_page(html)
+
+
+def write_page(found: Kept, html: Path) -> None:
+    from skep.cli.results import write_whole
+    from skep.report.tuning import tuning_page
+
+    words = explain(found.tuning, found.stages)
+    write_whole(html, tuning_page(found.tuning, found.stages, found.curve, words))
+    note(f"{found.row.id} written to {html}")
+
+
+def _all(limit: int) -> list[tuple[KeptTuning, list[Stage]]]:
+    if not user_paths(os.environ).store.exists():
+        return []
+    with opened() as tunings:
+        return [(row, tunings.stages(row.id)) for row in tunings.tunings(limit)]
+
+
+def _ends(stages: Sequence[Stage]) -> tuple[float | None, float | None]:
+    base, best = baseline_of(stages), best_of(stages)
+    first = None if base is None or base.figure is None else base.figure.estimate
+    last = None if best is None or best.figure is None else best.figure.estimate
+    return first, last
+
+
+def _row_json(row: KeptTuning, stages: Sequence[Stage]) -> dict[str, Any]:
+    first, last = _ends(stages)
+    tuning = row.tuning
+    return {
+        "id": row.id, "created_at": tuning.created_at, "state": row.state.value, "model": tuning.model,
+        "engine": tuning.engine, "rig": tuning.rig, "goal": str(tuning.aim), "shape": tuning.aim.shape,
+        "slo": tuning.aim.slo, "simulated": tuning.simulated, "stages": row.stages, "from": first, "to": last,
+        "presets": list(row.presets), "skep_version": tuning.skep_version,
+    }  # fmt: skip
+
+
+def _cells(row: KeptTuning, stages: Sequence[Stage]) -> list[str]:
+    first, last = _ends(stages)
+    tuning = row.tuning
+    when = datetime.fromtimestamp(tuning.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
+    gain = total_gain(stages)
+    told = ", ".join(filter(None, ["SIMULATED" if tuning.simulated else "", *row.presets]))
+    figures = [f"{number(one)} {unit_of(tuning)}" if one is not None else "–" for one in (first, last)]
+    return [row.id, when, row.state.value, tuning.model, tuning.engine, tuning.rig, str(tuning.aim), tuning.aim.shape,
+            *figures, "–" if gain is None else f"{gain.estimate:.2f}", told]  # fmt: skip

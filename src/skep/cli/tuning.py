@@ -1,0 +1,148 @@
+"""From the flags of `skep tune` to a tuning that can begin: aim, knobs, baseline, terrain. Starts nothing."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from skep import __version__
+from skep.catalog.presets import Preset
+from skep.cli.benching import positive_seconds
+from skep.cli.output import note
+from skep.cli.tune_ground import Ground, Wishes, ground_for, wishes_of
+from skep.cli.tune_knobs import begun, chosen
+from skep.cli.tune_preset import base_document, base_of
+from skep.cli.tune_tables import Prospect, aim_words, config_words, print_prospects
+from skep.errors import UserError
+from skep.host.facts import host_json, read_host
+from skep.report.tuning_words import unit_of
+from skep.tuner.aims import parse_aim
+from skep.tuner.climb import Climb
+from skep.tuner.foresight import Foresight, foresight_for
+from skep.tuner.space import space_of
+from skep.tuner.variants import config_of, turned
+from skep.tunings import Config, Tuning
+from skep.units import format_seconds
+
+SHOWN_PROSPECTS = 12
+TRIAL_STARTS, TRIAL_READINGS = 4, 4  # two of both sides, each warmed up and read at least three times
+SURELY = 0.5  # of what a trial is expected to take: expectations err
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A tuning that has not begun, and what it takes to climb. The id of its value is still empty."""
+
+    tuning: Tuning
+    wishes: Wishes
+    base: Preset
+    terrain: Foresight
+    notes: tuple[str, ...] = ()
+
+    def climb(self) -> Climb:
+        tuning = self.tuning
+        return Climb(self.terrain, tuning.baseline, tuning.aim, budget_s=tuning.budget_s, seed=tuning.seed)
+
+
+def prepare(wishes: Wishes) -> Ready:
+    """Everything that can be wrong is found before anything is started."""
+    aim = parse_aim(
+        wishes.goal, input_tokens=wishes.input_tokens, output_tokens=wishes.output_tokens, slo=wishes.slo,
+        min_context=wishes.min_context,
+    )  # fmt: skip
+    budget_s = positive_seconds(wishes.budget, "--budget", "2h")
+    host = read_host()
+    ground = ground_for(wishes, aim, host)
+    named = (wishes.knobs or "").replace(" ", "").split(",")
+    space = space_of(ground.base, aim, ground.box, checkpoints=wishes.checkpoints, quants=ground.quants, named=named)
+    start, offered = begun(config_of(ground.base, space.knobs), space.knobs, wishes.start)
+    knobs = chosen(offered, wishes.knobs, wishes.skip)
+    ground = replace(ground, base=turned(ground.base, start))  # also what is set and not turned
+    tuning = Tuning(
+        id="",
+        created_at=time.time(),
+        model=ground.base.served_as,
+        engine=ground.base.engine,
+        rig=ground.rig_words,
+        aim=aim,
+        budget_s=budget_s,
+        seed=random.SystemRandom().randrange(2**31) if wishes.seed is None else wishes.seed,
+        simulated=wishes.simulate,
+        baseline=Config.of({knob.name: start[knob.name] for knob in knobs}),
+        knobs=knobs,
+        base=_document(ground.base, replace(wishes, bandwidth=ground.bandwidth)),
+        host={} if wishes.simulate else host_json(host),
+        skep_version=__version__,
+    )
+    terrain = _terrain(ground, tuning, wishes)
+    _check(terrain, tuning)
+    return Ready(tuning, wishes, ground.base, terrain, (*ground.notes, *space.left_alone))
+
+
+def prepare_again(tuning: Tuning) -> Ready:
+    """As it was begun: the preset, the knobs and the baseline are the stored ones, the machine is looked at anew."""
+    told: Mapping[str, Any] = tuning.base.get("wishes", {})
+    wishes, base = wishes_of(told), base_of(tuning)
+    ground = replace(ground_for(wishes, tuning.aim, read_host()), base=base)
+    return Ready(tuning, wishes, base, _terrain(ground, tuning, wishes), ground.notes)
+
+
+def _document(base: Preset, wishes: Wishes) -> dict[str, Any]:
+    return {**base_document(base), "wishes": asdict(wishes)}
+
+
+def _terrain(ground: Ground, tuning: Tuning, wishes: Wishes) -> Foresight:
+    return foresight_for(
+        ground.base, ground.rig, tuning.aim, tuning.knobs, ground.basis, model=ground.model, quant=ground.quant,
+        checkpoints=wishes.checkpoints,
+    )  # fmt: skip
+
+
+def _check(terrain: Foresight, tuning: Tuning) -> None:
+    refused = terrain.refusal(tuning.baseline)
+    if refused is not None:
+        hint = "begin elsewhere with --set, or with another preset"
+        raise UserError(f"the beginning itself cannot start: {refused}", hint=hint)
+    need_s = trial_s(terrain, tuning.baseline)
+    if tuning.budget_s < SURELY * need_s:
+        what = f"--budget {format_seconds(tuning.budget_s)} is too short for one trial"
+        raise UserError(what, hint=f"two starts of both sides take about {format_seconds(need_s)}")
+
+
+def trial_s(terrain: Foresight, config: Config) -> float:
+    """What deciding about one change takes at least."""
+    return TRIAL_STARTS * (terrain.start_s(config) + TRIAL_READINGS * terrain.reading_s(config))
+
+
+def tell(ready: Ready) -> None:
+    """Before it begins: from where, what could be tried, how long."""
+    tuning = ready.tuning
+    mark = "SIMULATED: " if tuning.simulated else ""
+    for line in ready.notes:
+        note(line)
+    note(f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}; goal {aim_words(tuning.aim)}")
+    note(f"baseline: {config_words(tuning.baseline, tuning.knobs)}")
+    foreseen = ready.terrain.foresee(tuning.baseline)
+    if foreseen is not None:
+        note(f"the planner expects {foreseen:,.1f} {unit_of(tuning)} of it there")
+    found = prospects(ready)
+    note(f"{len(found)} changes could come first; by the planner, in the order of gain a minute:")
+    print_prospects(found[:SHOWN_PROSPECTS])
+    if len(found) > SHOWN_PROSPECTS:
+        note(f"  and {len(found) - SHOWN_PROSPECTS} more")
+    kind = "of virtual time" if tuning.simulated else "at most"
+    note(f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the best so far")
+
+
+def prospects(ready: Ready) -> list[Prospect]:
+    climb, terrain = ready.climb(), ready.terrain
+    now = terrain.foresee(ready.tuning.baseline)
+    found = []
+    for move in climb.prospects():
+        then = terrain.foresee(move.config)
+        ratio = then / now if then is not None and now else None
+        found.append(Prospect(", ".join(map(str, move.changes)), ratio, 60 * climb.minutes(move)))
+    return found

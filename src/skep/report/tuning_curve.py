@@ -1,0 +1,155 @@
+"""The winner against the baseline over C: effective tok/s with intervals, and the same as a table.
+
+Knows nothing of pages. A curve is drawn only where at least one configuration was measured at some level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skep.report import theme
+from skep.report.curves import Curve, time_chart
+from skep.report.figures import UNKNOWN, known, milliseconds, number
+from skep.report.levels import interval_text
+from skep.report.marks import Spec, concurrency, halo, label, layer, line, place, point, quantity, rule, spread
+from skep.report.markup import Markup, table, tag, text
+from skep.report.tuning_words import config_name
+from skep.tunings import Config, CurvePoint, Stage, Tuning
+
+_TALLEST = 1.6  # of the largest figure: the interval of two repeats may be of any width
+_LOOKS = (
+    (theme.STONE, (6, 4), "square"),
+    (theme.HONEY, (), "circle"),
+    (theme.SKY, (2, 3), "triangle-up"),
+    (theme.PLUM, (9, 3, 2, 3), "diamond"),
+)
+
+
+def curve_chart(
+    tuning: Tuning, stages: Sequence[Stage], points: Sequence[CurvePoint], height: int = 270
+) -> Spec | None:
+    """A line for each configuration, named at its end. None where nothing was measured."""
+    curves = [(config, _rows(config, points)) for config in _configs(tuning, points)]
+    curves = [(config, rows) for config, rows in curves if rows]
+    if not curves:
+        return None
+    every = [row for _, rows in curves for row in rows]
+    largest = max(row["value"] for row in every)
+    top = 1.12 * min(max(row["high"] for row in every), _TALLEST * largest) or 1.0
+    axis = [row["c"] for row in every]
+    x, y = concurrency(axis), quantity("value", "tok/s", [0, top])
+    layers: list[Spec] = []
+    for i, (_, rows) in enumerate(curves):
+        colour, dash, mark = _LOOKS[i % len(_LOOKS)]
+        for row in rows:
+            row["low"], row["high"] = max(0.0, row["low"]), min(top, row["high"])
+        ends = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
+        layers += [
+            layer(rows, rule(colour, width=2), x=x, **ends),
+            layer(rows, line(colour, width=2.5, dash=dash), x=x, y=y),
+            layer(rows, {**point(colour, mark), "fill": colour}, x=x, y=y),
+        ]
+    layers += _values(curves, axis, x, y)
+    names = [config_name(config, tuning, stages) for config, _ in curves]
+    layers += _names(curves, names, 17 / height * top, top, x, y)
+    return {"padding": {"left": 5, "top": 5, "bottom": 5, "right": 24}, "layer": layers}
+
+
+def first_token_chart(tuning: Tuning, stages: Sequence[Stage], points: Sequence[CurvePoint]) -> Spec | None:
+    """What the queue costs: TTFT over C, in the looks of the other chart."""
+    curves = []
+    for i, config in enumerate(_configs(tuning, points)):
+        colour, dash, mark = _LOOKS[i % len(_LOOKS)]
+        found = sorted((one.concurrency, one.ttft_ms) for one in points if one.config == config and known(one.ttft_ms))
+        measured = tuple((c, ms) for c, ms in found if ms is not None)
+        if measured:
+            end = f"{config_name(config, tuning, stages)}  {milliseconds(measured[-1][1])}"
+            curves.append(Curve(measured, colour, end, dash, mark))
+    return time_chart(curves, height=270)
+
+
+def curve_table(tuning: Tuning, stages: Sequence[Stage], points: Sequence[CurvePoint]) -> Markup | None:
+    """A row for each C; of each configuration its figure, interval, TTFT and TPOT; then the last over the first."""
+    configs = _configs(tuning, points)
+    if not configs:
+        return None
+    names = [config_name(config, tuning, stages) for config in configs]
+    columns = ("tok/s", "95 %", "TTFT p50", "TPOT p50")
+    groups = [tag("th", text(name), colspan=str(len(columns)), scope="colgroup") for name in names]
+    pair = len(configs) > 1
+    last = tag("th", text(f"{names[-1]} over {names[0]}"), rowspan="2", scope="col") if pair else None
+    first = tag("th", text("C"), rowspan="2", scope="col")
+    head = [
+        tag("tr", first, *groups, last, class_="group"),
+        tag("tr", *(tag("th", text(one), scope="col") for _ in configs for one in columns)),
+    ]
+    rows = [_row(c, configs, points) for c in sorted({one.concurrency for one in points})]
+    return table("Effective tok/s over concurrency", head, rows)
+
+
+def _configs(tuning: Tuning, points: Sequence[CurvePoint]) -> list[Config]:
+    """The baseline first, then in the order of the points."""
+    met = list(dict.fromkeys(one.config for one in points))
+    return sorted(met, key=lambda config: config != tuning.baseline)
+
+
+def _rows(config: Config, points: Sequence[CurvePoint]) -> list[Spec]:
+    rows: list[Spec] = []
+    for one in sorted(points, key=lambda found: found.concurrency):
+        figure = one.figure
+        if one.config != config or figure is None or not known(figure.estimate):
+            continue
+        bounded = known(figure.low) and known(figure.high)
+        low, high = (figure.low, figure.high) if bounded else (figure.estimate, figure.estimate)
+        rows.append({"c": one.concurrency, "value": figure.estimate, "low": low, "high": high,
+                     "label": number(figure.estimate)})  # fmt: skip
+    return rows
+
+
+def _values(curves: Sequence[tuple[Config, list[Spec]]], axis: Sequence[int], x: Spec, y: Spec) -> list[Spec]:
+    """Above the points of the last curve, which is the one that was climbed to, where there is room."""
+    layers: list[Spec] = []
+    before: float | None = None
+    for row in curves[-1][1]:
+        at = place(row["c"], axis)
+        if before is None or at - before >= 0.09:
+            before = at
+            layers += halo([row], label("center", dy=-15, weight=600), x=x, y={**y, "field": "high"})
+    return layers
+
+
+def _names(
+    curves: Sequence[tuple[Config, list[Spec]]], names: Sequence[str], gap: float, top: float, x: Spec, y: Spec
+) -> list[Spec]:
+    """At the end of each, apart from each other."""
+    heights = spread([rows[-1]["value"] for _, rows in curves], min(gap, top / len(curves)), 0.0, top)
+    layers: list[Spec] = []
+    for i, ((_, rows), name, height) in enumerate(zip(curves, names, heights, strict=True)):
+        colour = theme.MUTED if _LOOKS[i % len(_LOOKS)][0] == theme.STONE else _LOOKS[i % len(_LOOKS)][0]
+        row = {"c": rows[-1]["c"], "at": height, "label": name}
+        layers += halo([row], label("left", dx=11, weight=600, color=colour), x=x, y={**y, "field": "at"})
+    return layers
+
+
+def _row(c: int, configs: Sequence[Config], points: Sequence[CurvePoint]) -> Markup:
+    met = {one.config: one for one in points if one.concurrency == c}
+    cells = [tag("th", text(c), scope="row")]
+    for config in configs:
+        one = met.get(config)
+        figure = None if one is None else one.figure
+        cells += [
+            tag("td", text(number(None if figure is None else figure.estimate))),
+            tag("td", text(interval_text(figure)), class_="soft"),
+            tag("td", text(milliseconds(None if one is None else one.ttft_ms))),
+            tag("td", text(milliseconds(None if one is None else one.tpot_ms))),
+        ]
+    if len(configs) > 1:
+        cells.append(tag("td", text(_over(met.get(configs[0]), met.get(configs[-1])))))
+    return tag("tr", *cells)
+
+
+def _over(base: CurvePoint | None, one: CurvePoint | None) -> str:
+    if base is None or one is None or base.figure is None or one.figure is None:
+        return UNKNOWN
+    a, b = base.figure.estimate, one.figure.estimate
+    return f"{number(b / a, digits=2)}×" if known(a) and known(b) and a > 0 else UNKNOWN

@@ -1,0 +1,123 @@
+"""The tables of a tuning's page: the ladder with every attempt, the dead ends, and the settings side by side. Pure.
+
+Reasons and log lines come from engines: they are shown as text and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skep.report.figures import UNKNOWN, known, milliseconds, number, seconds, shortened
+from skep.report.levels import interval_text
+from skep.report.markup import Markup, join, table, tag, text
+from skep.report.tuning_words import best_of, decision_words, given_up, ratio_range, ratio_words, unit_of
+from skep.tunings import Decision, Stage, Tuning, value_words
+
+_LONGEST_WHY = 400
+_STYLES = {
+    Decision.BASELINE: "left",
+    Decision.ACCEPTED: "left",
+    Decision.SAME: "left soft",
+    Decision.UNDECIDED: "left soft",
+}
+_LEFT = ("Change", "Decision", "Why")
+
+
+def ladder(tuning: Tuning, stages: Sequence[Stage]) -> Markup:
+    """Every attempt in the order in which it was decided; what was kept is marked."""
+    names = ("#", "Change", "Decision", unit_of(tuning), "95 %", "Over the best then", "95 %", "Foreseen", "TPOT p50",
+             "TTFT p50", "Why", "Starts", "Readings", "Took")  # fmt: skip
+    head = tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in _LEFT else None) for name in names))
+    lost = given_up(stages)
+    return table(
+        "The ladder: every attempt and what became of it",
+        [head],
+        [_row(one, lost=one.number in lost) for one in stages],
+    )
+
+
+def settings_table(tuning: Tuning, stages: Sequence[Stage]) -> Markup | None:
+    """Each knob in the baseline and in the best configuration."""
+    best = best_of(stages)
+    if best is None:
+        return None
+    titles = {knob.name: knob.title for knob in tuning.knobs}
+    named = list(dict.fromkeys([*titles, *tuning.baseline.as_dict, *best.config.as_dict]))
+    head = tag(
+        "tr",
+        tag("th", text("Knob"), scope="col"),
+        *(tag("th", text(name), scope="col", class_="left") for name in ("What it is", "Baseline", "Best")),
+    )
+    rows = []
+    for name in named:
+        before, after = tuning.baseline.get(name), best.config.get(name)
+        changed, said = before != after, text(shortened(value_words(after), 80))
+        rows.append(
+            tag(
+                "tr",
+                tag("th", text(name), scope="row"),
+                tag("td", text(titles.get(name, "")), class_="note"),
+                tag("td", text(shortened(value_words(before), 80)), class_="left"),
+                tag("td", tag("b", said, text(" (changed)")) if changed else said, class_="left"),
+                class_="best" if changed else None,
+            )
+        )
+    return table("Settings of the baseline and of the best", [head], rows)
+
+
+def dead_ends(stages: Sequence[Stage]) -> Markup | None:
+    """What happened, the line of the log that says so, and what would mend it."""
+    failed = [one for one in stages if one.failure is not None]
+    if not failed:
+        return None
+    names = ("#", "Change", "What happened", "Log line", "Remedy")
+    head = tag("tr", *(tag("th", text(name), scope="col", class_="left") for name in names))
+    return table("Dead ends", [head], [_dead_end(one) for one in failed])
+
+
+def _row(stage: Stage, *, lost: bool) -> Markup:
+    figure = None if stage.figure is None else stage.figure.estimate
+    kept = stage.decision is Decision.ACCEPTED and not lost
+    style = "left bad" if lost else _STYLES.get(stage.decision, "left bad")
+    said = text(decision_words(stage) + (", died later" if lost else ""))
+    foreseen = f"{number(stage.predicted, digits=2)}×" if known(stage.predicted) else UNKNOWN
+    return tag(
+        "tr",
+        tag("th", text(stage.number), scope="row"),
+        tag("td", text(shortened(stage.title, 160)), class_="wide"),
+        tag("td", tag("b", said) if kept else said, class_=style),
+        tag("td", tag("b", text(number(figure))) if kept else text(number(figure))),
+        tag("td", text(interval_text(stage.figure)), class_="soft"),
+        tag("td", text(ratio_words(stage.ratio))),
+        tag("td", text(ratio_range(stage.ratio)), class_="soft"),
+        tag("td", text(foreseen), class_="soft"),
+        tag("td", text(milliseconds(stage.tpot_ms))),
+        tag("td", text(milliseconds(stage.ttft_ms))),
+        tag("td", _why(stage), class_="wide soft"),
+        tag("td", text(stage.starts)),
+        tag("td", text(stage.readings)),
+        tag("td", text(seconds(stage.seconds))),
+        class_="best" if kept else None,
+    )
+
+
+def _why(stage: Stage) -> Markup:
+    """Of a dead end the short form: its log line and remedy have a table of their own."""
+    words = text(shortened(stage.why, _LONGEST_WHY))
+    if stage.failure is None:
+        return words
+    return join([words, text(" "), tag("a", text("log line and remedy"), href="#dead-ends")])
+
+
+def _dead_end(stage: Stage) -> Markup:
+    failure = stage.failure
+    assert failure is not None
+    line = tag("code", text(shortened(failure.evidence, 600))) if failure.evidence else text(UNKNOWN)
+    return tag(
+        "tr",
+        tag("th", text(stage.number), scope="row"),
+        tag("td", text(shortened(stage.title, 160)), class_="wide"),
+        tag("td", text(shortened(f"{decision_words(stage)}: {failure.cause}", 400)), class_="wide"),
+        tag("td", line, class_="wide"),
+        tag("td", text(shortened(failure.remedy or UNKNOWN, 400)), class_="wide"),
+    )

@@ -1,0 +1,165 @@
+"""Where a climb begins: a preset with its numbers said, or of a model what is certain to start.
+
+Plainly safe on cards: no graphs, no drafts, KV in 16 bits, 85 % of each card, tensor parallel over as few cards as it
+takes, one replica, slots as far as they fit. On a CPU: one slot, all cores, the rest as the engine has it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from math import ceil
+
+from skep.catalog.geometry import Geometry
+from skep.catalog.models import find_geometry
+from skep.catalog.needs import NO_CARDS
+from skep.catalog.options import Options
+from skep.catalog.presets import Preset
+from skep.engines.commands import checkpoint_name, options_of_setup
+from skep.errors import UserError
+from skep.planner.candidates import Goal, Pins, arranged, contradiction
+from skep.planner.choice import choose, fits_nowhere
+from skep.planner.findings import capability
+from skep.planner.fitting_in import smallest
+from skep.planner.memory_facts import defaults
+from skep.planner.preset_rules import contradictions
+from skep.planner.quants import Quant
+from skep.planner.setup import Rig, Setup
+from skep.planner.survey import bases
+from skep.tuner.space_box import Box
+from skep.tuner.variants import LLAMA, tokens_of
+from skep.tunings import Aim
+
+SHARE = 0.85  # of each card
+USUAL_CONTEXT = 2048  # at least, unless the model holds less: a preset for the goal's tasks alone is of little use
+SLOTS = 4  # where nobody knows what fits
+_TEMPLATE = 64  # tokens that a chat template puts around a prompt
+_SOURCE = "skep tune"
+_CRASHED_ON = 8.6  # custom all-reduce, while graphs were captured
+
+
+def prepared(preset: Preset, aim: Aim, box: Box) -> Preset:
+    """The preset with room for the goal's tasks, and with the numbers said that it leaves to the engine.
+
+    What is tuned is then the same on another version with other defaults. Switches are left as they are.
+    """
+    model = box.model or find_geometry(preset.model)
+    context = max(needed_context(aim, model), preset.context_tokens or usual_context(model))
+    preset = replace(preset, context_tokens=context)
+    options, cards = preset.options, box.cards
+    if preset.engine in LLAMA:
+        options = replace(options, batched_tokens=tokens_of(preset, "batched_tokens"), batch=tokens_of(preset, "batch"))
+        if preset.engine == "embedded" or not cards:
+            threads = preset.threads or max(1, box.cores // preset.replicas)
+            preset = replace(preset, threads=threads)
+            options = replace(options, threads_batch=options.threads_batch or threads)
+        elif len(cards) > 1 and preset.replicas * options.cards == 1 and options.split is None and not preset.gpus:
+            options = replace(options, pp=len(cards))  # by itself it takes all cards that it sees
+    elif preset.engine in ("vllm", "sglang") and cards:
+        usual = defaults(preset.engine, smallest(cards))
+        options = replace(
+            options, memory_share=options.memory_share or usual.utilization,
+            batched_tokens=options.batched_tokens or usual.batched_tokens,
+        )  # fmt: skip
+    return replace(preset, options=options)
+
+
+def baseline_of(
+    model: str, aim: Aim, box: Box, *, engine: str, checkpoint: str | None = None, quant: Quant | None = None,
+    simulated: bool = False,
+) -> Preset:  # fmt: skip
+    """Of a model, by the name it is served as. `quant`: the checkpoint's, or the one wanted; None: chosen.
+
+    `simulated`: no checkpoint is needed, and the format is a setting like others.
+    """
+    known = box.model or find_geometry(model)
+    if not box.cards or engine == "embedded":
+        return prepared(_on_cpu(model, aim, engine, checkpoint, known), aim, box)
+    if known is None:
+        hint = "write down how it starts with `skep presets new NAME`, and tune that preset"
+        raise UserError(f"`{model}` is not in the catalogue, so that no safe beginning is known", hint=hint)
+    if checkpoint is None and not simulated:
+        hint = f"name it: skep tune {model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
+        raise UserError(f"which checkpoint of `{model}` is to be tuned?", hint=hint)
+    assert box.rig is not None
+    rig, _ = arranged(box.rig)
+    safe = [_of_setup(setup, rig, model, checkpoint) for setup in _safe(known, rig, aim, engine, quant)]
+    chosen = next((preset for preset in safe if not contradictions(preset)), safe[0])
+    if not simulated:  # the engine finds it in the checkpoint
+        chosen = replace(chosen, options=replace(chosen.options, quant=None))
+    return prepared(chosen, aim, box)
+
+
+def needed_context(aim: Aim, model: Geometry | None) -> int:
+    """Of one slot: a whole task with what a chat template adds, and what was asked for."""
+    task, most = aim.input_tokens + aim.output_tokens, model.max_context if model is not None else None
+    name = model.id if model is not None else ""
+    if most is not None and task > most:
+        hint = "lower --input-tokens or --output-tokens"
+        raise UserError(f"a task of {task} tokens is beyond the {most} that {name} was made for", hint=hint)
+    if most is not None and (aim.min_context or 0) > most:
+        hint = f"at most --min-context {most}"
+        raise UserError(f"--min-context {aim.min_context} is beyond the {most} tokens of {name}", hint=hint)
+    need = ceil((task + _TEMPLATE) / 256) * 256
+    return max(min(need, most) if most is not None else need, aim.min_context or 0)
+
+
+def usual_context(model: Geometry | None) -> int:
+    most = model.max_context if model is not None and model.max_context else USUAL_CONTEXT
+    return min(USUAL_CONTEXT, most)
+
+
+def _on_cpu(model: str, aim: Aim, engine: str, checkpoint: str | None, known: Geometry | None) -> Preset:
+    alone = engine in LLAMA
+    return Preset(
+        name=_plain(model), title=f"{model} on this machine's CPU, as plain as it gets", engine=engine,
+        model=known.id if known is not None else model, checkpoint=checkpoint or model, served_as=model,
+        hardware=NO_CARDS, source=_SOURCE, slots=1 if alone else min(aim.concurrency, SLOTS),
+        options=Options() if alone else Options(graphs=False),
+    )  # fmt: skip
+
+
+def _safe(model: Geometry, rig: Rig, aim: Aim, engine: str, quant: Quant | None) -> list[Setup]:
+    """The safest first: on as few cards as it takes, and of what fits there the format with the most bits."""
+    goal = Goal("throughput", aim.concurrency, aim.input_tokens, aim.output_tokens)
+    context = max(needed_context(aim, model), usual_context(model))
+    pooled = engine in ("vllm", "sglang")
+    share = SHARE if pooled else None
+    wanted = Pins(quant=quant, context=context, replicas=1, no_spec=True, graphs=not pooled, utilization=share)
+    contradiction(rig, goal, wanted, model)
+    for pins in (wanted, replace(wanted, utilization=None)):
+        found, _ = bases(model, rig, goal, pins, engine, say_why=False)
+        cut = [setup for setup in found if setup.layout.ep == 1]
+        if cut:
+            return sorted(cut, key=_safety)
+    choice = choose(model, rig, goal, replace(wanted, utilization=None), engines=(engine,), scale=False)
+    raise fits_nowhere(model, choice, goal, replace(wanted, utilization=None), engine)
+
+
+def _safety(setup: Setup) -> tuple[int, int, bool, float]:
+    """llama.cpp splits by layers, the others cut each layer."""
+    layout = setup.layout
+    odd = layout.tp if setup.engine == "llamacpp" else layout.pp
+    return layout.cards_each, odd, setup.kv.family != "half", -setup.quant.bits
+
+
+def _of_setup(setup: Setup, rig: Rig, model: str, checkpoint: str | None) -> Preset:
+    options = replace(options_of_setup(setup, rig), quant=setup.quant.id)
+    if setup.engine != "llamacpp" and len(rig.cards) > 1 and any(capability(c) == _CRASHED_ON for c in rig.cards):
+        options = replace(options, custom_all_reduce=False)  # means nothing on one card, and layouts come and go
+    return Preset(
+        name=_plain(model), title=f"{model} on {rig.title}, as safe as it gets", engine=setup.engine,
+        model=setup.model.id, checkpoint=checkpoint or checkpoint_name(setup), served_as=model,
+        hardware=cards_words(rig), source=_SOURCE, slots=setup.slots or 1, context_tokens=setup.context,
+        replicas=setup.layout.replicas, options=options, stand_in=checkpoint is None,
+    )  # fmt: skip
+
+
+def cards_words(rig: Rig) -> str:
+    """As a preset's `hardware` has them: `2x rtx-3090`, `rtx-5090 + rtx-3090`."""
+    counted = Counter(card.id for card in rig.cards)
+    return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
+
+
+def _plain(model: str) -> str:
+    return f"{model.rpartition('/')[2].removesuffix('.gguf').lower()}-plain"

@@ -1,0 +1,381 @@
+"""The climb: which change to try next, how often to measure it, when to accept it, and when to stop.
+
+Ask `following()` for an errand, give its answer to `took()`. Without clock, chance and I/O: the same answers lead to
+the same errands, which is how a stored climb is taken up again.
+
+    baseline twice -> screen what promises most a minute -> confirm with fresh readings -> accept or not ... -> curve
+
+Readings that made a change look promising do not count when it is decided about: of many that bring nothing, the
+luckiest always looks good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from skep.stats.sequential import Contest, Verdict
+from skep.tuner.book import Book, figure_of, over_limit, paired
+from skep.tuner.dead_ends import remedied
+from skep.tuner.moves import Move, Moves
+from skep.tuner.ports import Answer, Curve, Errand, Judge, Measure, Terrain
+from skep.tuner.purse import Purse, curve_levels
+from skep.tuner.verdicts import Evidence, answers_worse, contested, failed, stage_of, too_late
+from skep.tunings import Aim, Config, Curved, Decision, Failure, Judged, Round, Sitting, Stage
+
+BASELINE_STARTS = 2
+SCREENED = 3  # readings of a start that only sorts
+SIDE_BY_SIDE = 3  # challengers that share one start of the incumbent
+SURE, SURE_GAIN = 0.95, 0.05  # foreseen so clearly that it is decided about at once
+READY = 0.75  # chance of being better, from which on it is decided about
+MOST_ALARMS = 2  # failures of what was accepted, before one goes back
+
+
+@dataclass(frozen=True, slots=True)
+class Grain:
+    """How finely one looks. Coarse first; finer when nothing more is found and time is left."""
+
+    floor: float  # expected gain below which nothing is tried
+    worth: float  # a gain that is worth a decision of its own
+    screens: int  # starts spent on sorting one configuration, at most
+    rounds: int  # starts of either side, at most, for one decision
+
+
+GRAINS = (Grain(0.003, 0.012, 2, 6), Grain(0.0015, 0.008, 4, 10), Grain(0.0008, 0.005, 7, 16))
+
+
+@dataclass(slots=True)
+class _Trial:
+    """One decision under way."""
+
+    move: Move
+    evidence: Evidence
+    contest: Contest
+
+
+class Climb:
+    def __init__(self, terrain: Terrain, baseline: Config, aim: Aim, *, budget_s: float, seed: int = 0) -> None:
+        self.aim, self.baseline, self.incumbent = aim, baseline, baseline
+        self.seed = seed
+        self.stages: list[Stage] = []
+        self.curve: Curved | None = None
+        self.failure: Failure | None = None  # of the baseline: nothing can be tuned
+        self.ended: str | None = None  # why
+        self._terrain = terrain
+        self.purse = Purse(terrain, aim, budget_s)
+        self._book = Book(terrain, baseline)
+        self._moves = Moves(self._book)
+        self._asked: Errand | None = None
+        self._trial: _Trial | None = None
+        self._judging = False
+        self._before: list[Config] = []  # what was best before
+        self._alarms: dict[Config, int] = {}
+        self._owed: list[Config] = []  # neighbours of a peak that were measured less often
+
+    def __repr__(self) -> str:
+        accepted = sum(stage.decision is Decision.ACCEPTED for stage in self.stages)
+        return f"<Climb {accepted} accepted, {len(self.stages)} stages, {self.purse!r}>"
+
+    # What is asked and answered
+
+    def following(self) -> Errand | None:
+        """The same until it is answered; None: the climb is over."""
+        if self._asked is None and not self._is_over:
+            self._asked = self._next()
+        return self._asked
+
+    def took(self, answer: Answer) -> None:
+        errand, self._asked = self._asked, None
+        assert errand is not None, "nothing was asked"
+        self.purse.spend(answer.seconds)
+        if isinstance(answer, Curved):
+            self.curve = answer
+        elif isinstance(answer, Judged):
+            self._took_judged(answer)
+        else:
+            assert isinstance(errand, Measure)
+            self._took_round(errand, answer)
+
+    @property
+    def best_stage(self) -> Stage | None:
+        """Of the incumbent."""
+        own = [stage for stage in self.stages if stage.config == self.incumbent and stage.figure is not None]
+        return own[-1] if own else None
+
+    def prospects(self) -> list[Move]:
+        """What could be tried from here, the most hopeful a minute first."""
+        return sorted(self._moves.singles(self.incumbent), key=self._worth, reverse=True)
+
+    def minutes(self, move: Move) -> float:
+        """That deciding about it is expected to take."""
+        return 2 * self.purse.seconds((self.incumbent, move.config), self.purse.readings(move.config)) / 60
+
+    @property
+    def spent_s(self) -> float:
+        return self.purse.spent_s
+
+    # Choosing
+
+    @property
+    def _grain(self) -> Grain:
+        return GRAINS[self._moves.grain]
+
+    @property
+    def _is_over(self) -> bool:
+        return self.failure is not None or self.curve is not None
+
+    def _next(self) -> Errand | None:
+        if self._book.starts(self.baseline) < BASELINE_STARTS and not self.stages:
+            return self._measure((self.baseline,), self.purse.readings(self.baseline), "baseline")
+        if self._judging and self._trial is not None:
+            return Judge(self.baseline, self._trial.move.config)
+        if self._trial is not None:
+            return self._confirm(self._trial)
+        if self._has_reached_target():
+            return self._close("the target is reached")
+        return self._choose()
+
+    def _choose(self) -> Errand | None:
+        moves = self._hopeful(self._moves.singles(self.incumbent))
+        if not moves and not self._owed:
+            moves = self._hopeful(self._moves.further(self.incumbent))
+        if not moves and not self._owed and self._moves.grain + 1 < len(GRAINS):
+            self._moves.grain += 1
+            return self._choose()
+        if not moves and not self._owed:
+            return self._close("nothing is left that promises anything")
+        if moves and not self._owed and self._is_decidable(moves[0]):
+            return self._begin(moves[0])
+        return self._screen(moves)
+
+    def _hopeful(self, moves: Sequence[Move]) -> list[Move]:
+        return sorted((move for move in moves if move.hope >= self._grain.floor), key=self._worth, reverse=True)
+
+    def _worth(self, move: Move) -> float:
+        """Expected gain a minute."""
+        return move.hope / max(1e-6, self.minutes(move))
+
+    def _is_decidable(self, move: Move) -> bool:
+        """Screened and promising, or foreseen beyond doubt, or made of what was screened one by one."""
+        belief, starts = move.belief, self._book.starts(move.config)
+        if move.kind == "together":
+            return True
+        if starts == 0:
+            return belief.chance >= SURE and belief.mean >= SURE_GAIN
+        return belief.mean >= self._grain.worth and belief.chance >= READY
+
+    def _screen(self, moves: Sequence[Move]) -> Errand | None:
+        chosen = [config for config in self._owed if self._book.refusal(config) is None][:SIDE_BY_SIDE]
+        self._owed = []
+        for move in moves:
+            if len(chosen) < SIDE_BY_SIDE and move.config not in chosen and not self._is_decidable(move):
+                chosen.append(move.config)
+        if not chosen:
+            return self._next()
+        while len(chosen) > 1 and not self._affords((self.incumbent, *chosen), SCREENED):
+            chosen.pop()
+        return self._measure((self.incumbent, *chosen), SCREENED, "screen")
+
+    def _begin(self, move: Move) -> Errand | None:
+        missing = self._unmeasured_neighbours(move)
+        if missing:
+            self._owed = missing
+            return self._screen(())
+        predicted = self._predicted(move.config)
+        evidence = Evidence(move.config, self.incumbent, (), (), 0.0, predicted)
+        contest = Contest(self._book.noise, rounds=self._grain.rounds, worth=self._grain.worth)
+        self._trial = _Trial(move, evidence, contest)
+        return self._confirm(self._trial)
+
+    def _unmeasured_neighbours(self, move: Move) -> list[Config]:
+        """On a ladder a peak is believed only beside neighbours that were measured as often as it was."""
+        starts = self._book.starts(move.config)
+        if starts == 0 or move.kind != "single":
+            return []
+        names = [change.knob for change in move.changes]
+        beside = self._moves.neighbours(move.config, names)
+        return [one for one in beside if one != self.incumbent and self._book.starts(one) == 0]
+
+    def _confirm(self, trial: _Trial) -> Errand | None:
+        configs = (self.incumbent, trial.move.config)
+        readings = self.purse.readings(trial.move.config)
+        if not self._affords(configs, readings):
+            return self._out_of_time()
+        return self._measure(configs, readings, "confirm")
+
+    def _measure(self, configs: tuple[Config, ...], readings: int, purpose: str) -> Errand | None:
+        if purpose != "baseline" and not self._affords(configs, readings):
+            return self._close("the budget is spent")
+        return Measure(configs, readings, purpose, self._words(configs, purpose))
+
+    def _words(self, configs: Sequence[Config], purpose: str) -> str:
+        if purpose == "baseline":
+            return f"the baseline, start {self._book.starts(self.baseline) + 1}"
+        told = "; ".join(", ".join(map(str, one.changes_from(self.incumbent))) for one in configs[1:])
+        if purpose == "confirm" and self._trial is not None:
+            return f"{told}: start {self._trial.contest.rounds + 1} of each"
+        return f"a first look at {told}"
+
+    def _out_of_time(self) -> Errand | None:
+        trial, self._trial = self._trial, None
+        assert trial is not None
+        standing = trial.contest.standing
+        why = "time ran out before it was decided"
+        ratio = standing.ratio if standing is not None else None
+        if trial.evidence.sittings:
+            self.stages.append(stage_of(len(self.stages), trial.evidence, Decision.UNDECIDED, why, ratio=ratio))
+        return self._close("the budget is spent")
+
+    def _close(self, why: str) -> Errand | None:
+        self.ended = self.ended or why
+        if self.curve is not None or not self.stages:
+            return None
+        configs = (self.baseline, self.incumbent) if self.incumbent != self.baseline else (self.baseline,)
+        return Curve(configs, curve_levels(self.aim.concurrency))
+
+    def _affords(self, configs: Sequence[Config], readings: int) -> bool:
+        return self.purse.affords(self.purse.seconds(configs, readings), (self.baseline, self.incumbent))
+
+    # What answers make of it
+
+    def _took_round(self, errand: Measure, answer: Round) -> None:
+        self.purse.learn(errand.configs, errand.readings, answer.seconds)
+        self._book.took(answer)
+        if errand.purpose == "baseline":
+            self._took_baseline(answer)
+            return
+        first = answer.sittings[0]
+        if first.failure is not None:
+            self._alarm(first)
+            return
+        if errand.purpose == "confirm":
+            self._took_confirmation(answer)
+        else:
+            self._took_screening(answer)
+
+    def _took_baseline(self, answer: Round) -> None:
+        self.failure = answer.sittings[0].failure
+        if self.failure is not None:
+            self.ended = "the baseline does not run"
+            return
+        sittings = self._book.sittings(self.baseline)
+        if len(sittings) < BASELINE_STARTS:
+            return
+        evidence = Evidence(self.baseline, self.baseline, tuple(sittings), (), self.spent_s, None)
+        if figure_of(sittings) is None:
+            why = "no reading counts: the client was the limit, or nothing was answered"
+            self.failure, self.ended = Failure("errors-under-load", why), "the baseline gives no figure"
+            return
+        self.stages.append(stage_of(0, evidence, Decision.BASELINE, f"{len(sittings)} starts"))
+
+    def _took_screening(self, answer: Round) -> None:
+        first, *others = answer.sittings
+        seconds = answer.seconds / len(answer.sittings)
+        for sitting in others:
+            predicted = self._predicted(sitting.config)
+            evidence = Evidence(sitting.config, self.incumbent, (sitting,), (first,), seconds, predicted)
+            if sitting.failure is not None:
+                self._dead_end(evidence, sitting.failure)
+                continue
+            belief = self._book.gain(sitting.config, self.incumbent)
+            seen_often = self._book.starts(sitting.config) >= self._grain.screens
+            promising = belief.mean >= self._grain.worth and belief.chance >= READY
+            if belief.hope < self._grain.floor or (seen_often and not promising):
+                self._turned_down(evidence, paired(first.readings, sitting.readings))
+
+    def _turned_down(self, evidence: Evidence, pairs: Sequence[tuple[float, float]]) -> None:
+        contest = Contest(self._book.noise, rounds=2, worth=self._grain.worth)
+        contest.feed(pairs)
+        verdict = Verdict.WORSE if contest.verdict is Verdict.WORSE else Verdict.SAME
+        stage = contested(len(self.stages), evidence, verdict, contest.standing)
+        self.stages.append(stage)
+        self._moves.close(evidence.changes, self.incumbent, same=verdict is Verdict.SAME)
+
+    def _took_confirmation(self, answer: Round) -> None:
+        trial = self._trial
+        assert trial is not None
+        first, second = answer.sittings
+        trial.evidence = trial.evidence.also((second,), (first,), answer.seconds)
+        if second.failure is not None:
+            self._trial = None
+            self._dead_end(trial.evidence, second.failure)
+            return
+        pairs = paired(first.readings, second.readings)
+        trial.contest.feed(pairs)
+        nothing = not pairs and len(trial.evidence.sittings) >= BASELINE_STARTS
+        if trial.contest.verdict is Verdict.OPEN and not nothing:
+            return
+        self._book.noise.took_rounds(*trial.contest.round_means)
+        self._decide(trial)
+
+    def _decide(self, trial: _Trial) -> None:
+        verdict, standing = trial.contest.verdict, trial.contest.standing
+        number, evidence = len(self.stages), trial.evidence
+        if verdict is Verdict.BETTER:
+            beyond = over_limit(evidence.sittings) > 1 >= over_limit(evidence.beside)
+            if beyond:
+                self._reject(trial, too_late(number, evidence, self.aim.slo, standing))
+            elif any(self._alters(change.knob) for change in evidence.config.changes_from(self.baseline)):
+                self._judging = True
+            else:
+                self._accept(trial)
+            return
+        self._reject(trial, contested(number, evidence, verdict, standing))
+
+    def _took_judged(self, judged: Judged) -> None:
+        trial, self._judging = self._trial, False
+        assert trial is not None
+        trial.evidence = trial.evidence.also((), (), judged.seconds)
+        if judged.ok:
+            self._accept(trial, judged.words)
+        else:
+            self._reject(trial, answers_worse(len(self.stages), trial.evidence, judged, trial.contest.standing))
+
+    def _accept(self, trial: _Trial, words: str = "") -> None:
+        self._trial = None
+        stage = contested(len(self.stages), trial.evidence, Verdict.BETTER, trial.contest.standing)
+        if words:
+            stage = stage_of(stage.number, trial.evidence, stage.decision, f"{stage.why}; {words}", ratio=stage.ratio)
+        self.stages.append(stage)
+        self._before.append(self.incumbent)
+        self.incumbent = trial.move.config
+
+    def _reject(self, trial: _Trial, stage: Stage) -> None:
+        self._trial = None
+        self.stages.append(stage)
+        self._moves.close(trial.move.changes, self.incumbent, same=stage.decision is Decision.SAME)
+
+    def _dead_end(self, evidence: Evidence, failure: Failure) -> None:
+        """Recorded, not tried again; where the remedy is a knob, that becomes a move of its own."""
+        self.stages.append(failed(len(self.stages), evidence, failure))
+        self._moves.close(evidence.changes, self.incumbent, failed=True)
+        way = remedied(evidence.config, failure, self._terrain.knobs)
+        if way is not None and self._book.refusal(way) is None:
+            self._moves.remedy(way)
+
+    def _alarm(self, sitting: Sitting) -> None:
+        """What was accepted died. Once may be chance; after that it is a failure of that configuration."""
+        assert sitting.failure is not None
+        count = self._alarms[sitting.config] = self._alarms.get(sitting.config, 0) + 1
+        if count < MOST_ALARMS:
+            return
+        self._trial = None
+        if not self._before:
+            self.failure, self.ended = sitting.failure, "the baseline does not run reliably"
+            return
+        evidence = Evidence(sitting.config, self._before[-1], (sitting,), (), 0.0, None)
+        self.stages.append(failed(len(self.stages), evidence, sitting.failure))
+        self.incumbent = self._before.pop()
+        self._moves.close(evidence.changes, self.incumbent, failed=True)
+
+    def _alters(self, name: str) -> bool:
+        return any(knob.name == name and knob.alters_answers for knob in self._terrain.knobs)
+
+    def _predicted(self, config: Config) -> float | None:
+        there, here = self._terrain.foresee(config), self._terrain.foresee(self.incumbent)
+        return there / here if there and here else None
+
+    def _has_reached_target(self) -> bool:
+        best = self.best_stage
+        target = self.aim.target
+        return target is not None and best is not None and best.figure is not None and best.figure.estimate >= target

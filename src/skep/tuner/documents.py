@@ -1,0 +1,149 @@
+"""What is asked and answered, as stored documents and back, and a whole tuning as its readers get it. Pure.
+
+The stored form keeps every bit, for a climb is taken up by being given it again. The readers' form (`--json`) keeps its
+keys and has null for what is no number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from skep.errors import StoreError
+from skep.records import Interval
+from skep.report.tuning_words import baseline_of, best_of, total_gain
+from skep.store.tunings_rows import AnswerKind, KeptAnswer, TuningState, packed, unpacked
+from skep.tuner.ports import Answer, Curve, Errand, Judge, Measure
+from skep.tunings import Config, Curved, CurvePoint, Decision, Failure, Judged, Round, Stage, Tuning, Value
+
+_KINDS: Mapping[type, AnswerKind] = {Round: "round", Judged: "judged", Curved: "curve"}
+_ERRANDS: Mapping[str, type[Errand]] = {"round": Measure, "judged": Judge, "curve": Curve}
+_ANSWERS: Mapping[str, type[Answer]] = {"round": Round, "judged": Judged, "curve": Curved}
+
+
+def kept_answer(number: int, at: float, errand: Errand, answer: Answer) -> KeptAnswer:
+    return KeptAnswer(number, at, _KINDS[type(answer)], answer.seconds, packed(errand), packed(answer))
+
+
+def asked_and_answered(kept: KeptAnswer) -> tuple[Errand, Answer]:
+    try:
+        return unpacked(kept.errand, _ERRANDS[kept.kind]), unpacked(kept.answer, _ANSWERS[kept.kind])
+    except msgspec.ValidationError as error:
+        raise StoreError(f"this skep cannot read answer {kept.number} of the tuning: {error}") from error
+
+
+def curve_of(answers: Iterable[KeptAnswer]) -> Curved | None:
+    """The newest, where one was measured."""
+    curves = [one for one in answers if one.kind == "curve"]
+    return unpacked(curves[-1].answer, Curved) if curves else None
+
+
+def tuning_json(
+    tuning: Tuning,
+    stages: Sequence[Stage],
+    curve: Curved | None = None,
+    *,
+    state: TuningState | None = None,
+    measured_s: float | None = None,
+) -> dict[str, Any]:
+    """The document of `skep tune --json` and `skep tune show --json`."""
+    baseline, best = baseline_of(stages), best_of(stages)
+    return {
+        "tuning": _tuning(tuning, state, measured_s),
+        "baseline": None if baseline is None else stage_json(baseline),
+        "best": None if best is None else stage_json(best),
+        "gain": _interval(total_gain(stages)),
+        "stages": [stage_json(one) for one in stages],
+        "curve": None if curve is None else [_point(one, stages) for one in curve.points],
+    }
+
+
+def stage_json(stage: Stage) -> dict[str, Any]:
+    return {
+        "number": stage.number,
+        "title": stage.title,
+        "changes": [{"knob": one.knob, "before": one.before, "after": one.after} for one in stage.changes],
+        "config": _values(stage.config),
+        "key": stage.config.key,
+        "decision": stage.decision.value,
+        "accepted": stage.decision is Decision.ACCEPTED,
+        "why": stage.why,
+        "figure": _interval(stage.figure),
+        "ratio": _interval(stage.ratio),
+        "predicted_ratio": _number(stage.predicted),
+        "ttft_ms": _number(stage.ttft_ms),
+        "tpot_ms": _number(stage.tpot_ms),
+        "starts": stage.starts,
+        "readings": stage.readings,
+        "seconds": _number(stage.seconds),
+        "failure": None if stage.failure is None else _failure(stage.failure),
+        "runs": list(stage.runs),
+    }
+
+
+def _tuning(tuning: Tuning, state: TuningState | None, measured_s: float | None) -> dict[str, Any]:
+    aim = tuning.aim
+    return {
+        "id": tuning.id,
+        "created_at": tuning.created_at,
+        "state": None if state is None else state.value,
+        "model": tuning.model,
+        "engine": tuning.engine,
+        "rig": tuning.rig,
+        "simulated": tuning.simulated,
+        "goal": str(aim),
+        "metric": aim.metric,
+        "concurrency": aim.concurrency,
+        "input_tokens": aim.input_tokens,
+        "output_tokens": aim.output_tokens,
+        "target": _number(aim.target),
+        "slo": aim.slo,
+        "min_context": aim.min_context,
+        "budget_s": _number(tuning.budget_s),
+        "measured_s": _number(measured_s),
+        "seed": tuning.seed,
+        "knobs": [
+            {"name": one.name, "title": one.title, "values": [_value(value) for value in one.values]}
+            for one in tuning.knobs
+        ],
+        "skep_version": tuning.skep_version,
+    }
+
+
+def _point(point: CurvePoint, stages: Sequence[Stage]) -> dict[str, Any]:
+    """`stage`: the last one of this configuration; null where none has it."""
+    stage = next((one.number for one in reversed(stages) if one.config == point.config), None)
+    return {
+        "concurrency": point.concurrency,
+        "stage": stage,
+        "key": point.config.key,
+        "effective_tok_s": _interval(point.figure),
+        "ttft_ms": _number(point.ttft_ms),
+        "tpot_ms": _number(point.tpot_ms),
+    }
+
+
+def _failure(failure: Failure) -> dict[str, Any]:
+    told = {name: getattr(failure, name) for name in ("kind", "cause", "evidence", "remedy")}
+    return {**told, "mended": {knob: _value(value) for knob, value in failure.mended}}
+
+
+def _values(config: Config) -> dict[str, Value]:
+    return {knob: _value(value) for knob, value in config.values}
+
+
+def _interval(interval: Interval | None) -> dict[str, float | None] | None:
+    if interval is None:
+        return None
+    return {name: _number(getattr(interval, name)) for name in ("low", "estimate", "high")}
+
+
+def _value(value: Value) -> Value:
+    return _number(value) if isinstance(value, float) else value
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

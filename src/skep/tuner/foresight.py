@@ -1,0 +1,276 @@
+"""What is known of configurations before anything is measured: the planner's rules, its memory and its speeds.
+
+`setup_of(config, ground) -> Setup | None` is the one translation from a configuration to what the planner works on, and
+`rig_of(config, ground) -> Rig | None` the cards (or the share of the CPU) that it runs on. What the planner knows
+nothing of (batch, flash attention, KV layout, prefix cache, ...) leaves the figure as it is. Measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+from skep.catalog.geometry import Geometry
+from skep.catalog.models import find_geometry
+from skep.catalog.presets import Preset
+from skep.errors import UserError
+from skep.planner.candidates import sizing_card
+from skep.planner.constants import published_constants
+from skep.planner.fitting_in import fits
+from skep.planner.forecast import Outcome
+from skep.planner.memory import memory, weights_bytes
+from skep.planner.memory_facts import usable_bytes
+from skep.planner.preset_rules import contradictions
+from skep.planner.prospect import prospect
+from skep.planner.quants import KV_TYPES, QUANTS, Quant, known_kv
+from skep.planner.ranking import Basis
+from skep.planner.rules import check, refusal
+from skep.planner.setup import Layout, Load, Rig, Setup, Speculation
+from skep.tuner.space import pairs_of
+from skep.tuner.space_formats import quant_of
+from skep.tuner.space_layouts import layout_of
+from skep.tuner.space_rules import own_refusal
+from skep.tuner.variants import DRAFTS, FULL_POWER, turned
+from skep.tunings import Aim, Config, Knob
+from skep.units import GIB
+
+FORESEEN = ("layout", "replicas", "checkpoint", "quant", "slots", "graphs", "memory_share", "kv", "batched_tokens",
+            "threads", "power_cap", *DRAFTS)  # fmt: skip  # the other knobs leave the planner's figure as it is
+TASKS_EACH, TASKS_LEAST = 3, 6  # of a reading
+READING_S = 15.0  # where nothing is foreseen
+READING_LEAST_S = 5.0
+_SLACK = 0.02  # of a card: by so little the arithmetic may be wrong, and the start is tried
+_STARTS_S = {"vllm": 45.0, "sglang": 30.0, "llamacpp": 3.0, "embedded": 1.0, "ollama": 3.0}
+_GRAPHS_S = {"vllm": 55.0, "sglang": 20.0}  # compiling and recording
+_READ_BYTES_S = 1.5 * GIB  # weights into memory
+_ONE_CORE = 0.5  # exponent of the share of cores in the share of bandwidth that they can use
+_UNHURT, _HURTS = 0.8, 0.6  # a power cap above this share costs no speed; below it, so much for each share of power
+_DRAWN = 0.85  # of its limit, while it decodes
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What configurations are turned from and on what they run. None: not known, and then nothing is foreseen.
+
+    `quants`: the format of each checkpoint that may be taken.
+    """
+
+    base: Preset
+    aim: Aim
+    model: Geometry | None = None
+    quant: Quant | None = None
+    rig: Rig | None = None
+    basis: Basis = field(default_factory=lambda: Basis(published_constants()))
+    quants: Mapping[str, Quant] = field(default_factory=dict)
+
+    @property
+    def need_tokens(self) -> int:
+        return self.aim.input_tokens + self.aim.output_tokens
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.rig is not None and all(card.vendor == "cpu" for card in self.rig.cards)
+
+
+def setup_of(config: Config, ground: Ground) -> Setup | None:
+    """As the planner sees it; None where model or format are not known, or it contradicts itself."""
+    preset = _preset(config, ground)
+    if preset is None:
+        return None
+    quant = ground.quants.get(preset.checkpoint, ground.quant)
+    if "quant" in config.as_dict:
+        quant = QUANTS.get(str(config["quant"]), quant)
+    return None if ground.model is None or quant is None else planned_setup(preset, ground.model, quant)
+
+
+def planned_setup(preset: Preset, model: Geometry, quant: Quant) -> Setup:
+    options = preset.options
+    layout = layout_of(preset) or Layout(options.tp, options.pp, 1, preset.replicas * options.dp)
+    kv = (known_kv(options.kv) if options.kv else None) or KV_TYPES["bf16"]
+    spec = Speculation(options.draft.method, options.draft.depth) if options.draft is not None else None
+    return Setup(
+        model, quant, kv, "llamacpp" if preset.engine == "embedded" else preset.engine, layout,
+        slots=max(1, preset.slots // options.dp), context=preset.context_tokens, utilization=options.memory_share,
+        graphs=options.graphs is not False, spec=spec, batched_tokens=options.batched_tokens,
+        version=preset.engine_version,
+    )  # fmt: skip
+
+
+def rig_of(config: Config, ground: Ground) -> Rig | None:
+    """Of a CPU what its replicas can use: they share it evenly, and fewer threads than cores leave some of it idle.
+
+    Calibrated with several replicas, each was a device of its own: the CPU is all of them.
+    """
+    rig = ground.rig
+    if rig is None or not ground.on_cpu:
+        return rig
+    preset = _preset(config, ground)
+    if preset is None:
+        return None
+    one, replicas = rig.cards[0], max(1, preset.replicas)
+    cores, each = one.units or 1, len(rig.cards) / replicas
+    busy = min(1.0, (preset.threads or max(1, cores // replicas)) * replicas / cores)
+    share = replace(
+        one, memory_gib=one.memory_gib * each, bandwidth_gbs=one.bandwidth_gbs * busy**_ONE_CORE * each,
+        fp16_tflops=(one.fp16_tflops or 0.0) * busy * each,
+    )  # fmt: skip
+    return replace(rig, cards=(share,) * replicas)
+
+
+class Foresight:
+    """A `skep.tuner.ports.Terrain`. Answers are remembered: a climb asks for the same ones many times."""
+
+    def __init__(self, ground: Ground, knobs: Sequence[Knob]) -> None:
+        self.ground = ground
+        self._knobs = tuple(knobs)
+        self._outcomes: dict[tuple[object, ...], Outcome | None] = {}
+        self._refusals: dict[Config, str | None] = {}
+        self._odd = {wrong.message for wrong in contradictions(ground.base)}  # the base's own affair
+        self._known = tuple(sorted(knob.name for knob in self._knobs if knob.name in FORESEEN))
+
+    def __repr__(self) -> str:
+        where = self.ground.rig.title if self.ground.rig is not None else "an unknown machine"
+        return f"<Foresight of {self.ground.base.name} on {where}, {len(self._knobs)} knobs>"
+
+    @property
+    def knobs(self) -> tuple[Knob, ...]:
+        return self._knobs
+
+    @property
+    def pairs(self) -> Sequence[tuple[str, str]]:
+        return pairs_of(self._knobs)
+
+    def refusal(self, config: Config) -> str | None:
+        if config not in self._refusals:
+            self._refusals[config] = self._refused(config)
+        return self._refusals[config]
+
+    def foresee(self, config: Config) -> float | None:
+        found = self.outcome(config)
+        if found is None:
+            return None
+        if self.ground.aim.metric == "task_tok_s":
+            return found.task_tok_s
+        if self.ground.aim.metric == "tok_per_joule":
+            watts = self.watts(config)
+            return found.effective_tok_s / watts if watts else None
+        return found.effective_tok_s
+
+    def start_s(self, config: Config) -> float:
+        engine, setup = self.ground.base.engine, self.setup(config)
+        seconds = _STARTS_S.get(engine, 10.0)
+        if config.get("graphs", self.ground.base.options.graphs) is not False:
+            seconds += _GRAPHS_S.get(engine, 0.0)
+        if setup is None:
+            return seconds
+        drafts = setup.spec is not None and setup.spec.method == "mtp"
+        return seconds + weights_bytes(setup.model, setup.quant, with_draft=drafts) / _READ_BYTES_S
+
+    def reading_s(self, config: Config) -> float:
+        found, aim = self.outcome(config), self.ground.aim
+        if found is None or found.effective_tok_s <= 0:
+            return READING_S
+        tasks = max(TASKS_LEAST, TASKS_EACH * aim.concurrency)
+        return max(READING_LEAST_S, tasks * aim.output_tokens / found.effective_tok_s)
+
+    # What the planner is asked, for those who want more than one figure of it
+
+    def spare_bytes(self, config: Config) -> float | None:
+        setup, rig = self.setup(config), rig_of(config, self.ground)
+        if setup is None or rig is None or setup.layout.cards > len(rig.cards):
+            return None
+        context = setup.context or _rounded(self.ground.need_tokens)
+        plan = memory(setup, sizing_card(rig, setup.layout), context=context, slots=setup.slots)
+        return float(min(-plan.over_inside_bytes, -plan.over_outside_bytes))
+
+    def setup(self, config: Config) -> Setup | None:
+        return setup_of(config, self.ground)
+
+    def outcome(self, config: Config, concurrency: int | None = None) -> Outcome | None:
+        """Of the goal's load, or of the same with another number of agents; None: it has nothing to say."""
+        agents = concurrency or self.ground.aim.concurrency
+        values = config.as_dict
+        key = (agents, *(values.get(name) for name in self._known))
+        if key not in self._outcomes:
+            self._outcomes[key] = self._played(config, agents)
+        return self._outcomes[key]
+
+    def watts(self, config: Config) -> float | None:
+        """What its cards draw under load, roughly; None: nobody told what they are made for."""
+        setup, rig = self.setup(config), rig_of(config, self.ground)
+        if setup is None or rig is None:
+            return None
+        drawn = [card.tdp_w for card in rig.cards[: setup.layout.cards]]
+        if not drawn or any(each is None for each in drawn):
+            return None
+        return sum(each or 0.0 for each in drawn) * min(_DRAWN, _power(config))
+
+    def _played(self, config: Config, agents: int) -> Outcome | None:
+        setup, rig, aim = self.setup(config), rig_of(config, self.ground), self.ground.aim
+        if setup is None or rig is None or setup.layout.cards > len(rig.cards):
+            return None
+        basis = self.ground.basis
+        found = prospect(setup, rig, basis.constants, context=self.ground.need_tokens, tuning=basis.tuning)
+        if found.pool_tokens <= 0:
+            return None
+        played = found.outcome(Load(agents, aim.input_tokens, aim.output_tokens))
+        slower = max(0.1, 1.0 - _HURTS * max(0.0, _UNHURT - _power(config)))
+        if slower == 1.0:
+            return played
+        return replace(
+            played, effective_tok_s=played.effective_tok_s * slower, task_tok_s=played.task_tok_s * slower,
+            ttft_s=played.ttft_s / slower, tpot_s=played.tpot_s / slower, wall_s=played.wall_s / slower,
+        )  # fmt: skip
+
+    def _refused(self, config: Config) -> str | None:
+        """The engine's own rules first: a contradiction has no setup."""
+        said = own_refusal(config, self.ground.base)
+        if said is not None:
+            return said
+        preset = turned(self.ground.base, config)
+        odd = next((wrong.message for wrong in contradictions(preset) if wrong.message not in self._odd), None)
+        if odd is not None:
+            return odd
+        setup, rig = self.setup(config), rig_of(config, self.ground)
+        if setup is None or rig is None:
+            return None
+        found = refusal(check(setup, rig))
+        return found.sentence if found is not None else self._too_large(setup, rig)
+
+    def _too_large(self, setup: Setup, rig: Rig) -> str | None:
+        card = sizing_card(rig, setup.layout)
+        context = setup.context or _rounded(self.ground.need_tokens)
+        verdict = fits(setup, card, context=context, slots=setup.slots)
+        return verdict.sentence if verdict.over_bytes > _SLACK * usable_bytes(card) else None
+
+
+def foresight_for(
+    base: Preset, rig: Rig | None, aim: Aim, knobs: Sequence[Knob], basis: Basis | None = None, *,
+    model: Geometry | None = None, quant: Quant | None = None, checkpoints: Iterable[str] = (),
+) -> Foresight:  # fmt: skip
+    """`model` and `quant`: as they were read from files; None: by their names. `rig` None: nothing is foreseen."""
+    model = model or find_geometry(base.model)
+    quants = {name: found for name in checkpoints if (found := quant_of(replace(base, checkpoint=name,
+              options=replace(base.options, quant=None)), model)) is not None}  # fmt: skip
+    told = quant or quant_of(base, model)
+    if told is not None:
+        quants[base.checkpoint] = told
+    ground = Ground(base, aim, model, told, rig, basis or Basis(published_constants()), quants)
+    return Foresight(ground, knobs)
+
+
+def _preset(config: Config, ground: Ground) -> Preset | None:
+    try:
+        return turned(ground.base, config)
+    except UserError:
+        return None
+
+
+def _power(config: Config) -> float:
+    cap = config.get("power_cap", FULL_POWER)
+    return float(cap) / FULL_POWER if isinstance(cap, int | float) else 1.0
+
+
+def _rounded(tokens: int) -> int:
+    return ceil(tokens / 256) * 256

@@ -1,0 +1,244 @@
+"""The quality guard: a faster configuration that answers worse is not better.
+
+Each configuration is asked the same items once, greedily and at the goal's concurrency; sheets are kept, so that what
+challengers are held against is not asked again for each of them. Two sides need not be resident at once:
+
+    sheet = guard.known(config) or await guard.answers(served, config, on_progress)   # for each side
+    judged = guard.compare(before, after)
+
+Which bank is asked settles with the first sheet: one that this model answers almost nothing of is no measure, and an
+easier one takes its place. Knows nothing of how configurations are started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from skep.bench.driver import Driver
+from skep.bench.endpoint import Endpoint, find_endpoint
+from skep.bench.loaded import TUNE_QUALITY
+from skep.bench.recording import Identity, Recording
+from skep.bench.request import Task
+from skep.errors import SkepError
+from skep.host.facts import lasting_json
+from skep.quality.bank_choice import DRILLS, Bank, choose_bank
+from skep.quality.judging import Answered, Judge, needs_sandbox
+from skep.quality.trial_plan import LOAD, Cold, Pass
+from skep.records import HostFacts, Request
+from skep.sandbox.opening import open_sandbox
+from skep.store.database import Store
+from skep.tuner.guard_sheets import FLOOR, Mark, Sheet, compared
+from skep.tuner.ports import BenchProgress, OnProgress
+from skep.tunings import Config, Judged
+from skep.verdicts import Outcome, Verdict
+from skep.workload.items import Item
+
+DELTA = 0.05  # five points
+ITEMS = 96  # by equal answers 61 exclude a loss of five points; with 96 one item may be lost and two may change
+AUTO = "auto"
+EASIEST = f"{DRILLS}:1"
+ROOM_TOKENS = 2048  # for an answer, where most were cut: a model that thinks aloud
+TIMEOUT_S, MOST_S = 600.0, 600.0
+
+
+class Answering(Protocol):
+    """Where a configuration answers."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+
+class Guard(Protocol):
+    def known(self, config: Config) -> Sheet | None:
+        """Its sheet, where it was asked before: nothing need be started."""
+
+    async def answers(self, served: Answering, config: Config, on_progress: OnProgress) -> Sheet:
+        """Asked and judged now. The first to be asked is the incumbent, never a challenger."""
+
+    def compare(self, incumbent: Sheet, challenger: Sheet) -> Judged:
+        """`seconds` are those of asking; who had to start engines for it puts his own."""
+
+
+class Judges(Protocol):
+    async def judge(self, answered: Sequence[Answered], on_done: Callable[[int], None] = ...) -> list[Verdict]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GuardPlan:
+    concurrency: int
+    delta: float = DELTA
+    items: int = ITEMS
+    seed: int = 0
+    tuning: str = ""  # id, noted in the stored runs
+    timeout_s: float = TIMEOUT_S
+    most_s: float = MOST_S  # of a sheet: after that no more is asked, and what was asked is compared
+
+
+def guard_bank(name: str, plan: GuardPlan, cache_dir: Path) -> Bank:
+    """Before the climb: a bank that cannot be had is told then. "auto": drills, which need no sandbox."""
+    chosen = DRILLS if name == AUTO else name
+    return choose_bank(chosen, seed=plan.seed, count=plan.items, cache_dir=cache_dir)
+
+
+@asynccontextmanager
+async def open_guard(bank: Bank, plan: GuardPlan, store: Store, host: HostFacts) -> AsyncIterator[QualityGuard]:
+    """With a sandbox for as long as it is open, where the bank's answers are programs."""
+    sandbox = open_sandbox() if needs_sandbox(bank.items) else None
+    try:
+        yield QualityGuard(bank, plan, Judge(sandbox), store, host)
+    finally:
+        if sandbox is not None:
+            await sandbox.close()
+
+
+class QualityGuard:
+    """All sheets that are kept are of one bank."""
+
+    def __init__(self, bank: Bank, plan: GuardPlan, judge: Judges, store: Store, host: HostFacts) -> None:
+        self._bank = bank
+        self._plan = plan
+        self._judge = judge
+        self._store = store
+        self._host = host
+        self._sheets: dict[str, Sheet] = {}
+        self._settled = False  # the bank: somebody answered enough of it
+
+    def __repr__(self) -> str:
+        return f"<QualityGuard {self._bank.name}, {len(self._bank.items)} items, {len(self._sheets)} sheets>"
+
+    def known(self, config: Config) -> Sheet | None:
+        return self._sheets.get(config.key)
+
+    async def answers(self, served: Answering, config: Config, on_progress: OnProgress = lambda _: None) -> Sheet:
+        sheet = await self._asked(served, config, on_progress)
+        spent = sheet.seconds
+        while not self._settled and not sheet.is_silent and (easier := self._easier(sheet)) is not None:
+            self._bank = easier
+            sheet = await self._asked(served, config, on_progress)
+            spent += sheet.seconds
+        sheet = replace(sheet, seconds=spent)
+        if not sheet.is_silent:
+            if not self._settled:  # what a slow engine had no time for is not asked of others either
+                self._bank = replace(self._bank, items=tuple(one for one in self._bank.items if one.id in sheet.marks))
+            self._settled = True
+            self._sheets[config.key] = sheet
+        return sheet
+
+    def compare(self, incumbent: Sheet, challenger: Sheet) -> Judged:
+        return compared(incumbent, challenger, self._plan.delta)
+
+    async def judge(
+        self,
+        incumbent: tuple[Answering, Config],
+        challenger: tuple[Answering, Config],
+        on_progress: OnProgress = lambda _: None,
+    ) -> Judged:
+        """Both resident at once."""
+        before = self.known(incumbent[1]) or await self.answers(*incumbent, on_progress)
+        after = self.known(challenger[1]) or await self.answers(*challenger, on_progress)
+        return self.compare(before, after)
+
+    def _easier(self, sheet: Sheet) -> Bank | None:
+        """None: these items will do, or there are no easier ones."""
+        if sheet.rate >= max(FLOOR, self._plan.delta):
+            return None
+        items = self._bank.items
+        if sheet.cut > 0.5 and any(item.max_tokens < ROOM_TOKENS for item in items):
+            return replace(self._bank, items=tuple(_roomier(item) for item in items))
+        name = self._bank.name
+        if name == EASIEST:
+            return None
+        following = EASIEST if name.partition(":")[0] == DRILLS else DRILLS
+        easier = choose_bank(following, seed=self._plan.seed, count=self._plan.items, cache_dir=Path())
+        room = max(item.max_tokens for item in items) >= ROOM_TOKENS
+        return replace(easier, items=tuple(_roomier(item) for item in easier.items)) if room else easier
+
+    async def _asked(self, served: Answering, config: Config, on_progress: OnProgress) -> Sheet:
+        began = time.monotonic()
+        try:
+            endpoint = await find_endpoint(served.url, served.model)
+        except SkepError as error:
+            return Sheet(config, self._bank.name, seconds=time.monotonic() - began, trouble=str(error))
+        items = self._bank.items
+        identity = _identity(self._plan, self._bank, config, endpoint, self._host)
+        async with Recording(self._store, endpoint, self._host, identity) as recording:
+            self._store.append_items(recording.run_id, items)
+            rows = await self._rows(endpoint, recording, config, on_progress)
+            verdicts = await self._judge.judge([Answered(row, items[row.index]) for row in rows])
+            self._store.append_verdicts(recording.run_id, verdicts)
+        marks = {verdict.item: _mark(row, verdict) for row, verdict in zip(rows, verdicts, strict=True)}
+        return Sheet(config, self._bank.name, marks, time.monotonic() - began, recording.run_id)
+
+    async def _rows(
+        self, endpoint: Endpoint, recording: Recording, config: Config, on_progress: OnProgress
+    ) -> list[Request]:
+        """In the order in which they ended. Prompts are never taken from a cache: that alone can change an answer."""
+        items, width = self._bank.items, self._plan.concurrency
+        cold, one = Cold.for_engine(endpoint.engine, secrets.token_hex(8)), Pass(width, 0, LOAD)
+        tasks = [_task(item, one, index, cold) for index, item in enumerate(items)]
+        done = 0
+
+        def took(_row: Request) -> None:
+            nonlocal done
+            done += 1
+            on_progress(BenchProgress(config, "judging", done, len(items)))
+
+        driver = Driver(endpoint, recording, timeout_s=self._plan.timeout_s, keep_text=True, most_connections=width)
+        try:
+            until_s = driver.sender.now() + self._plan.most_s
+            rows, _ = await driver.run_tasks(width, 0, tasks, width, took, until_s=until_s)
+        finally:
+            await driver.close()
+        if recording.broken is not None:
+            raise recording.broken
+        return rows
+
+
+def _task(item: Item, one: Pass, index: int, cold: Cold) -> Task:
+    return Task(
+        level=one.level,
+        repeat=one.repeat,
+        index=index,
+        kind=item.id,
+        messages=[dict(message) for message in item.messages],
+        max_tokens=item.max_tokens,
+        temperature=0.0,
+        traffic=one.arm,
+        body=cold.fields(one, index),
+    )
+
+
+def _roomier(item: Item) -> Item:
+    return replace(item, max_tokens=max(item.max_tokens, ROOM_TOKENS))
+
+
+def _mark(row: Request, verdict: Verdict) -> Mark:
+    text = None if not row.ok or row.answer is None else f"{row.reasoning or ''}\0{row.answer}"
+    return Mark(verdict.outcome, text, verdict.detail if verdict.outcome is not Outcome.PASSED else "")
+
+
+def _identity(plan: GuardPlan, bank: Bank, config: Config, endpoint: Endpoint, host: HostFacts) -> Identity:
+    """The fingerprint is equal for repeats: the tuning it belongs to and the address may differ."""
+    ids = hashlib.sha256(json.dumps([item.id for item in bank.items]).encode()).hexdigest()[:16]
+    same: dict[str, Any] = {
+        "bank": bank.name,
+        "items": len(bank.items),
+        "items_digest": ids,
+        "concurrency": [plan.concurrency],
+        "temperature": 0.0,
+        "configuration": config.as_dict,
+    }
+    text = json.dumps([same, endpoint.model, lasting_json(host)], sort_keys=True)
+    document = {**same, "seed": plan.seed, "delta": plan.delta, "tuning": plan.tuning, "config_key": config.key}
+    return Identity(TUNE_QUALITY, hashlib.sha256(text.encode()).hexdigest()[:16], document)

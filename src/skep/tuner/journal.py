@@ -1,0 +1,119 @@
+"""One session's work on one tuning: what was answered before it, and what is written as it goes on.
+
+Knows the order of things and the clock; knows nothing of how a climb decides or a bench measures. A process that is
+killed leaves the answers that came, each with the stages it decided; `resume` gives them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from skep import __version__
+from skep.errors import StoreError, UserError, first_of
+from skep.store.tunings import KeptTuning, TuningOutcome, TuningStore
+from skep.tuner.documents import asked_and_answered, kept_answer
+from skep.tuner.ports import Answer, Errand
+from skep.tunings import Curved, Stage, Tuning
+
+Clock = Callable[[], float]  # unix seconds
+
+
+class Journal:
+    """Open from `begin` or `resume` until `end`. `stages` are those stored; they only grow."""
+
+    def __init__(self, tunings: TuningStore, tuning: Tuning, session: int, clock: Clock) -> None:
+        self._tunings = tunings
+        self._session = session
+        self._clock = clock
+        self._ended = False
+        self._stages = tunings.stages(tuning.id)
+        self._past = [asked_and_answered(one) for one in tunings.answers(tuning.id)]
+        self._answers = len(self._past)
+        self.tuning = tuning
+
+    @classmethod
+    def begin(cls, tunings: TuningStore, tuning: Tuning, clock: Clock) -> Self:
+        """A new tuning, which gets its id here."""
+        tuning_id = tunings.begin(tuning)
+        return cls(tunings, replace(tuning, id=tuning_id), tunings.begin_session(tuning_id, clock()), clock)
+
+    @classmethod
+    def resume(cls, tunings: TuningStore, name: str, clock: Clock) -> Self:
+        """UserError where it has ended, or another process is at work on it."""
+        kept: KeptTuning = tunings.find(name)
+        return cls(tunings, kept.tuning, tunings.begin_session(kept.id, clock()), clock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """A session that was left without a word is not done. Ctrl-C and cancellation are no fault."""
+        if self._ended:
+            return
+        first = first_of(error) if isinstance(error, BaseExceptionGroup) else error
+        fault = str(first) or type(first).__name__ if isinstance(first, Exception) else None
+        try:
+            self.end("stopped" if fault is None else "failed", fault)
+        except StoreError:
+            if error is None:  # else it is the reason that is told, not that it could not be written down
+                raise
+
+    def __repr__(self) -> str:
+        done = f"{self._answers} answers, {len(self._stages)} stages"
+        return f"<Journal of {self.tuning.id}, session {self._session}, {done}>"
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return tuple(self._stages)
+
+    @property
+    def past(self) -> Sequence[tuple[Errand, Answer]]:
+        """What earlier sessions asked for and what came of it."""
+        return tuple(self._past)
+
+    @property
+    def curve(self) -> Curved | None:
+        """Of an earlier session, where it was measured already."""
+        return next((one for _, one in reversed(self._past) if isinstance(one, Curved)), None)
+
+    def took(self, errand: Errand, answer: Answer, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        """An answer that came, and all stages of the climb after it. Those that are new."""
+        fresh = self._fresh(stages)
+        kept = kept_answer(self._answers + 1, self._clock(), errand, answer)
+        self._tunings.append_answer(self.tuning.id, self._session, kept, fresh)
+        self._answers += 1
+        self._stages.extend(fresh)
+        return fresh
+
+    def decided(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        """All stages of the climb, after it decided some without a new answer. Those that are new."""
+        fresh = self._fresh(stages)
+        if fresh:
+            self._tunings.append_stages(self.tuning.id, fresh, self._clock())
+            self._stages.extend(fresh)
+        return fresh
+
+    def end(self, outcome: TuningOutcome, reason: str | None = None) -> None:
+        """`reason`: what went wrong, or why nothing more was tried."""
+        self._tunings.end_session(self.tuning.id, self._session, at=self._clock(), outcome=outcome, reason=reason)
+        self._ended = True
+
+    def differs(self, what: str) -> UserError:
+        """That this climb is not the one that was begun. Nothing has been written then."""
+        tuning, hint = self.tuning, "begin a new one; `skep tune show` and `skep tune export` still know this one"
+        if tuning.skep_version != __version__:
+            begun = f"was begun by skep {tuning.skep_version}, which climbs differently"
+            return UserError(f"tuning `{tuning.id}` {begun} ({what})", hint=hint)
+        return UserError(f"tuning `{tuning.id}` cannot go on: it was begun on other terms ({what})", hint=hint)
+
+    def _fresh(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        """A climb that is given its answers again may still be on the way to the last of what is stored."""
+        for stored, made in zip(self._stages, stages, strict=False):
+            if stored != made:
+                raise self.differs(f"stage {stored.number} was `{stored.title}`: {stored.decision}")
+        return tuple(stages[len(self._stages) :])

@@ -1,0 +1,308 @@
+"""The bench on real engines: configurations started, warmed, measured in turns with the same fresh tasks, and stopped.
+
+What may be up at once is measured side by side, so that whatever the machine does meanwhile befalls all; what may not
+is measured one after the other, in another order each time. Every start is a stored run. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from skep.bench.calibrating import calibrate_on
+from skep.bench.driver import Meter
+from skep.bench.endpoint import Endpoint, find_endpoint
+from skep.bench.limits import Limits
+from skep.bench.recording import Identity, Recording
+from skep.bench.sweep import SweepPlan, run_fingerprint
+from skep.bench.tasks import TaskMaker, Workload
+from skep.catalog.presets import Preset
+from skep.errors import EndpointError, UserError
+from skep.records import HostFacts
+from skep.stats.intervals import mean_t_interval
+from skep.store.database import Store
+from skep.tuner.guard import Guard
+from skep.tuner.guard_sheets import Sheet
+from skep.tuner.house import DidNotStart, House, of_these_knobs
+from skep.tuner.measuring_figures import foreseen_per_s, reading_of, seed_of, tasks_for
+from skep.tuner.measuring_side import Patience, Side, SideFailed, driven
+from skep.tuner.ports import BenchProgress, Curve, Judge, Measure, OnProgress
+from skep.tunings import Aim, Config, Curved, CurvePoint, Failure, Judged, Reading, Round, Sitting
+from skep.workload.calibration import Calibration
+
+CURVE_RUNS = 2
+POWER_CAP = "power_cap"  # the knob that is no part of a preset: per cent of each card's limit
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What all errands of one tuning have in common."""
+
+    tuning: str  # id
+    aim: Aim
+    seed: int
+    preset_of: Callable[[Config], Preset]
+    simulated: bool = False  # its engine makes its speed up
+    first_round: int = 0  # rounds that were measured before it was taken up again: their prompts are not fresh
+
+
+class EngineBench:
+    """Carries errands out. One at a time."""
+
+    def __init__(
+        self,
+        house: House,
+        tuned: Tuned,
+        store: Store,
+        host: HostFacts,
+        *,
+        guard: Guard | None = None,
+        meter: Meter | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self._house = house
+        self._tuned = tuned
+        self._store = store
+        self._host = host
+        self._guard = guard
+        self._meter = meter
+        self._patience = patience or Patience()
+        self._slo = Limits.parse(tuned.aim.slo) if tuned.aim.slo else None
+        self._round = tuned.first_round
+        self._calibration: Calibration | None = None
+        self._per_s: dict[str, float] = {}  # tasks a second of each configuration, by its key
+        self._count: tuple[int, int] = (-1, 0)  # a round, and the tasks of each of its readings
+
+    def __repr__(self) -> str:
+        return f"<EngineBench of {self._tuned.tuning}, round {self._round}>"
+
+    @property
+    def simulated(self) -> bool:
+        return self._tuned.simulated
+
+    async def measure(self, errand: Measure, on_progress: OnProgress) -> Round:
+        began, width = time.monotonic(), self._tuned.aim.concurrency
+        bouts = self._bouts(errand.configs, errand.purpose, width, on_progress, readings=errand.readings)
+        if self._together(errand.configs):
+            await self._side_by_side(bouts, errand.readings)
+        else:
+            for bout in bouts if self._round % 2 else bouts[::-1]:  # what drifts favours nobody for long
+                if len(bouts) == 1 or sum(one.failure is None for one in bouts) > 1:
+                    await self._side_by_side([bout], errand.readings)
+        return Round(tuple(bout.sitting for bout in bouts), time.monotonic() - began)
+
+    async def judge(self, errand: Judge, on_progress: OnProgress) -> Judged:
+        """The best so far is asked first. One that does not start answers nothing."""
+        if self._guard is None:
+            return Judged(ok=True, words="no quality guard: answers were not compared", seconds=0.0, skipped=True)
+        began = time.monotonic()
+        try:
+            before = await self._sheet(self._guard, errand.incumbent, on_progress)
+        except DidNotStart as error:
+            words = f"the best so far did not start to be asked: {error.failure}"
+            return Judged(ok=True, words=words, seconds=time.monotonic() - began, skipped=True)
+        try:
+            after = await self._sheet(self._guard, errand.challenger, on_progress)
+        except DidNotStart as error:
+            words = f"it did not start to be asked: {error.failure}"
+            return Judged(ok=False, words=words, seconds=time.monotonic() - began)
+        return replace(self._guard.compare(before, after), seconds=time.monotonic() - began)
+
+    async def curve(self, errand: Curve, on_progress: OnProgress) -> Curved:
+        began, widest = time.monotonic(), max(errand.levels)
+        bouts = self._bouts(errand.configs, "curve", widest, on_progress, readings=CURVE_RUNS * len(errand.levels))
+        if self._together(errand.configs):
+            await self._curves(bouts, errand.levels)
+        else:
+            for bout in bouts:
+                await self._curves([bout], errand.levels)
+        points = [bout.point(level) for level in errand.levels for bout in bouts]
+        return Curved(tuple(points), time.monotonic() - began)
+
+    # Side by side
+
+    async def _side_by_side(self, bouts: Sequence[_Bout], readings: int) -> None:
+        """Ends when all are read, or when nobody is left to be held against."""
+        alone = len(bouts) == 1
+        async with AsyncExitStack() as stack:
+            await self._begin(stack, bouts)
+            count = self._tasks(bouts)
+            for number in range(readings):
+                for bout in reversed(bouts) if number % 2 else bouts:
+                    if bout.failure is None and (alone or sum(one.failure is None for one in bouts) > 1):
+                        await bout.carry_out(self._reading(bout, number, count, readings))
+
+    async def _curves(self, bouts: Sequence[_Bout], levels: Sequence[int]) -> None:
+        async with AsyncExitStack() as stack:
+            await self._begin(stack, bouts)
+            for run in range(CURVE_RUNS):
+                for place, level in enumerate(reversed(levels) if run % 2 else levels):
+                    for bout in reversed(bouts) if (run + place) % 2 else bouts:
+                        if bout.failure is None:
+                            await bout.carry_out(self._point(bout, level, run, CURVE_RUNS * len(levels)))
+
+    async def _begin(self, stack: AsyncExitStack, bouts: Sequence[_Bout]) -> None:
+        for bout in bouts:
+            await stack.enter_async_context(bout.stack)
+            await bout.carry_out(self._up(bout))
+        for bout in bouts:
+            if bout.failure is None:
+                await bout.carry_out(self._warm(bout))
+
+    async def _warm(self, bout: _Bout) -> None:
+        batch = await bout.side.warm_up(bout.maker, bout.width)
+        per_s = foreseen_per_s(batch, self._tuned.aim.output_tokens)
+        if per_s is not None:
+            self._per_s.setdefault(bout.config.key, per_s)
+
+    async def _up(self, bout: _Bout) -> None:
+        """Started and known; its requests are stored from here on."""
+        bout.tell("starting")
+        preset, stack = self._preset(bout.config), bout.stack
+        began = time.monotonic()
+        try:
+            served = await stack.enter_async_context(self._house.open(preset, power=_power(bout.config)))
+        finally:
+            bout.start_s = time.monotonic() - began
+        bout.start_s = served.start_s
+        try:
+            endpoint = await find_endpoint(served.url, served.model)
+            bout.maker = await self._maker(endpoint, bout)
+        except EndpointError as error:
+            failure = served.trouble() or Failure("errors-under-load", error.message, served.last_words())
+            raise SideFailed(of_these_knobs(failure, bout.config)) from None
+        recording = await stack.enter_async_context(self._recording(endpoint, bout))
+        bout.run_id = recording.run_id
+        driver = await stack.enter_async_context(driven(endpoint, recording, bout.width, self._patience, self._meter))
+        bout.side = Side(bout.config, served, driver, recording, self._patience, bout.on_progress)
+        stack.callback(bout.tell, "stopping")
+
+    async def _maker(self, endpoint: Endpoint, bout: _Bout) -> TaskMaker:
+        """Lengths are measured once: all configurations get the same prompts."""
+        aim, seed = self._tuned.aim, seed_of(self._tuned.tuning, self._tuned.seed, bout.round)
+        if self._calibration is None:
+            self._calibration = await calibrate_on(endpoint, aim.input_tokens, seed)
+        load = Workload(prompt_tokens=aim.input_tokens, max_tokens=aim.output_tokens, fixed_output=True, seed=seed)
+        return TaskMaker(load, self._calibration)
+
+    def _recording(self, endpoint: Endpoint, bout: _Bout) -> Recording:
+        plan = SweepPlan(
+            concurrency=(bout.width,), runs=bout.readings, budget_s=None, workload=bout.maker.workload,
+            slo=self._slo, keep_text=False, kind="tune",
+        )  # fmt: skip
+        config: dict[str, Any] = {
+            **asdict(plan),
+            "slo": self._tuned.aim.slo,
+            **bout.maker.lengths,
+            "tuning": self._tuned.tuning,
+            "configuration": bout.config.as_dict,
+            "config_key": bout.config.key,
+            "purpose": bout.purpose,
+            "round": bout.round,
+        }
+        return Recording(
+            self._store, endpoint, self._host, Identity("tune", run_fingerprint(plan, endpoint, self._host), config)
+        )
+
+    # Readings
+
+    def _tasks(self, bouts: Sequence[_Bout]) -> int:
+        """Of each reading of this round, the same for all sides: enough for the fastest of them."""
+        if self._count[0] != self._round:
+            known = [self._per_s[bout.config.key] for bout in bouts if bout.config.key in self._per_s]
+            count = tasks_for(self._tuned.aim.concurrency, max(known, default=None), self._patience.reading_s)
+            self._count = (self._round, count)
+        return self._count[1]
+
+    async def _reading(self, bout: _Bout, number: int, count: int, readings: int) -> None:
+        level = bout.width
+        tasks = bout.maker.tasks(level, number, count)
+        rows, limited = await bout.side.take(level, number, tasks, level, (number + 1, readings))
+        joules = bout.side.joules(level, number)
+        found = reading_of(rows, self._tuned.aim, limited=limited, slo=self._slo, joules=joules)
+        bout.readings_taken.append(found)
+        self._per_s[bout.config.key] = found.requests / max(found.wall_s, 1e-9)
+
+    async def _point(self, bout: _Bout, level: int, run: int, total: int) -> None:
+        tasks = bout.maker.tasks(level, run, tasks_for(level, None, 0.0))
+        place = sum(map(len, bout.by_level.values())) + 1
+        rows, limited = await bout.side.take(level, run, tasks, level, (place, total))
+        bout.by_level.setdefault(level, []).append(reading_of(rows, self._tuned.aim, limited=limited))
+
+    # Around them
+
+    def _bouts(
+        self, configs: Sequence[Config], purpose: str, width: int, on_progress: OnProgress, *, readings: int
+    ) -> list[_Bout]:
+        self._round += 1
+        return [_Bout(config, purpose, self._round, width, readings, on_progress) for config in configs]
+
+    def _together(self, configs: Sequence[Config]) -> bool:
+        try:
+            return len(configs) == 1 or self._house.together([self._preset(config) for config in configs])
+        except DidNotStart:
+            return False
+
+    def _preset(self, config: Config) -> Preset:
+        """Knobs that contradict each other are a start that fails."""
+        try:
+            return self._tuned.preset_of(config)
+        except UserError as error:
+            raise DidNotStart(Failure("refused", error.message, remedy=error.hint)) from None
+
+    async def _sheet(self, guard: Guard, config: Config, on_progress: OnProgress) -> Sheet:
+        known = guard.known(config)
+        if known is not None:
+            return known
+        on_progress(BenchProgress(config, "starting"))
+        async with self._house.open(self._preset(config), power=_power(config)) as served:
+            return await guard.answers(served, config, on_progress)
+
+
+@dataclass(slots=True)
+class _Bout:
+    """One configuration in one round: what is open for it, and what came of it."""
+
+    config: Config
+    purpose: str
+    round: int
+    width: int
+    readings: int
+    on_progress: OnProgress
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    start_s: float = 0.0
+    run_id: str | None = None
+    failure: Failure | None = None
+    readings_taken: list[Reading] = field(default_factory=list)
+    by_level: dict[int, list[Reading]] = field(default_factory=dict)
+    maker: TaskMaker = field(init=False)  # once it is up
+    side: Side = field(init=False)
+
+    async def carry_out(self, work: Awaitable[None]) -> None:
+        """A failure is kept, and what is open for it is closed at once."""
+        try:
+            await work
+        except (SideFailed, DidNotStart) as error:
+            self.failure = of_these_knobs(error.failure, self.config)
+            await self.stack.__aexit__(type(error), error, error.__traceback__)
+
+    def tell(self, what: str) -> None:
+        self.on_progress(BenchProgress(self.config, what, readings=self.readings))
+
+    @property
+    def sitting(self) -> Sitting:
+        return Sitting(self.config, self.start_s, tuple(self.readings_taken), self.failure, self.run_id)
+
+    def point(self, level: int) -> CurvePoint:
+        found = self.by_level.get(level, [])
+        speeds = [one.effective_tok_s for one in found if one.effective_tok_s is not None and not one.limited]
+        ttft_ms, tpot_ms = (found[-1].ttft_ms, found[-1].tpot_ms) if found else (None, None)
+        return CurvePoint(level, self.config, mean_t_interval(speeds), ttft_ms, tpot_ms)
+
+
+def _power(config: Config) -> float | None:
+    value = config.get(POWER_CAP)
+    return value / 100 if isinstance(value, int | float) and value < 100 else None

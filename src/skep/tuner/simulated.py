@@ -1,0 +1,201 @@
+"""A bench in virtual time: no engine runs and nobody waits, a known truth is read through noise.
+
+What befalls real readings befalls these: each has noise of its own, each start an effect of its own, the whole machine
+drifts slowly, and now and then a reading is far off. It knows nothing of how figures come about: `Truth` says them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Protocol
+
+from skep.records import Interval
+from skep.tuner.ports import BenchProgress, Curve, Judge, Measure, OnProgress
+from skep.tunings import Config, Curved, CurvePoint, Failure, Judged, Reading, Round, Sitting
+
+START_DEADLINE_S = 600.0  # a hang costs all of it
+STOP_S = 3.0
+_WARM_UP = 0.5  # of a reading
+_OUTLIERS = 0.02
+_OUTLIER_FACTORS = (1.12, 0.75)
+_CURVE_RUNS = 2
+_T_95_TWO_RUNS = 12.706
+_START_SHARE = {"refused": 0.0, "no-start": 0.5, "out-of-memory": 0.7}  # of a start, until it has failed
+
+
+class Truth(Protocol):
+    """What each configuration really does. Pure: the same for every question."""
+
+    def figure(self, config: Config) -> Reading | Failure:
+        """One reading of the goal's load without noise, `wall_s` long; or why it does not start."""
+
+    def dies(self, config: Config) -> Failure | None:
+        """What becomes of it under load, after a good start and a first reading; None: it lives."""
+
+    def at(self, config: Config, concurrency: int) -> Reading | Failure:
+        """The same load at another number of agents; `figure` is effective tok/s."""
+
+    def start_s(self, config: Config) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Shares. `drift` is how far the machine as a whole goes up and down within `drift_period_s`."""
+
+    reading: float = 0.03
+    start: float = 0.01
+    drift: float = 0.02
+    drift_period_s: float = 5 * 3600.0
+    outliers: float = _OUTLIERS
+
+
+@dataclass(slots=True)
+class _Side:
+    config: Config
+    truth: Reading | None = None  # None: it is not up
+    failure: Failure | None = None
+    start_s: float = 0.0
+    effect: float = 1.0
+    readings: tuple[Reading, ...] = ()
+
+    def sitting(self) -> Sitting:
+        return Sitting(self.config, self.start_s, self.readings, self.failure)
+
+
+class SimulatedBench:
+    """`together`: engines of a round are up side by side, as small ones on a CPU are; else each has the cards alone.
+
+    `began_s`: virtual seconds that went before, so that a climb taken up again meets the noise it would have met.
+    """
+
+    simulated = True
+
+    def __init__(
+        self, truth: Truth, *, seed: int, noise: Noise | None = None, together: bool = True, began_s: float = 0.0
+    ) -> None:
+        self.truth = truth
+        self.seed = seed
+        self.noise = noise or Noise()
+        self.together = together
+        self.now_s = began_s
+        self._phase = Random(f"{seed} drift").uniform(0.0, 2 * math.pi)
+
+    def __repr__(self) -> str:
+        return f"<SimulatedBench seed {self.seed}, {self.now_s:.0f} virtual seconds>"
+
+    async def measure(self, errand: Measure, on_progress: OnProgress) -> Round:
+        return self.measured(errand, on_progress)
+
+    async def judge(self, errand: Judge, on_progress: OnProgress) -> Judged:
+        on_progress(BenchProgress(errand.challenger, "judging"))
+        return Judged(ok=True, words="SIMULATED: no model ran, nothing was judged", seconds=0.0, skipped=True)
+
+    async def curve(self, errand: Curve, on_progress: OnProgress) -> Curved:
+        return self.curved(errand, on_progress)
+
+    def measured(self, errand: Measure, on_progress: OnProgress = lambda _: None) -> Round:
+        """What `measure` answers: nothing in it waits."""
+        began_s, rng = self.now_s, self._rng("measure")
+        sides = [_Side(config) for config in errand.configs]
+        if self.together:
+            self._side_by_side(sides, errand.readings, rng, on_progress)
+        else:
+            self._one_by_one(sides, errand.readings, rng, on_progress)
+        return Round(tuple(side.sitting() for side in sides), self.now_s - began_s)
+
+    def curved(self, errand: Curve, on_progress: OnProgress = lambda _: None) -> Curved:
+        began_s, rng = self.now_s, self._rng("curve")
+        points = []
+        for config in errand.configs:
+            side = _Side(config)
+            self._start(side, rng, on_progress)
+            points += [self._point(side, level, rng, on_progress) for level in errand.levels]
+            self.now_s += STOP_S
+        return Curved(tuple(points), self.now_s - began_s)
+
+    def drift(self, at_s: float) -> float:
+        """How the machine as a whole does at that time, of what it does on average."""
+        return 1.0 + self.noise.drift * math.sin(2 * math.pi * at_s / self.noise.drift_period_s + self._phase)
+
+    def _rng(self, what: str) -> Random:
+        return Random(f"{self.seed} {what} {self.now_s:.6f}")
+
+    def _side_by_side(self, sides: list[_Side], readings: int, rng: Random, on_progress: OnProgress) -> None:
+        """A B, B A, A B, ... until all is read, or only one is left of several: alone it tells nothing."""
+        for side in sides:
+            self._start(side, rng, on_progress)
+        enough = min(2, len(sides))
+        for turn in range(readings):
+            for side in sides if turn % 2 == 0 else reversed(sides):
+                if side.truth and sum(one.truth is not None for one in sides) >= enough:
+                    self._read(side, turn, readings, rng, on_progress)
+        self.now_s += STOP_S * len(sides)
+
+    def _one_by_one(self, sides: list[_Side], readings: int, rng: Random, on_progress: OnProgress) -> None:
+        """Which side goes first is drawn, lest a drift always favours the same one."""
+        for side in sides if rng.random() < 0.5 else sides[::-1]:
+            self._start(side, rng, on_progress)
+            for turn in range(readings):
+                if side.truth:
+                    self._read(side, turn, readings, rng, on_progress)
+            self.now_s += STOP_S
+
+    def _start(self, side: _Side, rng: Random, on_progress: OnProgress) -> None:
+        on_progress(BenchProgress(side.config, "starting"))
+        found = self.truth.figure(side.config)
+        start_s = self.truth.start_s(side.config)
+        side.effect = math.exp(rng.gauss(0.0, self.noise.start))
+        if isinstance(found, Failure):
+            side.failure = found
+            side.start_s = START_DEADLINE_S if found.kind == "hang" else start_s * _START_SHARE.get(found.kind, 1.0)
+            self.now_s += side.start_s
+            return
+        side.start_s, side.truth = start_s, found
+        on_progress(BenchProgress(side.config, "warming up"))
+        self.now_s += start_s + _WARM_UP * found.wall_s
+
+    def _read(self, side: _Side, turn: int, readings: int, rng: Random, on_progress: OnProgress) -> None:
+        assert side.truth is not None
+        reading = self._seen(side.truth, side.effect, rng)
+        self.now_s += reading.wall_s
+        side.readings = (*side.readings, reading)
+        on_progress(BenchProgress(side.config, "measuring", turn + 1, readings, reading.effective_tok_s))
+        side.failure = self.truth.dies(side.config)
+        if side.failure is not None:
+            side.truth = None
+
+    def _seen(self, truth: Reading, effect: float, rng: Random) -> Reading:
+        factor = effect * self.drift(self.now_s) * math.exp(rng.gauss(0.0, self.noise.reading))
+        if rng.random() < self.noise.outliers:
+            factor *= rng.choice(_OUTLIER_FACTORS)
+        return _scaled(truth, factor)
+
+    def _point(self, side: _Side, level: int, rng: Random, on_progress: OnProgress) -> CurvePoint:
+        truth = self.truth.at(side.config, level)
+        if side.truth is None or isinstance(truth, Failure):
+            return CurvePoint(level, side.config, None)
+        seen = []
+        for turn in range(_CURVE_RUNS):
+            seen.append(self._seen(truth, side.effect, rng))
+            self.now_s += seen[-1].wall_s
+            on_progress(BenchProgress(side.config, "measuring", turn + 1, _CURVE_RUNS, seen[-1].effective_tok_s))
+        first, second = (one.effective_tok_s or 0.0 for one in seen)
+        mean, half = (first + second) / 2, _T_95_TWO_RUNS * abs(first - second) / 2
+        figure = Interval(max(0.0, mean - half), mean, mean + half)
+        return CurvePoint(level, side.config, figure, seen[0].ttft_ms, seen[0].tpot_ms)
+
+
+def _scaled(truth: Reading, factor: float) -> Reading:
+    def more(value: float | None) -> float | None:
+        return None if value is None else value * factor
+
+    def less(value: float | None) -> float | None:
+        return None if value is None else value / factor
+
+    return replace(
+        truth, figure=more(truth.figure), effective_tok_s=more(truth.effective_tok_s),
+        task_tok_s=more(truth.task_tok_s), ttft_ms=less(truth.ttft_ms), tpot_ms=less(truth.tpot_ms),
+        wall_s=truth.wall_s / factor, over_limit=truth.over_limit / factor, tok_per_joule=more(truth.tok_per_joule),
+    )  # fmt: skip

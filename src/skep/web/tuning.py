@@ -1,0 +1,225 @@
+"""The pages of tunings: all of them, and one with its ladder, its pictures and what mattered. A running one goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from skep.errors import UserError
+from skep.report.figures import moment, seconds, shortened
+from skep.report.markup import Markup, join, tag, text
+from skep.report.tuning import climb_picture, tuning_banners, tuning_main, tuning_page
+from skep.report.tuning_words import headline
+from skep.store.tunings import KeptTuning, TuningState, TuningStore
+from skep.tuner.documents import curve_of, tuning_json
+from skep.tuner.explain import explain
+from skep.tunings import Curved, CurvePoint, Stage, Tuning
+from skep.web.answers import csv_answer, json_answer, problem, wants_json
+from skep.web.layout import downloads, page
+from skep.web.pictures import svg_answer
+from skep.web.site import Site
+from skep.web.tuning_list import COLUMNS, MOST, Climbed, climbed, list_body, tuning_row
+
+Handler = Callable[[Request], Response]
+SCRIPTS, STYLES = ("tuning.js",), ("runs.css",)
+STAGE_COLUMNS = (
+    "number", "change", "decision", "why", "figure", "figure_low", "figure_high", "ratio", "ratio_low", "ratio_high",
+    "predicted_ratio", "ttft_ms", "tpot_ms", "starts", "readings", "seconds", "failure", "log_line", "remedy",
+)  # fmt: skip
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+class NoSuchTuning(UserError):
+    """Told with 404, in the words of the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All that is stored of one, as it may be shown here."""
+
+    kept: KeptTuning
+    stages: list[Stage]
+    curve: Curved | None
+
+    @property
+    def tuning(self) -> Tuning:
+        return self.kept.tuning
+
+    @property
+    def words(self) -> list[str]:
+        return explain(self.tuning, self.stages) if self.stages else []
+
+    @property
+    def running(self) -> bool:
+        return self.kept.state is TuningState.RUNNING
+
+    def body(self) -> Markup:
+        """Everything below the title. The mark says that there is more to come."""
+        state = None if self.kept.state is TuningState.ENDED else self.kept.state.value
+        return join(
+            [
+                *tuning_banners(self.tuning, self.stages, state=state),
+                tag("p", text(f"{headline(self.tuning, self.stages)}."), class_="lead"),
+                self._standing(),
+                tag("div", tuning_main(self.tuning, self.stages, self._points(), self.words), class_="report"),
+                tag("span", hidden="", data_running="") if self.running else text(""),
+            ]
+        )
+
+    def page(self) -> str:
+        state = None if self.kept.state is TuningState.ENDED else self.kept.state.value
+        return tuning_page(self.tuning, self.stages, self._points(), self.words, state=state)
+
+    def _points(self) -> tuple[CurvePoint, ...]:
+        return self.curve.points if self.curve is not None else ()
+
+    def _standing(self) -> Markup:
+        kept = self.kept
+        spent = f"{seconds(kept.measured_s)} of {seconds(self.tuning.budget_s)} spent on {kept.answers} measurements"
+        sessions = f" in {kept.sessions} sessions" if kept.sessions > 1 else ""
+        presets = f" · saved as {', '.join(kept.presets)}" if kept.presets else ""
+        reason = f" · {shortened(kept.reason, 200)}" if kept.reason and not self.running else ""
+        return tag("p", text(f"{spent}{sessions}{presets}{reason}"), class_="where")
+
+
+class TuningPages:
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def __repr__(self) -> str:
+        return f"<TuningPages {self.site.paths.store}>"
+
+    def listing(self, request: Request) -> Response:
+        found = self._found(request, MOST)
+        lead = "What was turned on which machine, and what it brought. Figures under different loads are not ranked."
+        body = list_body(found, self.site) if found else _empty()
+        parts = [body, downloads("tuning", str(request.url.query))] if found else [body]
+        return page(self.site, "tuning", "Tuning", join(parts), styles=STYLES, lead=lead)
+
+    def as_json(self, request: Request) -> Response:
+        return json_answer({"tunings": [tuning_row(one, self.site) for one in self._found(request)]})
+
+    def as_csv(self, request: Request) -> Response:
+        rows = [tuning_row(one, self.site) for one in self._found(request)]
+        return csv_answer("tuning", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
+
+    def one(self, request: Request) -> Response:
+        with self._stored(request) as whole:
+            tuning = whole.tuning
+            title = f"{tuning.model} (simulated)" if tuning.simulated else tuning.model
+            told = f"{tuning.engine} · {tuning.rig} · {moment(tuning.created_at)}"
+            address = f"/tuning/{tuning.id}/body"
+            shown = tag("div", whole.body(), data_refresh=address if whole.running else None)
+            body = join([tag("p", text(told), class_="where"), _ways(tuning), shown])
+        return page(self.site, "tuning", title, body, scripts=SCRIPTS, styles=STYLES)
+
+    def body(self, request: Request) -> Response:
+        """What changes while it runs, for the script."""
+        with self._stored(request) as whole:
+            return HTMLResponse(whole.body(), headers={"cache-control": "no-store"})
+
+    def report(self, request: Request) -> Response:
+        """One file, that allows itself no script and no other file."""
+        with self._stored(request) as whole:
+            return HTMLResponse(whole.page(), headers={"content-security-policy": _POLICY})
+
+    def picture(self, request: Request) -> Response:
+        with self._stored(request) as whole:
+            final = whole.kept.state is TuningState.ENDED
+            return svg_answer(climb_picture(whole.tuning, whole.stages), final=final)
+
+    def one_json(self, request: Request) -> Response:
+        with self._stored(request) as whole:
+            kept = whole.kept
+            told = tuning_json(whole.tuning, whole.stages, whole.curve, state=kept.state, measured_s=kept.measured_s)
+        return json_answer(told)
+
+    def one_csv(self, request: Request) -> Response:
+        """A row a stage."""
+        with self._stored(request) as whole:
+            return csv_answer(f"tuning-{whole.tuning.id}", STAGE_COLUMNS, [_stage_cells(one) for one in whole.stages])
+
+    def _found(self, request: Request, limit: int | None = None) -> list[Climbed]:
+        with self.site.store() as store:
+            if store is None:
+                return []
+            return climbed(TuningStore(store), request.query_params.get("model", ""), limit)
+
+    @contextmanager
+    def _stored(self, request: Request) -> Iterator[Whole]:
+        """The tuning that the address names. One that is not there is told as such."""
+        with self.site.store() as store:
+            try:
+                if store is None:
+                    raise UserError("there are no tunings yet")
+                tunings = TuningStore(store)
+                kept = tunings.find(request.path_params["id"])
+            except UserError as error:
+                raise NoSuchTuning(error.message, hint=error.hint) from None
+            shown = replace(kept.tuning, model=self.site.label(kept.tuning.model))
+            curve = curve_of(tunings.answers(kept.id, "curve"))
+            yield Whole(replace(kept, tuning=shown), tunings.stages(kept.id), curve)
+
+
+def _ways(tuning: Tuning) -> Markup:
+    entries = (
+        ("All tunings", "/tuning", None),
+        ("Report as one file", f"/tuning/{tuning.id}/report.html", f"skep-tuning-{tuning.id}.html"),
+        ("Picture", f"/tuning/{tuning.id}/picture.svg", None),
+        ("JSON", f"/api/tuning/{tuning.id}.json", f"skep-tuning-{tuning.id}.json"),
+        ("CSV", f"/api/tuning/{tuning.id}.csv", f"skep-tuning-{tuning.id}.csv"),
+    )
+    return tag("p", *(tag("a", text(name), href=way, download=file) for name, way, file in entries), class_="ways")
+
+
+def _stage_cells(stage: Stage) -> list[object]:
+    bounds = [
+        value
+        for one in (stage.figure, stage.ratio)
+        for value in ((one.estimate, one.low, one.high) if one is not None else (None, None, None))
+    ]
+    failure = stage.failure
+    dead = (failure.cause, failure.evidence, failure.remedy) if failure is not None else (None, None, None)
+    return [
+        stage.number, stage.title, stage.decision.value, stage.why, *bounds, stage.predicted, stage.ttft_ms,
+        stage.tpot_ms, stage.starts, stage.readings, stage.seconds, *dead,
+    ]  # fmt: skip
+
+
+def _empty() -> Markup:
+    said = (
+        text("Nothing was tuned yet. "),
+        tag("code", text("skep tune MODEL")),
+        text(" climbs; it appears here by itself."),
+    )
+    return tag("p", *said, class_="empty")
+
+
+def _told(site: Site, handler: Handler) -> Handler:
+    def handle(request: Request) -> Response:
+        try:
+            return handler(request)
+        except NoSuchTuning as error:
+            return problem(site, error, status=404, as_json=wants_json(request))
+
+    return handle
+
+
+def routes(site: Site) -> list[BaseRoute]:
+    pages = TuningPages(site)
+    return [
+        Route("/tuning", pages.listing),
+        Route("/tuning/{id}", _told(site, pages.one)),
+        Route("/tuning/{id}/body", _told(site, pages.body)),
+        Route("/tuning/{id}/report.html", _told(site, pages.report)),
+        Route("/tuning/{id}/picture.svg", _told(site, pages.picture)),
+        Route("/api/tuning.json", pages.as_json),
+        Route("/api/tuning.csv", pages.as_csv),
+        Route("/api/tuning/{id}.json", _told(site, pages.one_json)),
+        Route("/api/tuning/{id}.csv", _told(site, pages.one_csv)),
+    ]

@@ -1,0 +1,61 @@
+"""A climb as people look at it: in a real Chromium, also on a phone, and while it goes on."""
+
+import time
+
+from playwright.sync_api import expect
+from visits import PHONE, own_env, served
+
+from sample_climb import sample_stages, sample_tuning
+from skep.places import user_paths
+from skep.store.database import open_store
+from skep.store.tunings import TuningStore
+
+SPILLED = """() => [...document.querySelectorAll("main svg")].flatMap((svg) => {
+    const edge = svg.getBoundingClientRect();
+    return [...svg.querySelectorAll("text")].filter((one) => {
+        const box = one.getBoundingClientRect();
+        return box.left < edge.left - 1 || box.right > edge.right + 1 || box.bottom > edge.bottom + 1;
+    }).map((one) => one.textContent); })"""
+
+ROLLS = """() => { const one = document.querySelector(".roll"); return one.scrollWidth > one.clientWidth; }"""
+
+
+def test_the_climb_is_drawn_with_all_its_words_inside(visit, site):
+    page = visit(site).go("/tuning/last")
+    assert page.locator("main svg[role=img]").first.is_visible()
+    assert page.evaluate(SPILLED) == []
+    said = page.inner_text("main")
+    for part in ("From 25.1 to 190 tok/s", "SIMULATED", "Dead ends", "nothing is left to try"):
+        assert part in said
+
+
+def test_on_a_phone_the_picture_rolls_and_the_page_does_not(visit, site):
+    page = visit(site, viewport=PHONE, color_scheme="dark").go("/tuning/last")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert page.evaluate(ROLLS)
+
+
+def test_the_list_leads_to_each_tuning_and_keeps_loads_apart(visit, site):
+    page = visit(site).go("/tuning")
+    assert page.locator("main section").count() == 2
+    page.locator("main section tbody a").first.click()
+    page.wait_for_url("**/tuning/2*")
+    assert page.inner_text("h1") == "qwen3.6-27b (simulated)"
+
+
+def test_a_climb_that_goes_on_is_shown_without_a_reload(visit, tmp_path):
+    env = own_env(tmp_path)
+    paths = user_paths(env)
+    paths.data.mkdir(parents=True)
+    stages, now = sample_stages(), time.time()
+    with open_store(paths.store) as store, served(env) as url:
+        tunings = TuningStore(store)
+        name = tunings.begin(sample_tuning(created_at=now))
+        session = tunings.begin_session(name, now)  # this process is its writer, so it is running
+        tunings.append_stages(name, stages[:3], now)
+        page = visit(url).go(f"/tuning/{name}")
+        assert "to 43.2 tok/s" in page.inner_text("main")
+        tunings.append_stages(name, stages[3:], now)
+        expect(page.locator("main")).to_contain_text("to 190 tok/s", timeout=15_000)
+        tunings.end_session(name, session, at=now, outcome="done")
+        expect(page.locator("[data-refresh]")).to_have_count(0, timeout=15_000)

@@ -1,0 +1,157 @@
+"""A tuning in the terminal, from values made by hand: nothing is measured here."""
+
+import pytest
+
+from skep.cli.top import Page
+from skep.cli.tune_knobs import begun, chosen
+from skep.cli.tune_tables import climb_lines, dead_ends, headline, ladder_cells, print_curve, print_ladder
+from skep.cli.tune_view import Standing, live_view, stage_words
+from skep.cli.tune_words import unmet
+from skep.errors import UserError
+from skep.records import Interval
+from skep.tuner.ports import BenchProgress, Measure
+from skep.tunings import Aim, Change, Config, CurvePoint, Decision, Failure, Knob, Reading, Sitting, Stage, Tuning
+
+SLOTS = Knob("slots", "slots", (1, 2, 4, 8), ordered=True)
+GRAPHS = Knob("graphs", "CUDA graphs", (False, True))
+KV = Knob("kv", "KV type", (None, "f16", "q8_0"), alters_answers=True)
+KNOBS = (SLOTS, GRAPHS, KV)
+BASE = Config.of({"slots": 1, "graphs": False, "kv": None})
+BEST = BASE.turned({"graphs": True})
+OOM = Failure("out-of-memory", "no room for the cache", "CUDA out of memory: tried 2 GiB", "lower the memory share")
+
+
+def stage(number, decision, *, changes=(), config=BASE, figure=None, ratio=None, **more):
+    interval = None if figure is None else Interval(0.97 * figure, figure, 1.03 * figure)
+    times = None if ratio is None else Interval(ratio - 0.02, ratio, ratio + 0.02)
+    return Stage(number, changes, config, decision, more.pop("why", "because"), interval, times, **more)
+
+
+STAGES = [
+    stage(0, Decision.BASELINE, figure=25.0, tpot_ms=40.0, ttft_ms=1234.0),
+    stage(1, Decision.ACCEPTED, changes=(Change("graphs", False, True),), config=BEST, figure=50.0, ratio=2.0,
+          predicted=1.8),
+    stage(2, Decision.FAILED, changes=(Change("slots", 1, 8),), failure=OOM, why=str(OOM)),
+]  # fmt: skip
+
+
+def tuning(**more):
+    values = {
+        "id": "t-1", "created_at": 0.0, "model": "qwen", "engine": "vllm", "rig": "2x rtx-3090",
+        "aim": Aim("effective_tok_s", 4), "budget_s": 3600.0, "seed": 1, "simulated": True, "baseline": BASE,
+        "knobs": KNOBS, "base": {}, "host": {}, "skep_version": "0",
+    }  # fmt: skip
+    return Tuning(**{**values, **more})
+
+
+def test_a_row_has_figure_interval_ratio_foresight_and_decision():
+    cells = ladder_cells(STAGES[1])
+    assert cells == ["1", "graphs off → on", "50.0", "48.5..51.5", "2.000", "1.980..2.020", "1.80", "–", "–",
+                     "accepted", "because"]  # fmt: skip
+
+
+def test_the_ladder_says_dead_ends_in_full_below_the_table(capsys):
+    print_ladder(tuning(), STAGES)
+    said = capsys.readouterr().out
+    assert "stage 2 ran out of memory: no room for the cache" in said
+    assert "it said: CUDA out of memory: tried 2 GiB" in said
+    assert "remedy: lower the memory share" in said
+    assert dead_ends(STAGES[:2]) == []
+
+
+def test_the_headline_says_from_where_to_where_and_that_it_is_simulated():
+    words = headline(tuning(), STAGES)
+    assert words.startswith("SIMULATED: qwen (vllm) on 2x rtx-3090, 512 in, 128 out, C=4")
+    assert "from 25.0 to 50.0 (48.5 to 51.5) tok/s, 2.00 times (1.98 to 2.02) in 1 accepted step" in words
+    assert "no change was shown to be better" in headline(tuning(), STAGES[:1])
+    assert "nothing was measured" in headline(tuning(), [])
+
+
+def test_bars_grow_with_the_figures_and_what_was_left_stands_between():
+    lines = climb_lines(STAGES, "tok/s")
+    assert len(lines) == 3
+    assert lines[1].count("█") > 1.8 * lines[0].count("█")
+    assert "tried and left: slots 1 → 8 (failed)" in lines[2]
+
+
+def test_the_curve_has_both_sides_and_their_ratio(capsys):
+    points = [
+        CurvePoint(c, config, Interval(0.9 * value, value, 1.1 * value), 100.0)
+        for c, config, value in ((1, BASE, 20.0), (1, BEST, 30.0), (4, BASE, 25.0))
+    ]
+    print_curve(points, BASE, BEST)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["1", "20.0", "18.0..22.0", "100", "ms", "30.0", "27.0..33.0", "100", "ms", "1.50"]
+    assert lines[2].split()[-1] == "–"
+
+
+def test_the_picture_fits_its_page_and_shows_what_happens_now():
+    standing = Standing("qwen", Aim("effective_tok_s", 4), 600.0, 60.0, [*STAGES] * 10)
+    standing.errand = Measure((BASE, BEST), 4, "confirm", "graphs off → on, start 2")
+    standing.progress = BenchProgress(BEST, "measuring", 2, 4, 51.2)
+    lines = standing.lines(Page(60, 20), 30.0)
+    text = ["".join(part for part, _ in line) for line in lines]
+    assert len(lines) <= 20
+    assert all(len(line) <= 60 for line in text[5:])
+    assert "90.0 s of 10 min 00 s, 8 min 30 s left at most" in text[2]
+    assert "graphs off → on, start 2: measuring 2/4, 51.2 tok/s" in text[3]
+
+
+def test_without_a_terminal_each_stage_is_a_line(capsys):
+    standing = Standing("qwen", Aim("effective_tok_s", 4), 600.0)
+    with live_view(standing, brief=True) as watch:
+        watch.began(Measure((BASE,), 2, "baseline", "the baseline"))
+        watch.decided(STAGES[0])
+        watch.ended(12.0)
+    said = capsys.readouterr().err
+    assert said == f"{stage_words(STAGES[0], 'tok/s')}\n"
+    assert standing.spent_s == 12.0
+
+
+def test_knobs_are_chosen_by_name_and_a_typo_is_told():
+    assert chosen(KNOBS, None, None) == KNOBS
+    assert chosen(KNOBS, "kv, slots", "kv") == (SLOTS,)
+    with pytest.raises(UserError, match="`slot` is no knob here") as told:
+        chosen(KNOBS, "slot", None)
+    assert "did you mean `slots`" in told.value.hint
+    with pytest.raises(UserError, match="no knob is left"):
+        chosen(KNOBS, "kv", "kv")
+
+
+def test_a_baseline_of_ones_own_is_read_by_the_values_of_each_knob():
+    config, knobs = begun(BASE, KNOBS, ["slots=3,graphs=on", "kv=q8_0"])
+    assert config.as_dict == {"slots": 3, "graphs": True, "kv": "q8_0"}
+    assert knobs[0].values == (1, 2, 3, 4, 8)
+    assert begun(config, knobs, ["kv=auto"])[0]["kv"] is None
+    layout = Knob("layout", "layout", ("TP=2", "2x TP=1"))
+    assert begun(Config.of({"layout": "TP=2"}), (layout,), ["layout=2x TP=1"])[0]["layout"] == "2x TP=1"
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [("slots", "has no value"), ("slots=", "has no value"), ("slots=many", "no value of it"),
+     ("slots=-1", "no value of it"), ("kv=fp3", "no value of it"), ("graph=on", "no knob here")],
+)  # fmt: skip
+def test_a_baseline_that_cannot_be_is_one_line(pair, words):
+    with pytest.raises(UserError, match=words):
+        begun(BASE, KNOBS, [pair])
+
+
+def sitting(config, share):
+    return Sitting(config, 1.0, (Reading(50.0, 50.0, 12.0, 900.0, 20.0, 5.0, 12, over_limit=share),))
+
+
+def test_an_slo_that_nothing_kept_is_told_with_what_came_closest():
+    wanted = tuning(aim=Aim("effective_tok_s", 4, slo="ttft_p95=1ms"))
+    missed = unmet(wanted, STAGES, [sitting(BEST, 3.0), sitting(BEST.turned({"slots": 2}), 1.5), sitting(BASE, 4.0)])
+    assert "no configuration kept ttft_p95=1ms at C=4" in missed.message
+    assert "closest came graphs off → on, slots 1 → 2 with 1.50 times the limit" in missed.message
+    assert missed.exit_code == 1
+    assert unmet(wanted, STAGES, [sitting(BEST, 0.9)]) is None
+    assert "only the baseline, in a first look" in unmet(wanted, STAGES, [sitting(BEST, 3), sitting(BASE, 0.9)]).message
+
+
+def test_a_target_that_nothing_reached_is_told_with_what_came_closest():
+    missed = unmet(tuning(aim=Aim("effective_tok_s", 4, target=300.0)), STAGES, [])
+    assert "no configuration reached 300 tok/s; closest came 50.0 (48.5 to 51.5) tok/s" in missed.message
+    assert unmet(tuning(aim=Aim("effective_tok_s", 4, target=40.0)), STAGES, []) is None

@@ -1,0 +1,188 @@
+"""The page of a tuning, and its picture: what was climbed, what was not kept, and how sure that is."""
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from sample_climb import BASELINE, WORDS, sample_curve, sample_stages, sample_tuning
+from skep.records import Interval
+from skep.report.tuning import climb_picture, tuning_page
+from skep.report.tuning_bars import climb_caption, climb_element, shape
+from skep.report.tuning_curve import curve_chart, curve_table
+from skep.report.tuning_words import accepted, best_of, headline, ratio_range, ratio_words, total_gain
+from skep.tunings import Aim, Change, Decision, Failure
+
+SVG = "{http://www.w3.org/2000/svg}"
+VOID = {"meta", "link", "br", "hr"}
+
+
+class Balanced(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], set()
+
+    def handle_starttag(self, tag, attrs):  # noqa: ARG002 - as the parser calls it
+        self.seen.add(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def titles(picture):
+    return [one.text or "" for one in ET.fromstring(picture).iter(f"{SVG}title")]
+
+
+def test_the_page_is_whole_and_asks_nobody():
+    page = tuning_page(sample_tuning(), sample_stages(), sample_curve(), WORDS)
+    parser = Balanced()
+    parser.feed(page)
+    assert parser.open == []
+    assert {"svg", "table", "dl"} <= parser.seen
+    assert "http" not in page.replace("http-equiv", "")
+    assert "From 25.1 to 190 tok/s at C = 4, 7.57× as much (95 %: 7.34–7.80), in 4 steps." in page.replace("\xa0", " ")
+    for said in ("No model ran", "1,024 tokens in, 1,024 out, 4 agents at once", WORDS[0], "How it was measured",
+                 "torch.OutOfMemoryError: CUDA out of memory", "memory_share 0.92 → 0.83 leaves room"):  # fmt: skip
+        assert said in page
+
+
+def test_the_gain_is_the_product_of_what_stood_side_by_side_with_its_interval():
+    """Not the quotient of two figures that were taken hours apart."""
+    stages = sample_stages()
+    gain = total_gain(stages)
+    assert gain.estimate == pytest.approx(math.prod(one.ratio.estimate for one in accepted(stages)))
+    widest = max(math.log(one.ratio.high / one.ratio.estimate) for one in accepted(stages))
+    assert widest < math.log(gain.high / gain.estimate) < 4 * widest
+    drifted = [replace(one, figure=Interval(1, 2, 3)) for one in stages]
+    assert total_gain(drifted) == gain
+
+
+def test_a_gain_without_all_its_ratios_is_not_told():
+    stages = sample_stages()
+    assert total_gain(stages[:1]) is None
+    assert total_gain([replace(one, ratio=None) if one.number == 4 else one for one in stages]) is None
+    open_ended = [replace(one, ratio=Interval(0.0, 2.0, math.inf)) for one in stages]
+    assert ratio_range(total_gain(open_ended)) == "–"
+
+
+def test_a_step_that_died_later_is_no_part_of_the_best():
+    stages = sample_stages()
+    died = replace(stages[10], number=12, decision=Decision.FAILED, failure=Failure("crash-under-load", "it died"))
+    stages.append(died)
+    assert best_of(stages).number == 7
+    page = tuning_page(sample_tuning(), stages)
+    assert "accepted, died later" in page
+    assert "← died later" in page
+
+
+def test_ratios_have_as_many_digits_as_their_interval_allows():
+    assert ratio_words(Interval(1.1, 1.2, 1.3)) == "1.20×"
+    assert ratio_words(Interval(1.002, 1.0045, 1.007)) == "1.004×"
+    assert ratio_words(Interval(10.8, 11.31, 11.9)) == "11.3×"
+    assert (ratio_words(None), ratio_words(Interval(0, math.nan, 1))) == ("–", "–")
+
+
+def test_every_stage_is_in_the_picture_and_read_aloud():
+    stages = sample_stages()
+    told = titles(climb_picture(sample_tuning(), stages))
+    assert [one for one in told if one.startswith("10: mtp 3 → 5, 190 tok/s (95 %: 186–194), 1.11×")]
+    assert len(told) == len(stages) + 1
+    (described,) = ET.fromstring(climb_picture(sample_tuning(), stages)).iter(f"{SVG}desc")
+    assert all(one.title in described.text for one in stages)
+
+
+def test_each_decision_has_a_shape_of_its_own_and_not_only_a_colour():
+    left = [one for one in Decision if one not in (Decision.BASELINE, Decision.ACCEPTED)]
+    drawn = {re.sub(r"#\w{6}", "#", shape(one, 10, 10)) for one in left}
+    assert len(drawn) == len(left)
+
+
+def test_a_bar_is_as_long_as_its_figure_from_zero_on():
+    picture = climb_picture(sample_tuning(), sample_stages())
+    bars = [float(one.get("width")) for one in ET.fromstring(picture).iter(f"{SVG}rect") if one.get("rx") == "3"]
+    figures = [one.figure.estimate for one in sample_stages() if one.decision.value in ("baseline", "accepted")]
+    assert [bar / bars[-1] for bar in bars] == pytest.approx([figure / figures[-1] for figure in figures], abs=0.01)
+
+
+def test_what_engines_say_is_text_only():
+    evil = "<script>alert(1)</script>\x00\ud800"
+    stages = sample_stages()
+    failure = Failure("no-start", evil, evil, evil)
+    stages[3] = replace(stages[3], failure=failure, why=evil, changes=(Change(evil, None, evil),))
+    tuning = sample_tuning(model=evil, rig=evil, engine=evil)
+    page = tuning_page(tuning, stages, sample_curve(), [evil])
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    ET.fromstring(climb_picture(tuning, stages))
+
+
+def test_a_path_of_the_machine_is_not_passed_on():
+    page = tuning_page(sample_tuning(model="/home/somebody/m.gguf", host={"hostname": "box-7"}), sample_stages())
+    assert "/home/somebody" not in page
+    assert "m.gguf" in page
+    assert "box-7" not in page
+
+
+@pytest.mark.parametrize("state", [None, "running", "interrupted"])
+def test_a_tuning_without_stages_has_a_page(state):
+    page = tuning_page(sample_tuning(), [], state=state)
+    assert "Nothing is measured yet" in page
+    assert climb_element(sample_tuning(), []) is None
+    assert ("incomplete" in page.partition("<body>")[2]) == (state == "interrupted")
+
+
+def test_a_baseline_that_does_not_start_is_told_with_its_log_line():
+    failure = Failure("no-start", "the weights are not there", "FileNotFoundError: weights", "skep pull")
+    stage = replace(sample_stages()[0], decision=Decision.FAILED, figure=None, failure=failure, why="it did not start")
+    assert headline(sample_tuning(), [stage]) == "Nothing could be measured: it did not start"
+    page = tuning_page(sample_tuning(), [stage])
+    assert "FileNotFoundError: weights" in page
+    ET.fromstring(climb_picture(sample_tuning(), [stage]))
+
+
+def test_where_nothing_was_better_no_gain_is_claimed():
+    stages = [one for one in sample_stages() if one.decision is not Decision.ACCEPTED]
+    assert headline(sample_tuning(), stages).endswith("none of 7 changes was shown to be better")
+    assert "nothing was shown to be better" in tuning_page(sample_tuning(), stages)
+
+
+def test_a_target_that_was_not_reached_says_what_came_closest():
+    tuning = sample_tuning(aim=Aim("effective_tok_s", 4, target=300.0))
+    page = tuning_page(tuning, sample_stages())
+    assert "Target not reached" in page
+    assert "190 of 300 tok/s is what came closest." in page
+    assert "target 300" in climb_picture(tuning, sample_stages())
+
+
+def test_of_very_many_attempts_the_picture_says_how_many_are_left_out():
+    stages = sample_stages()
+    many = [replace(stages[9], number=20 + place) for place in range(100)]
+    assert "47 more of them are in the table only." in climb_caption([*stages, *many])
+    assert len(titles(climb_picture(sample_tuning(), [*stages, *many]))) == 1 + 5 + 60
+
+
+def test_intervals_without_an_end_are_drawn_without_one():
+    stages = [
+        replace(one, figure=one.figure and Interval(0.0, one.figure.estimate, math.inf)) for one in sample_stages()
+    ]
+    picture = climb_picture(sample_tuning(), stages)
+    assert "inf" not in picture
+    assert "nan" not in picture
+
+
+def test_the_curve_has_both_configurations_with_their_intervals():
+    tuning, stages = sample_tuning(), sample_stages()
+    drawn = str(curve_chart(tuning, stages, sample_curve()))
+    assert "'baseline'" in drawn
+    assert "'best'" in drawn
+    made = curve_table(tuning, stages, sample_curve())
+    assert "184–196" in made
+    assert "7.57×" in made
+    lone = [replace(one, figure=None) for one in sample_curve() if one.config == BASELINE]
+    assert curve_chart(tuning, stages, lone) is None
+    assert curve_chart(tuning, stages, []) is None

@@ -1,0 +1,146 @@
+"""A climb that was never made, for pages and pictures to be looked at: the ladder of a published write-up, with the
+dead ends that it tells of. Values only; whoever shows it says that it is made up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from skep.records import Interval
+from skep.tunings import Aim, Change, Config, CurvePoint, Decision, Failure, Knob, Stage, Tuning, Value
+
+BASELINE = Config.of(
+    {
+        "graphs": False,
+        "kv_dtype": "auto",
+        "layout": "TP=2",
+        "mtp": 0,
+        "memory_share": 0.83,
+        "slots": 8,
+        "checkpoint": "awq",
+    }
+)
+KNOBS = (
+    Knob("graphs", "CUDA graphs", (False, True)),
+    Knob("kv_dtype", "type of the KV cache", ("auto", "fp8", "tq3"), alters_answers=True),
+    Knob("layout", "how the cards are divided", ("TP=2", "TP=1", "2 x TP=1")),
+    Knob("mtp", "tokens drafted ahead", (0, 1, 2, 3, 4, 5, 6), ordered=True),
+    Knob("memory_share", "share of the cards' memory", (0.83, 0.92, 0.97), ordered=True),
+    Knob("slots", "requests at once", (1, 2, 4, 8), ordered=True),
+    Knob("checkpoint", "weights", ("awq", "autoround"), alters_answers=True),
+)
+OUT_OF_MEMORY = Failure(
+    "out-of-memory",
+    "the cards' memory was too small for the graphs",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB",
+    "memory_share 0.92 → 0.83 leaves room for them",
+    (("memory_share", 0.83),),
+)
+REFUSED = Failure(
+    "no-start",
+    "the engine does not take this KV type with a hybrid model",
+    "NotImplementedError: TurboQuant KV cache is not supported for hybrid (attention + Mamba) models",
+    "kv_dtype fp8",
+)
+
+
+def sample_tuning(**changed: object) -> Tuning:
+    tuning = Tuning(
+        id="20260801-101500-climb1",
+        created_at=1_785_580_500.0,
+        model="qwen3.6-27b",
+        engine="vllm",
+        rig="2x rtx-3090",
+        aim=Aim("effective_tok_s", 4, 1024, 1024, slo="ttft=2s", min_context=16384),
+        budget_s=7200.0,
+        seed=1,
+        simulated=True,
+        baseline=BASELINE,
+        knobs=KNOBS,
+        base={"model": "qwen3.6-27b", "engine": "vllm"},
+        host={"cpu_model": "Test CPU", "cpu_cores": 16, "driver_version": "580.159.03"},
+        skep_version="0.1.0",
+    )
+    return replace(tuning, **changed)  # type: ignore[arg-type]
+
+
+def sample_stages() -> list[Stage]:
+    """Nine attempts after the baseline: four accepted, and one of every other decision."""
+    climb = _Climb()
+    climb.stage({}, 25.1, why="where the climb begins", decision=Decision.BASELINE)
+    climb.stage({"memory_share": 0.92, "graphs": True}, None, failure=OUT_OF_MEMORY, why="it ran out of memory")
+    climb.stage({"graphs": True}, 1.72, predicted=1.9, why="better with 95 % confidence over 2 starts")
+    climb.stage({"kv_dtype": "tq3"}, None, failure=REFUSED, why="it did not start")
+    climb.stage({"mtp": 3}, 1.18, predicted=1.6, why="better with 95 % confidence over 2 starts")
+    climb.stage({"slots": 4}, 1.004, Decision.SAME, predicted=1.0, why="a difference of 2 % would have been seen")
+    climb.stage({"checkpoint": "autoround"}, 1.21, Decision.ANSWERS_WORSE, why="31 of 48 right against 44 of 48")
+    climb.stage({"layout": "2 x TP=1"}, 3.36, predicted=2.4, why="better with 95 % confidence over 2 starts")
+    climb.stage({"slots": 1}, 1.1, Decision.OVER_LIMIT, why="TTFT 2.6 s is over the limit of 2 s")
+    climb.stage({"mtp": 6}, 0.93, Decision.WORSE, predicted=1.05, why="worse with 95 % confidence over 2 starts")
+    climb.stage({"mtp": 5}, 1.11, why="better with 95 % confidence over 3 starts")
+    climb.stage({"memory_share": 0.97}, 1.01, Decision.UNDECIDED, why="time ran out after one start")
+    return climb.stages
+
+
+def sample_curve() -> list[CurvePoint]:
+    """Baseline and winner at four levels; the winner falls behind C = 4, where it queues."""
+    best = sample_stages()[10].config
+    told = {BASELINE: (12.9, 19.5, 25.1, 27.0), best: (81.8, 154.0, 190.0, 167.0)}
+    return [
+        CurvePoint(c, config, Interval(0.97 * figure, figure, 1.03 * figure), 5000.0 * c / figure, 11.0 + c)
+        for config, figures in told.items()
+        for c, figure in zip((1, 2, 4, 8), figures, strict=True)
+    ]
+
+
+WORDS = (
+    "From 25.1 to 191 tok/s: two replicas instead of TP=2 made most of it.",
+    "Turning slots brought nothing that could be seen; a difference of 2 % would have been.",
+)
+
+
+class _Climb:
+    """Stages by their ratio over the best of that moment; each accepted one becomes the next best."""
+
+    def __init__(self) -> None:
+        self.stages: list[Stage] = []
+        self._best, self._figure = BASELINE, 0.0
+
+    def stage(
+        self,
+        values: dict[str, Value],
+        ratio: float | None,
+        decision: Decision = Decision.ACCEPTED,
+        *,
+        why: str,
+        predicted: float | None = None,
+        failure: Failure | None = None,
+    ) -> None:
+        first = decision is Decision.BASELINE
+        config = self._best.turned(values)
+        changes: tuple[Change, ...] = config.changes_from(self._best)
+        figure = None if ratio is None else ratio if first else ratio * self._figure
+        self.stages.append(
+            Stage(
+                number=len(self.stages),
+                changes=changes,
+                config=config,
+                decision=Decision.FAILED if failure else decision,
+                why=why,
+                figure=_around(figure, 0.02),
+                ratio=None if first else _around(ratio, 0.015),
+                predicted=predicted,
+                ttft_ms=None if figure is None else 60_000 / figure,
+                tpot_ms=None if figure is None else 900 / figure,
+                starts=1 if failure else 2,
+                readings=0 if failure else 8,
+                seconds=95.0 if failure else 640.0,
+                failure=failure,
+            )
+        )
+        if figure is not None and decision in (Decision.BASELINE, Decision.ACCEPTED):
+            self._best, self._figure = config, figure
+
+
+def _around(value: float | None, share: float) -> Interval | None:
+    return None if value is None else Interval(value * (1 - share), value, value * (1 + share))

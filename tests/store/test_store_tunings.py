@@ -1,0 +1,238 @@
+"""The journal of the tuner: final rows, one writer, an answer with its stages or neither."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from skep.errors import StoreError, UserError
+from skep.records import Interval
+from skep.store.database import open_store
+from skep.store.swarm import SwarmStore
+from skep.store.tunings import KeptAnswer, TuningState, TuningStore
+from skep.store.tunings_tables import TABLES_OF_A_TUNING
+from skep.tunings import Aim, Change, Config, Decision, Failure, Knob, Stage, Tuning
+
+AT = 1_794_752_553.25  # 2026-11-15 14:22:33 UTC
+DUMP = Path(__file__).with_name("versions") / "8.sql"
+BASELINE = Config.of({"graphs": False, "slots": 4})
+GRAPHS = BASELINE.turned({"graphs": True})
+
+
+@pytest.fixture
+def tunings(store):
+    return TuningStore(store)
+
+
+def a_tuning(**changes) -> Tuning:
+    values = {
+        "id": "", "created_at": AT, "model": "smol", "engine": "vllm", "rig": "rtx-3090",
+        "aim": Aim("effective_tok_s", 4, slo="ttft=1s"), "budget_s": 7200.0, "seed": 0, "simulated": False,
+        "baseline": BASELINE, "knobs": (Knob("graphs", "CUDA graphs", (False, True)),), "base": {"model": "smol"},
+        "host": {"cpu_cores": 2}, "skep_version": "0.1.0",
+    }  # fmt: skip
+    return Tuning(**values | changes)
+
+
+def stage(number: int, decision: Decision = Decision.BASELINE, figure: float = 25.0, **changes) -> Stage:
+    values = {"changes": (), "config": BASELINE, "why": "so", "figure": Interval(figure - 1, figure, figure + 1)}
+    return Stage(number=number, decision=decision, **values | changes)
+
+
+def answer(number: int, kind: str = "round") -> KeptAnswer:
+    return KeptAnswer(number, AT + number, kind, 40.0, {"asked": number}, {"answered": [number]})
+
+
+def rows(store) -> dict[str, int]:
+    return {table: store.read(f"SELECT count(*) FROM {table}")[0][0] for table, _ in TABLES_OF_A_TUNING}
+
+
+def at_work(tunings, **changes) -> tuple[str, int]:
+    name = tunings.begin(a_tuning(**changes))
+    return name, tunings.begin_session(name, AT + 1)
+
+
+def test_tuning_is_there_as_it_was_begun(tunings):
+    """With the id that the store gave it, and nobody at work on it yet."""
+    name = tunings.begin(a_tuning())
+    assert name.startswith("20261115-142233-")
+    assert tunings.tuning(name) == a_tuning(id=name)
+    kept = tunings.find("last")
+    assert (kept.id, kept.state, kept.sessions, kept.worked_at) == (name, TuningState.INTERRUPTED, 0, AT)
+
+
+def test_answers_and_stages_come_in_their_order(tunings):
+    name, session = at_work(tunings)
+    baseline = stage(0)
+    dead_end = stage(1, Decision.FAILED, figure=1.0, failure=Failure("hang", "it hung"), config=GRAPHS)
+    tunings.append_answer(name, session, answer(1), [baseline])
+    tunings.append_stages(name, [dead_end], AT + 2)
+    tunings.append_answer(name, session, answer(2, "judged"))
+    assert tunings.stages(name) == [baseline, dead_end]
+    assert tunings.answers(name) == [answer(1), answer(2, "judged")]
+    assert tunings.answers(name, "judged") == [answer(2, "judged")]
+    kept = tunings.find(name)
+    assert (kept.state, kept.answers, kept.stages, kept.measured_s) == (TuningState.RUNNING, 2, 2, 80.0)
+
+
+def test_answer_whose_stages_cannot_be_written_is_not_written(tunings, store):
+    """Torn in two, a resumed climb would decide once more what it has decided."""
+    name, session = at_work(tunings)
+    tunings.append_answer(name, session, answer(1), [stage(0)])
+    before = rows(store)
+    with pytest.raises(StoreError, match="does not take this row"):
+        tunings.append_answer(name, session, answer(2), [stage(1), stage(0)])
+    with pytest.raises(StoreError, match="does not take this row"):
+        tunings.append_answer(name, session, answer(1))
+    assert rows(store) == before
+
+
+def test_state_is_that_of_the_last_session(tunings):
+    """Stopped and failed ones can go on; one that is done cannot."""
+    name, first = at_work(tunings)
+    tunings.end_session(name, first, at=AT + 5, outcome="failed", reason="the disk is full")
+    kept = tunings.find(name)
+    assert (kept.state, kept.error, kept.ended_at) == (TuningState.INTERRUPTED, "the disk is full", AT + 5)
+    second = tunings.begin_session(name, AT + 10)
+    assert (second, tunings.state(name), tunings.find(name).worked_at) == (2, TuningState.RUNNING, AT + 10)
+    tunings.end_session(name, second, at=AT + 20, outcome="done", reason="the budget is spent")
+    kept = tunings.find(name)
+    assert (kept.state, kept.reason, kept.error) == (TuningState.ENDED, "the budget is spent", None)
+    outcomes = [(one.number, one.outcome, one.alive) for one in tunings.sessions(name)]
+    assert outcomes == [(1, "failed", False), (2, "done", False)]
+
+
+def test_one_process_at_a_time(tunings):
+    name, session = at_work(tunings)
+    with pytest.raises(UserError, match=f"a process is at work on tuning `{name}`"):
+        tunings.begin_session(name, AT + 2)
+    tunings.end_session(name, session, at=AT + 3, outcome="stopped")
+    assert tunings.begin_session(name, AT + 4) == 2
+
+
+def test_ended_tuning_takes_no_more(tunings):
+    """But the names of presets that are made of it later."""
+    name, session = at_work(tunings)
+    tunings.append_answer(name, session, answer(1), [stage(0)])
+    tunings.end_session(name, session, at=AT + 5, outcome="done")
+    with pytest.raises(StoreError, match="the tuning has ended"):
+        tunings.append_answer(name, session, answer(2))
+    with pytest.raises(StoreError, match="the tuning has ended"):
+        tunings.append_stages(name, [stage(1)], AT + 6)
+    with pytest.raises(UserError, match="has ended, there is nothing left to do"):
+        tunings.begin_session(name, AT + 6)
+    for preset in ("smol-tuned", "another"):
+        tunings.append_preset(name, preset, AT + 7, stage=0)
+    assert tunings.find(name).presets == tunings.tunings()[0].presets == ("smol-tuned", "another")
+
+
+def test_rows_are_final(tunings, store):
+    name, session = at_work(tunings)
+    tunings.append_answer(name, session, answer(1), [stage(0)])
+    tunings.end_session(name, session, at=AT + 5, outcome="done")
+    tunings.append_preset(name, "smol-tuned", AT + 7)
+    for table, key in TABLES_OF_A_TUNING:
+        for sql in (f"UPDATE {table} SET {key} = 'x'", f"DELETE FROM {table}"):
+            with pytest.raises(StoreError, match=f"rows of {table} are final"), store.transaction() as connection:
+                connection.execute(sql)
+
+
+def test_whole_tunings_go_and_the_others_stay(tunings, store):
+    name, session = at_work(tunings)
+    tunings.append_answer(name, session, answer(1), [stage(0)])
+    tunings.append_preset(name, "smol-tuned", AT + 7)
+    other = tunings.begin(a_tuning(created_at=AT + 100))
+    with pytest.raises(UserError, match="a process is at work"):
+        tunings.delete([other, name])
+    assert tunings.count() == (2, 1)
+    tunings.end_session(name, session, at=AT + 5, outcome="stopped")
+    assert tunings.delete([name, "unheard-of"]) == 1
+    assert [kept.id for kept in tunings.tunings()] == [other]
+    assert rows(store) == {table: int(table == "tunings") for table, _ in TABLES_OF_A_TUNING}
+
+
+def test_tuning_is_found_by_the_beginning_of_its_id(tunings):
+    with pytest.raises(UserError, match="there are no tunings yet"):
+        tunings.find("last")
+    older, newer = tunings.begin(a_tuning()), tunings.begin(a_tuning(created_at=AT + 86400))
+    assert tunings.find(older[:-2]).id == older
+    assert [kept.id for kept in tunings.tunings()] == [newer, older]
+    assert [kept.id for kept in tunings.tunings(1)] == [newer]
+    with pytest.raises(UserError, match=f"could be `{older}` or `{newer}`"):
+        tunings.find("2026")
+    for name in ("x", ""):
+        with pytest.raises(UserError, match=f"there is no tuning `{name}`; the newest are `{newer}`, `{older}`"):
+            tunings.find(name)
+    with pytest.raises(UserError, match="there is no tuning `x`"):
+        tunings.begin_session("x", AT)
+
+
+def test_id_is_unlike_those_of_runs_and_of_the_swarm(tunings, store, begin):
+    """One name, one thing: `skep runs show` and `skep tune show` take the same ids."""
+    run = begin(store)
+    swarm_run = SwarmStore(store).begin(
+        kind="map", created_at=AT, name="x", url="u", model=None, config={}, skep_version="0", tasks=[]
+    )
+    taken = [name.rpartition("-")[2] for name in (run, swarm_run)]
+    suffixes = iter([*taken, "0fade0"])
+    assert tunings.begin(a_tuning(), suffix=lambda: next(suffixes)) == "20261115-142233-0fade0"
+
+
+def test_text_of_any_kind_survives(tunings, store):
+    """Engines' logs hold what they like; the plain column has U+FFFD for half a pair, the document has it all."""
+    name, session = at_work(tunings, model="mo\x00del ü", rig='"; DROP TABLE tunings; --')
+    odd = stage(0, failure=Failure("hang", "\ud83d", "line\nof\tit"), why="\udc00 why")
+    tunings.append_answer(name, session, answer(1), [odd])
+    assert tunings.stages(name) == [odd]
+    assert tunings.tuning(name).model == "mo\x00del ü"
+    assert store.read("SELECT why FROM v_tuning_stages")[0]["why"] == "\ufffd why"
+
+
+def test_views_tell_what_other_programs_ask_for(tunings, store):
+    """The best is the last that was kept and did not fail later; an open end of an interval is NULL."""
+    name, session = at_work(tunings)
+    change = (Change("graphs", False, True),)
+    tunings.append_answer(name, session, answer(1), [stage(0, figure=20.0)])
+    open_ended = Interval(29.0, 30.0, float("inf"))
+    accepted = stage(1, Decision.ACCEPTED, changes=change, config=GRAPHS, ratio=open_ended, predicted=1.4)
+    tunings.append_answer(name, session, answer(2), [accepted])
+    (row,) = store.read(
+        "SELECT goal, shape, slo, outcome, stages, accepted, baseline_figure, best_figure FROM v_tunings"
+    )
+    assert tuple(row) == ("effective_tok_s@4", "512 in, 128 out, C=4", "ttft=1s", "no end recorded", 2, 1, 20.0, 25.0)
+    row = store.read("SELECT change, ratio, ratio_high, predicted_ratio, config FROM v_tuning_stages")[1]
+    assert tuple(row) == ("graphs off → on", 30.0, None, 1.4, '{"graphs": true, "slots": 4}')
+    failed = stage(2, Decision.FAILED, config=GRAPHS, figure=1.0, failure=Failure("crash-under-load", "it died"))
+    tunings.append_answer(name, session, answer(3), [failed])
+    assert store.read("SELECT best_figure FROM v_tunings")[0][0] == 20.0
+
+
+def test_damaged_row_is_named(tunings, store):
+    """Rows cannot be changed by us; whoever did it by hand is told which one it was."""
+    name, session = at_work(tunings)
+    tunings.append_answer(name, session, answer(1), [stage(0)])
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("DROP TRIGGER tuning_stages_no_update")
+        connection.execute("UPDATE tuning_stages SET document = '{\"number\": 0}'")
+    connection.close()
+    with pytest.raises(StoreError, match=f"tuning `{name}` has a row that this skep cannot read"):
+        tunings.stages(name)
+
+
+def test_tuning_of_the_first_schema_that_had_them(tmp_path):
+    """As the dump has it, with its dead end and its open interval."""
+    path = tmp_path / "old.sqlite3"
+    connection = sqlite3.connect(path)
+    connection.executescript(DUMP.read_text(encoding="utf-8"))
+    connection.close()
+    with open_store(path) as store:
+        tunings = TuningStore(store)
+        kept = tunings.find("last")
+        assert (kept.state, kept.answers, kept.presets) == (TuningState.INTERRUPTED, 2, ("smol-tuned",))
+        assert kept.tuning.knobs[1] == Knob("slots", "slots", (1, 2, 4, 8), ordered=True)
+        baseline, dead_end = tunings.stages(kept.id)
+        assert baseline.figure == Interval(24.0, 25.0, float("inf"))
+        assert dead_end.failure.evidence == "CUDA out of memory"
+        assert [one.kind for one in tunings.answers(kept.id)] == ["round", "round"]

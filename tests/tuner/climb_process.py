@@ -1,0 +1,38 @@
+"""A process that climbs: `climb_process.py DATABASE new|TUNING [freely]`.
+
+Says the tuning's id, then the number of each errand as it begins; before it answers one it waits for a line, unless it
+climbs freely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+from small_climb import NumberedBench, SmallClimb, a_tuning
+
+from skep.store.database import open_store
+from skep.store.tunings import TuningStore
+from skep.tuner.journal import Journal
+from skep.tuner.running import climb_on, resumed
+
+
+def main(path: Path, name: str, *, freely: bool) -> None:
+    async def before(number, _errand):
+        print(number, flush=True)
+        if not freely:
+            await asyncio.to_thread(sys.stdin.readline)
+
+    with open_store(path) as store:
+        tunings, climb = TuningStore(store), SmallClimb()
+        new = name == "new"
+        journal = Journal.begin(tunings, a_tuning(), time.time) if new else Journal.resume(tunings, name, time.time)
+        print(journal.tuning.id, flush=True)
+        resumed(journal, climb)
+        asyncio.run(climb_on(climb, NumberedBench(len(journal.past), before), journal))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], freely="freely" in sys.argv)

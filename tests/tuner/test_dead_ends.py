@@ -1,0 +1,201 @@
+"""Dead ends: what is tried instead, and what is never tried again. Inferences must hold on every terrain."""
+
+from itertools import product
+from random import Random
+
+import pytest
+
+from skep.tuner.appetite import asks_as_much, narrower
+from skep.tuner.dead_ends import greedy_share, hopeless, is_of_memory, remedied
+from skep.tunings import Config, Failure, Knob
+
+KNOBS = (
+    Knob("memory_share", "", (0.8, 0.85, 0.9, 0.95), ordered=True),
+    Knob("slots", "", (2, 4, 8, 16), ordered=True),
+    Knob("batched_tokens", "", (1024, 2048, 4096), ordered=True),
+    Knob("mtp", "", (0, 1, 3, 5), ordered=True),
+    Knob("kv", "", ("auto", "fp8", "fp8_e5m2"), alters_answers=True),
+    Knob("graphs", "", (False, True)),
+    Knob("prefix_cache", "", (False, True)),
+    Knob("layout", "", ("TP=2", "2x TP=1")),
+    Knob("power_cap", "", (250, 300, 350), ordered=True),
+)
+MIDDLE = Config.of({
+    "memory_share": 0.9, "slots": 8, "batched_tokens": 2048, "mtp": 3, "kv": "auto", "graphs": True,
+    "prefix_cache": True, "layout": "TP=2", "power_cap": 350,
+})  # fmt: skip
+OUTSIDE = Failure("out-of-memory", "out of GPU memory while CUDA graphs were captured", "CUDA out of memory.")
+POOL = Failure("no-start", "no room in the KV cache for one request of 32768 tokens", remedy="raise memory_share")
+CRASH = Failure("crash-under-load", "the engine died", "CUDA error: an illegal memory access was encountered")
+
+
+def some_configs(count, seed=1):
+    rng = Random(seed)
+    return [Config.of({knob.name: rng.choice(knob.values) for knob in KNOBS}) for _ in range(count)]
+
+
+def test_memory_that_ran_out_beside_the_pool_and_inside_of_it_are_told_apart():
+    assert (is_of_memory(OUTSIDE), greedy_share(OUTSIDE)) == (True, "up")
+    assert (is_of_memory(POOL), greedy_share(POOL)) == (True, "down")
+    assert not is_of_memory(CRASH)
+    assert is_of_memory(Failure("crash-under-load", "it died", "torch.OutOfMemoryError: CUDA out of memory."))
+
+
+@pytest.mark.parametrize("failure", [OUTSIDE, POOL, CRASH])
+def test_the_same_configuration_is_never_tried_again(failure):
+    assert hopeless(MIDDLE, [(MIDDLE, failure)], KNOBS) is not None
+
+
+@pytest.mark.parametrize(
+    "turned", [{"slots": 16}, {"batched_tokens": 4096}, {"mtp": 5}, {"memory_share": 0.95}, {"slots": 16, "mtp": 5}]
+)
+def test_who_asks_for_more_than_one_that_ran_out_of_memory_is_refused(turned):
+    reason = hopeless(MIDDLE.turned(turned), [(MIDDLE, OUTSIDE)], KNOBS)
+    name, value = next(iter(sorted(turned.items())))
+    assert "ran out of memory (out of GPU memory while CUDA graphs were captured)" in reason
+    assert f"{name} {value}" in reason
+
+
+@pytest.mark.parametrize(
+    "turned",
+    [{"slots": 4}, {"memory_share": 0.85}, {"kv": "fp8"}, {"graphs": False}, {"slots": 16, "mtp": 1},
+     {"layout": "2x TP=1"}, {"prefix_cache": False, "slots": 16}],
+)  # fmt: skip
+def test_who_asks_for_less_in_any_respect_may_be_tried(turned):
+    """Of what is not known to matter, such as another layout, nothing is concluded."""
+    assert hopeless(MIDDLE.turned(turned), [(MIDDLE, OUTSIDE)], KNOBS) is None
+
+
+def test_a_pool_that_was_too_small_is_not_helped_by_a_smaller_share_but_by_a_larger_one():
+    assert hopeless(MIDDLE.turned({"memory_share": 0.85}), [(MIDDLE, POOL)], KNOBS) is not None
+    assert hopeless(MIDDLE.turned({"memory_share": 0.95}), [(MIDDLE, POOL)], KNOBS) is None
+
+
+def test_where_the_words_do_not_tell_which_nothing_is_concluded_from_the_share():
+    vague = Failure("out-of-memory", "needs 20.1 GiB a card, which gives 20.0 GiB")
+    for share in (0.85, 0.95):
+        assert hopeless(MIDDLE.turned({"memory_share": share}), [(MIDDLE, vague)], KNOBS) is None
+    assert hopeless(MIDDLE.turned({"slots": 16}), [(MIDDLE, vague)], KNOBS) is not None
+    assert remedied(MIDDLE, vague, KNOBS) == MIDDLE.turned({"slots": 4})
+
+
+def test_a_knob_that_memory_does_not_depend_on_mends_nothing():
+    reason = hopeless(MIDDLE.turned({"power_cap": 250}), [(MIDDLE, OUTSIDE)], KNOBS)
+    assert reason.endswith("which power_cap cannot mend")
+    assert hopeless(MIDDLE.turned({"power_cap": 250}), [(MIDDLE, CRASH)], KNOBS) is None
+
+
+def test_on_a_machine_with_so_much_memory_nothing_that_fits_is_ever_refused():
+    """The property that makes it sound: whatever failed by a demand that grows with every knob, all that fits stays
+    open. Demands of chance, for both ways in which memory runs out."""
+    rng = Random(5)
+    for trial in range(20):
+        weights = {name: rng.uniform(0.1, 1.0) for name in ("memory_share", "slots", "batched_tokens", "mtp")}
+        extra = {"graphs": rng.random(), "kv": rng.random(), "layout": rng.random(), "prefix_cache": rng.random()}
+        failure, way = ((OUTSIDE, 1), (POOL, -1))[trial % 2]
+
+        def demand(config, weights=weights, extra=extra, way=way):
+            ladders = sum(
+                (way if name == "memory_share" else 1) * weight * knob(name).values.index(config[name])
+                for name, weight in weights.items()
+            )
+            kv = extra["kv"] * (config["kv"] == "auto")
+            layout = extra["layout"] * (config["layout"] == "TP=2") + extra["prefix_cache"] * config["prefix_cache"]
+            return ladders + extra["graphs"] * config["graphs"] + kv + layout
+
+        configs = some_configs(120, seed=trial)
+        limit = sorted(map(demand, configs))[60]
+        failures = [(config, failure) for config in configs[:60] if demand(config) > limit]
+        refused = [config for config in configs if hopeless(config, failures, KNOBS)]
+        assert all(demand(config) > limit for config in refused)
+        assert len(refused) > len(failures)  # it does infer something
+
+
+def knob(name):
+    return next(one for one in KNOBS if one.name == name)
+
+
+def test_a_remedy_is_another_configuration_on_the_rungs_that_its_own_failure_does_not_refuse():
+    for config, failure in product(some_configs(200), (OUTSIDE, POOL, CRASH, Failure("hang", "nothing was heard"))):
+        found = remedied(config, failure, KNOBS)
+        if found is not None:
+            assert hopeless(found, [(config, failure)], KNOBS) is None
+            (change,) = found.changes_from(config)
+            assert change.after in knob(change.knob).values
+
+
+@pytest.mark.parametrize(
+    ("failure", "turned"),
+    [
+        (OUTSIDE, {"memory_share": 0.85}),
+        (POOL, {"memory_share": 0.95}),
+        (CRASH, {"slots": 4}),
+        (Failure("hang", "nothing was heard for 10 minutes"), {"mtp": 0}),
+        (Failure("errors-under-load", "12 of 40 requests failed"), {"slots": 4}),
+        (Failure("out-of-memory", "oom", mended=(("slots", 6),)), {"slots": 4}),  # the next rung beyond the advice
+        (Failure("out-of-memory", "oom", mended=(("memory_share", 0.83), ("context", 4096))), {"memory_share": 0.8}),
+        (Failure("no-start", "no fp8 here", mended=(("kv", "auto"), ("graphs", False))), {"graphs": False}),
+    ],
+)
+def test_the_remedy_is_what_the_diagnosis_says_or_one_rung_of_what_usually_helps(failure, turned):
+    assert remedied(MIDDLE, failure, KNOBS) == MIDDLE.turned(turned)
+
+
+def test_where_the_first_way_out_is_at_its_end_the_next_is_taken():
+    lowest = MIDDLE.turned({"memory_share": 0.8, "slots": 2, "batched_tokens": 1024})
+    assert remedied(lowest, OUTSIDE, KNOBS) == lowest.turned({"mtp": 1})
+    assert remedied(lowest.turned({"mtp": 0, "kv": "fp8", "graphs": False}), OUTSIDE, KNOBS) is None
+
+
+def test_a_refusal_has_no_remedy_unless_it_says_one():
+    assert remedied(MIDDLE, Failure("refused", "prefill and decode cannot be told apart"), KNOBS) is None
+    assert remedied(MIDDLE, Failure("no-start", "file not found"), KNOBS) is None
+
+
+def test_a_value_that_the_engine_does_not_know_is_refused_everywhere():
+    told = "argument --kv-cache-dtype: invalid choice: 'fp8_e5m2' (choose from auto, fp8)"
+    failures = [(MIDDLE.turned({"kv": "fp8_e5m2"}), Failure("no-start", "a flag it does not take", told))]
+    other = MIDDLE.turned({"layout": "2x TP=1", "slots": 2})
+    reason = hopeless(other.turned({"kv": "fp8_e5m2"}), failures, KNOBS)
+    assert reason == "kv fp8_e5m2 was refused whatever the rest: a flag it does not take"
+    assert hopeless(other.turned({"kv": "fp8"}), failures, KNOBS) is None
+
+
+def test_a_value_that_is_not_supported_on_one_layout_may_be_on_another():
+    failure = Failure("no-start", "fp8_e5m2 is not supported here")
+    failures = [(MIDDLE.turned({"kv": "fp8_e5m2"}), failure)]
+    again = MIDDLE.turned({"kv": "fp8_e5m2", "slots": 2})
+    assert hopeless(again, failures, KNOBS) is not None
+    assert hopeless(again.turned({"layout": "2x TP=1"}), failures, KNOBS) is None
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Failure("no-start", "fp8_e5m2 kv-cache is not supported with fp8 checkpoints"),  # a condition beside it
+        Failure("no-start", "fp8_e5m2 and TP=2 are not supported"),  # two are named
+        Failure("no-start", "the device is not supported"),  # none is
+        Failure("crash-under-load", "fp8_e5m2 is not supported here"),
+    ],
+)
+def test_a_reason_that_may_depend_on_the_rest_refuses_only_the_same_again(failure):
+    failed = MIDDLE.turned({"kv": "fp8_e5m2"})
+    assert hopeless(failed, [(failed, failure)], KNOBS) is not None
+    assert hopeless(failed.turned({"slots": 2}), [(failed, failure)], KNOBS) is None
+
+
+def test_auto_may_be_as_narrow_as_eight_bits_and_no_wider_than_sixteen():
+    assert asks_as_much("kv", "auto", "fp8", share="up")
+    assert asks_as_much("kv", "f16", None, share="up")
+    assert not asks_as_much("kv", "auto", "f16", share="up")
+    assert not asks_as_much("kv", "turbo3", "fp8", share="up")
+    assert not asks_as_much("threads_of_mine", 8, 4, share="up")
+    assert not asks_as_much("slots", None, 4, share="up")
+    assert asks_as_much("flash_attention", False, True, share="up")
+
+
+def test_the_next_narrower_type_of_the_cache_is_taken():
+    assert narrower("f16", ("f16", "q8_0", "q4_0")) == "q8_0"
+    assert narrower(None, (None, "fp8")) == "fp8"
+    assert narrower("q4_0", ("f16", "q4_0")) is None
+    assert narrower("turbo3", ("f16", "q4_0")) is None

@@ -1,0 +1,238 @@
+"""The bench on engines that are real processes: in turns, with the same fresh tasks, failures told at once."""
+
+import asyncio
+import json
+from dataclasses import replace
+from itertools import groupby
+
+import pytest
+from trial_presets import PLAIN, pids_of, preset_of, with_words
+
+from skep.catalog.presets import Preset
+from skep.host.facts import read_host
+from skep.host.nvidia import NvidiaReport
+from skep.places import user_paths
+from skep.records import Request, RunState
+from skep.store.database import open_store
+from skep.tryout import Tryout
+from skep.tuner.measuring import EngineBench, Tuned
+from skep.tuner.measuring_figures import foreseen_per_s, reading_of, seed_of, tasks_for
+from skep.tuner.measuring_side import Patience
+from skep.tuner.ports import Curve, Judge, Measure
+from skep.tunings import Aim, Config, Judged
+
+AIM = Aim("effective_tok_s", 2, input_tokens=64, output_tokens=8, slo="ttft=10s")
+QUICK = Patience(reading_s=0.0, warm_up_s=0.0, hang_s=1.0)
+FASTER = PLAIN.turned({"ms": 1.0})
+
+
+class Apart(Tryout):
+    def together(self, presets):
+        return len(presets) == 1
+
+
+@pytest.fixture
+def bench(env, tmp_path):
+    """Makes benches; nothing of them runs afterwards."""
+    paths = user_paths(env)
+    with open_store(paths.store) as store:
+
+        def make(house=Tryout, patience=QUICK, aim=AIM, presets=preset_of, **more):
+            tuned = Tuned("t-1", aim, 7, presets, simulated=True)
+            there = house(paths, tmp_path / "work")
+            made = EngineBench(there, tuned, store, read_host(NvidiaReport()), patience=patience, **more)
+            made.store = store
+            return made
+
+        yield make
+    assert not pids_of(str(tmp_path / "work")), "something was left running"
+
+
+def measured(bench, configs, readings=2, seen=None):
+    errand = Measure(tuple(configs), readings, "screen", "a trial")
+    return asyncio.run(bench.measure(errand, (lambda _: None) if seen is None else seen.append))
+
+
+def tasks_of(rows):
+    return sorted((row.repeat, row.index, row.prompt_tokens, row.output_tokens) for row in rows if row.level)
+
+
+def test_sides_take_turns_with_the_same_fresh_tasks(bench):
+    made, seen = bench(), []
+    found = measured(made, (PLAIN, FASTER), 3, seen)
+    slow, fast = found.sittings
+    assert [len(one.readings) for one in (slow, fast)] == [3, 3]
+    assert all(one.requests == 6 and not one.failed and 0 < one.over_limit < 1 for one in slow.readings)
+    asked = [tasks_of(made.store.requests(one.run_id)) for one in (slow, fast)]
+    assert asked[0] == asked[1]
+    assert {tokens for *_, tokens in asked[0]} == {AIM.output_tokens}
+    turns = [config for config, _ in groupby((one.config, one.reading) for one in seen if one.what == "measuring")]
+    assert [config for config, _ in turns] == [PLAIN, FASTER, FASTER, PLAIN, PLAIN, FASTER]
+    run = made.store.run(slow.run_id)
+    assert (run.kind, run.state, run.config["purpose"]) == ("tune", RunState.DONE, "screen")
+    assert run.config["configuration"] == PLAIN.as_dict
+    whats = [(one.what, one.config) for one in seen]
+    assert whats[0] == ("starting", PLAIN)
+    assert whats[-1][0] == "stopping"
+
+
+def test_a_side_that_dies_at_the_start_ends_the_round(bench):
+    found = measured(bench(), (with_words("--crash-at-start", "error: no such flag"), PLAIN))
+    dead, other = found.sittings
+    assert dead.failure is not None
+    assert dead.failure.kind == "no-start"
+    assert dead.start_s > 0
+    assert (other.failure, other.readings) == (None, ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ({"kind": "crash", "times": None, "exit_code": 3}, "crash-under-load", "code 3"),
+        ({"kind": "hang-mid", "times": None}, "hang", "no token came"),
+        ({"kind": "close-mid", "times": None}, "errors-under-load", "failed"),
+    ],
+)
+def test_one_that_fails_under_load_is_told_with_its_kind(bench, fault, kind, words):
+    """The hive's own first generation has eight tokens and ends before these faults strike."""
+    aim = replace(AIM, output_tokens=24)
+    fault = {**fault, "after_tokens": 12}
+    made = bench(aim=aim)
+    found = measured(made, (PLAIN, with_words("--fault", json.dumps(fault))))
+    assert found.sittings[0].failure is None
+    failure = found.sittings[1].failure
+    assert failure is not None
+    assert failure.kind == kind
+    assert words in str(failure)
+    assert made.store.run(found.sittings[1].run_id).state is RunState.FAILED
+
+
+@pytest.mark.slow
+def test_what_may_not_be_up_at_once_is_measured_apart_and_in_another_order_each_time(bench):
+    made, order = bench(Apart), []
+    for _ in range(2):
+        seen = []
+        found = measured(made, (PLAIN, FASTER), 1, seen)
+        assert all(len(one.readings) == 1 for one in found.sittings)
+        order.append([one.config for one in seen if one.what == "starting"])
+    assert order == [[PLAIN, FASTER], [FASTER, PLAIN]]
+
+
+@pytest.mark.slow
+def test_a_cancelled_round_leaves_nothing_running(bench, tmp_path):
+    made = bench()
+
+    async def run():
+        began = asyncio.Event()
+        errand = Measure((PLAIN, FASTER), 10_000, "screen", "endless")
+        work = asyncio.create_task(made.measure(errand, lambda told: began.set() if told.reading > 2 else None))
+        await began.wait()
+        work.cancel()
+        await asyncio.wait({work})
+        assert work.cancelled()
+        assert not pids_of(str(tmp_path / "work"))
+
+    asyncio.run(run())
+    assert {run.state for run in made.store.runs()} == {RunState.FAILED}
+
+
+@pytest.mark.slow
+def test_a_curve_has_every_level_of_every_configuration(bench):
+    found = asyncio.run(bench().curve(Curve((PLAIN, FASTER), (1, 2)), lambda _: None))
+    assert [(point.concurrency, point.config) for point in found.points] == [
+        (1, PLAIN),
+        (1, FASTER),
+        (2, PLAIN),
+        (2, FASTER),
+    ]
+    assert all(point.tpot_ms for point in found.points)
+    figures = [point.figure for point in found.points if point.figure is not None]  # none: a busy client was the limit
+    assert all(one.low <= one.estimate <= one.high for one in figures)
+
+
+def test_without_a_guard_nothing_is_judged(bench):
+    found = asyncio.run(bench().judge(Judge(PLAIN, FASTER), lambda _: None))
+    assert (found.ok, found.skipped) == (True, True)
+
+
+class Sheets:
+    """A guard that notes where it was asked."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def known(self, config):
+        return self.kept.get(config)
+
+    async def answers(self, served, config, _on_progress):
+        self.kept[config] = served.url
+        return served.url
+
+    def compare(self, incumbent, challenger):
+        return Judged(ok=incumbent != challenger, words="asked", seconds=0.0)
+
+
+@pytest.mark.slow
+def test_the_guard_asks_each_configuration_where_it_is_served_and_once(bench):
+    guard = Sheets()
+    made = bench(guard=guard)
+    first = asyncio.run(made.judge(Judge(PLAIN, FASTER), lambda _: None))
+    urls = dict(guard.kept)
+    assert first.ok
+    assert first.seconds > 0
+    asyncio.run(made.judge(Judge(PLAIN, FASTER), lambda _: None))
+    assert guard.kept == urls
+    bad = asyncio.run(made.judge(Judge(PLAIN, PLAIN.turned({"slots": 0})), lambda _: None))
+    assert (bad.ok, bad.skipped) == (False, False)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_configurations_of_the_embedded_engine(bench):
+    def presets(config):
+        return Preset(
+            name="t", title="t", engine="embedded", model="smollm2-135m", checkpoint="smollm2-135m", served_as="mini",
+            hardware="cpu", source="this test", slots=int(config["slots"]), context_tokens=256, threads=1,
+        )  # fmt: skip
+
+    one = Config.of({"slots": 1})
+    found = measured(bench(presets=presets, patience=replace(QUICK, hang_s=60.0)), (one, one.turned({"slots": 2})), 1)
+    assert [sitting.failure for sitting in found.sittings] == [None, None]
+    assert all(sitting.readings[0].effective_tok_s for sitting in found.sittings)
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "per_s", "count"),
+    [(1, None, 6), (4, None, 12), (4, 1.0, 12), (4, 5.0, 48), (4, 1e9, 768), (8, 0.2, 16), (1, 0.01, 6)],
+)
+def test_readings_are_long_enough_and_not_endless(concurrency, per_s, count):
+    assert tasks_for(concurrency, per_s, 6.0) == count
+
+
+def test_other_rounds_have_other_prompts():
+    assert len({seed_of("t", 1, number) for number in range(100)}) == 100
+    assert seed_of("t", 1, 2) == seed_of("t", 1, 2)
+
+
+def answered(index, first_s, last_s, tokens, ended_s=None):
+    steps = tuple(first_s + (last_s - first_s) * n / (tokens - 1) for n in range(tokens))
+    times = {"started_s": 0.0, "first_token_s": first_s, "last_token_s": last_s, "ended_s": ended_s or last_s}
+    return Request(2, 0, index, "fix", **times, output_tokens=tokens, arrivals_s=steps)
+
+
+def test_the_metric_of_the_aim_is_the_figure():
+    rows = [answered(0, 0.5, 2.5, 24), answered(1, 0.5, 4.5, 24)]
+    assert reading_of(rows, AIM).figure == 48 / 4.5
+    assert reading_of(rows, replace(AIM, metric="task_tok_s")).figure == (24 / 2 + 24 / 4) / 2
+    assert reading_of(rows, replace(AIM, metric="tok_per_joule"), joules=4.0).figure == 48 / 4
+    assert not reading_of(rows, replace(AIM, metric="tok_per_joule")).counts
+    assert not reading_of(rows, AIM, limited=True).counts
+
+
+def test_the_warm_up_foresees_how_long_a_task_takes():
+    """Half a second to the first token and 0.1 s for each: 16 tokens take 2 s, 76 take 8 s; the second had to wait."""
+    batch = [answered(0, 0.5, 2.0, 16), answered(1, 2.5, 4.0, 16)]
+    assert foreseen_per_s(batch, 76) == pytest.approx(2 / 16, rel=0.05)
+    assert foreseen_per_s([replace(row, error_kind="timeout") for row in batch], 76) is None

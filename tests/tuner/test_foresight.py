@@ -1,0 +1,168 @@
+"""What is known of configurations before anything is measured."""
+
+from dataclasses import replace
+
+import pytest
+
+from skep.planner.cpu_rig import cpu_rig
+from skep.planner.quants import KV_TYPES, QUANTS
+from skep.planner.rig_words import parse_rig
+from skep.planner.setup import Layout, Speculation
+from skep.records import HostFacts
+from skep.tuner.baselines import baseline_of
+from skep.tuner.foresight import foresight_for, rig_of, setup_of
+from skep.tuner.space import knobs_for
+from skep.tuner.space_box import Box
+from skep.tuner.variants import config_of
+from skep.tunings import Aim
+
+AIM = Aim("effective_tok_s", 4)
+DUAL = Box(16, parse_rig("2x rtx-3090"))
+HOST = HostFacts("Linux", "x86_64", "3.11", "a CPU", 4, ("avx2",), 16 << 30, 12 << 30, 1024, 1024)
+
+
+@pytest.fixture(scope="module")
+def dense():
+    base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", simulated=True)
+    knobs = knobs_for(base, AIM, DUAL, quants=("awq", "gptq"))
+    return foresight_for(base, DUAL.rig, AIM, knobs), config_of(base, knobs)
+
+
+@pytest.fixture(scope="module")
+def on_cpu():
+    box = Box(4, cpu_rig(HOST, 30.0, measured=True))
+    base = baseline_of("smollm2-135m", AIM, box, engine="embedded")
+    knobs = knobs_for(base, AIM, box)
+    return foresight_for(base, box.rig, AIM, knobs), config_of(base, knobs)
+
+
+def test_a_configuration_is_the_planners_setup(dense):
+    terrain, here = dense
+    config = here.turned({"layout": "2x TP=1", "mtp": 3, "kv": "fp8_e5m2", "graphs": True, "slots": 2})
+    setup = setup_of(config, terrain.ground)
+    assert setup is not None
+    assert setup.layout == Layout(replicas=2)
+    assert setup.spec == Speculation("mtp", 3)
+    assert (setup.kv, setup.quant) == (KV_TYPES["fp8_e5m2"], QUANTS["awq"])
+    assert (setup.slots, setup.graphs, setup.utilization, setup.context) == (2, True, 0.85, 2048)
+
+
+def test_the_steps_of_the_write_up_are_foreseen(dense):
+    """Graphs, MTP and a second replica each were steps of its climb."""
+    terrain, here = dense
+    figure = terrain.foresee(here)
+    for change in ({"graphs": True}, {"layout": "2x TP=1"}, {"layout": "TP=2", "mtp": 3}):
+        assert terrain.foresee(here.turned(change)) > 1.1 * figure
+    full = terrain.foresee(here.turned({"mtp": 3}))  # drafts take room, and 85 % of one card has none left for all four
+    assert full < figure
+    assert terrain.foresee(here.turned({"mtp": 3, "memory_share": 0.92})) > full
+    assert terrain.foresee(here.turned({"slots": 1})) < 0.8 * figure
+
+
+def test_what_the_planner_knows_nothing_of_leaves_the_figure(dense, on_cpu):
+    terrain, here = dense
+    assert terrain.foresee(here.turned({"chunked_prefill": False})) == terrain.foresee(here)
+    terrain, here = on_cpu
+    for change in ({"flash_attention": False}, {"kv_layout": "split"}, {"batch": 512}, {"threads_batch": 1}):
+        assert terrain.foresee(here.turned(change)) == terrain.foresee(here)
+
+
+def test_fewer_threads_than_cores_are_slower(on_cpu):
+    terrain, here = on_cpu
+    assert terrain.foresee(here.turned({"threads": 1})) < terrain.foresee(here)
+    two = rig_of(here.turned({"replicas": 2, "threads": 2}), terrain.ground)
+    assert two is not None
+    assert len(two.cards) == 2
+    assert two.cards[0].bandwidth_gbs == pytest.approx(15.0)
+
+
+def test_a_slots_ladder_ends_in_a_queue_below_and_in_nothing_above(on_cpu):
+    terrain, here = on_cpu
+    one, four, eight = (terrain.foresee(here.turned({"slots": slots})) for slots in (1, 4, 8))
+    assert one < four
+    assert eight == pytest.approx(four)
+    assert terrain.refusal(here.turned({"slots": 1})) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"mtp": 3, "ngram": 2}, "cannot be both"),
+        ({"chunked_prefill": False, "batched_tokens": 1024}, "without chunked prefill"),
+        ({"quant": "bf16"}, "needs"),
+        ({"layout": "TP=1 + PP=2", "mtp": 3}, "vLLM does not start with mtp n=3 and PP=2"),
+        ({"layout": "4x TP=1"}, "cards"),
+        ({"layout": "TP=3"}, "heads"),
+        ({"layout": "sideways"}, "is no layout"),
+    ],
+)
+def test_what_cannot_start_is_refused_with_the_reason(dense, change, said):
+    terrain, here = dense
+    assert terrain.refusal(here) is None
+    assert said in (terrain.refusal(here.turned(change)) or "")
+    assert terrain.foresee(here.turned(change)) is None or said not in ("cannot be both", "is no layout")
+    assert terrain.start_s(here.turned(change)) > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"batched_tokens": 1024, "batch": 512}, "micro-batch of 1024"),
+        ({"kv": "q8_0", "flash_attention": False}, "needs flash attention"),
+    ],
+)
+def test_llama_cpps_own_contradictions_are_refused(on_cpu, change, said):
+    terrain, here = on_cpu
+    assert terrain.refusal(here) is None
+    assert said in (terrain.refusal(here.turned(change)) or "")
+
+
+def test_a_start_costs_what_the_engine_and_its_weights_take(dense, on_cpu):
+    terrain, here = dense
+    assert 30 < terrain.start_s(here) < terrain.start_s(here.turned({"graphs": True})) < 200
+    assert 5 <= terrain.reading_s(here) < 120
+    terrain, here = on_cpu
+    assert terrain.start_s(here) < 5
+
+
+def test_where_the_machine_is_not_known_nothing_is_foreseen():
+    base = baseline_of("smollm2-135m", AIM, Box(2), engine="embedded")
+    knobs = knobs_for(base, AIM, Box(2))
+    terrain, here = foresight_for(base, None, AIM, knobs), config_of(base, knobs)
+    assert terrain.foresee(here) is None
+    assert terrain.refusal(here) is None
+    assert terrain.refusal(here.turned({"batched_tokens": 1024, "batch": 256})) is not None
+    assert terrain.reading_s(here) > 0
+
+
+def test_joules_and_single_tasks_have_figures_of_their_own():
+    capped = replace(DUAL, can_cap=True)
+    base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", simulated=True)
+    joules = Aim("tok_per_joule", 4)
+    knobs = knobs_for(base, joules, capped)
+    terrain, here = foresight_for(base, DUAL.rig, joules, knobs), config_of(base, knobs)
+    assert here["power_cap"] == 100
+    assert 0 < terrain.foresee(here) < 1
+    assert terrain.foresee(here.turned({"power_cap": 70})) > terrain.foresee(here)
+    alone = Aim("task_tok_s", 1)
+    assert foresight_for(base, DUAL.rig, alone, knobs).foresee(here) == pytest.approx(
+        foresight_for(base, DUAL.rig, alone, knobs).outcome(here).task_tok_s
+    )
+
+
+def test_checkpoints_are_foreseen_by_the_format_in_their_names():
+    base = baseline_of("qwen3-8b", AIM, DUAL, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"])
+    names = ("a/x-AWQ", "a/x")
+    knobs = knobs_for(base, AIM, DUAL, checkpoints=names)
+    terrain, here = foresight_for(base, DUAL.rig, AIM, knobs, checkpoints=names), config_of(base, knobs)
+    assert terrain.setup(here).quant.id == "awq"
+    assert terrain.setup(here.turned({"checkpoint": "a/x"})).quant.id == "bf16"
+
+
+def test_a_cpu_calibrated_with_two_replicas_is_one_machine(on_cpu):
+    terrain, here = on_cpu
+    halves = replace(terrain.ground, rig=cpu_rig(HOST, 30.0, measured=True, replicas=2))
+    whole, again = rig_of(here, terrain.ground), rig_of(here, halves)
+    assert whole is not None
+    assert again is not None
+    assert again.cards[0].bandwidth_gbs == pytest.approx(whole.cards[0].bandwidth_gbs)

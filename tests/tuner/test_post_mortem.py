@@ -1,0 +1,48 @@
+"""What the climb learns of an engine that died."""
+
+from dataclasses import replace
+
+import pytest
+
+from skep.catalog.options import Draft, Options
+from skep.engines.base import Diagnosis, Launch
+from skep.engines.causes import memory
+from skep.tuner.house import of_these_knobs
+from skep.tuner.post_mortem import failure_of
+from skep.tunings import Config, Failure
+
+LAUNCH = Launch("r", "vllm", "m", None, 8, 4096, 4, options=Options(memory_share=0.92, kv="fp8", draft=Draft("mtp", 3)))
+
+
+def test_the_remedy_is_told_as_knobs():
+    options = replace(LAUNCH.options, memory_share=0.87, draft=Draft("mtp", 2))
+    change = replace(LAUNCH, slots=4, options=options)
+    found = failure_of(Diagnosis("out of GPU memory", "torch...", "lower it", change=change), LAUNCH, under_load=False)
+    assert found.kind == "out-of-memory"
+    assert (found.evidence, found.remedy) == ("torch...", "lower it")
+    assert dict(found.mended) == {"slots": 4, "mtp": 2, "memory_share": 0.87}
+
+
+def test_speculation_that_is_given_up_is_a_depth_of_none():
+    change = replace(LAUNCH, options=replace(LAUNCH.options, draft=None))
+    found = failure_of(Diagnosis("no draft layers", change=change), LAUNCH, under_load=False)
+    assert found.mended == (("mtp", 0),)
+
+
+@pytest.mark.parametrize(("under_load", "kind"), [(False, "no-start"), (True, "crash-under-load")])
+def test_another_death_is_told_by_when_it_came(under_load, kind):
+    found = failure_of(Diagnosis("an illegal memory access"), LAUNCH, under_load=under_load)
+    assert found.kind == kind
+    assert ("under load" in found.cause) == under_load
+
+
+def test_every_rule_that_is_about_running_out_is_told_as_such():
+    causes = [rule.cause for rule in memory.MEMORY if "out of GPU memory" in rule.cause or "no memory" in rule.cause]
+    assert len(causes) > 10
+    assert {failure_of(Diagnosis(cause), LAUNCH, under_load=False).kind for cause in causes} == {"out-of-memory"}
+
+
+def test_only_knobs_of_the_configuration_are_a_remedy():
+    failure = Failure("no-start", "x", mended=(("slots", 4), ("kv", "fp8"), ("p2p", "off")))
+    config = Config.of({"slots": 8, "kv": "fp8"})
+    assert of_these_knobs(failure, config).mended == (("slots", 4),)

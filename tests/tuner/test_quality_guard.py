@@ -1,0 +1,232 @@
+"""The quality guard: what two answer sheets allow to say, and sheets had from engines that answer right or wrong."""
+
+import asyncio
+import json
+from dataclasses import dataclass, replace
+
+import pytest
+
+from skep.host.facts import read_host
+from skep.host.nvidia import NvidiaReport
+from skep.quality.bank_choice import Bank
+from skep.quality.judging import Judge
+from skep.records import RunState
+from skep.store.database import open_store
+from skep.testing.process import FakeEngine
+from skep.tuner.guard import ITEMS, ROOM_TOKENS, GuardPlan, QualityGuard, guard_bank, open_guard
+from skep.tuner.guard_sheets import Mark, Sheet, compared
+from skep.tunings import Config
+from skep.verdicts import Outcome
+from skep.workload.drills import drills
+from skep.workload.items import Checker, Item
+
+HOST = read_host(NvidiaReport())
+PLAIN, NARROW = Config.of({"kv": "f16"}), Config.of({"kv": "q4_0"})
+RIGHT, WRONG = Mark(Outcome.PASSED, "yes"), Mark(Outcome.WRONG, "no")
+
+
+def sheet(right, of=ITEMS, *, first=0, bank="drills", **how):
+    """`right` items are right, from the `first` on."""
+    marks = {str(n): RIGHT if first <= n < first + right else WRONG for n in range(of)}
+    return Sheet(PLAIN, bank, marks, 2.0, **how)
+
+
+def test_equal_answers_are_shown_to_be_no_worse_with_the_usual_number_of_items():
+    found = compared(sheet(80), sheet(80), 0.05)
+    assert (found.ok, found.skipped, found.seconds) == (True, False, 4.0)
+    assert found.words == (
+        "80 of 96 right against 80 of 96 (drills): not worse by more than 5 points; 96 of 96 texts are the same"
+    )
+
+
+def test_one_lost_item_is_still_shown_to_be_no_worse():
+    assert "not worse by more than 5 points" in compared(sheet(80), sheet(79), 0.05).words
+
+
+def test_a_clear_loss_is_refused_with_how_much_is_lost_at_least():
+    found = compared(sheet(80), sheet(50), 0.05)
+    assert not found.ok
+    assert "50 of 96 right against 80 of 96 (drills): worse by at least 23" in found.words
+
+
+def test_what_cannot_be_shown_is_accepted_only_if_little_was_lost_and_says_so():
+    """Three lost of 48 are six points, which chance alone may do; two are four."""
+    little, much = compared(sheet(40, 48), sheet(38, 48), 0.05), compared(sheet(40, 48), sheet(37, 48), 0.05)
+    assert (little.ok, much.ok) == (True, False)
+    assert "could not be shown; with 48 items a loss of up to" in little.words
+    assert "6.2 points fewer, and with 48 items" in much.words
+
+
+def test_items_too_hard_for_both_sides_tell_nothing():
+    found = compared(sheet(4), sheet(0), 0.05)
+    assert (found.ok, found.skipped) == (True, True)
+    assert "too hard for this model, so that nothing can be told" in found.words
+
+
+def test_a_side_that_answers_nothing_is_no_matter_of_quality():
+    silent = Sheet(NARROW, "drills", {str(n): Mark(Outcome.FAILED, why="HTTP 500") for n in range(4)})
+    dead = Sheet(NARROW, "drills", trouble="cannot connect")
+    assert compared(silent, sheet(80), 0.05).skipped
+    for one, why in ((silent, "HTTP 500"), (dead, "cannot connect")):
+        found = compared(sheet(80), one, 0.05)
+        assert (found.ok, found.words) == (False, f"none of its requests was answered: {why}")
+
+
+def test_a_request_that_got_no_answer_before_cannot_hide_a_loss():
+    before = Sheet(PLAIN, "drills", {str(n): RIGHT if n < 48 else Mark(Outcome.TIMED_OUT) for n in range(96)})
+    assert not compared(before, sheet(48), 0.05).ok
+
+
+def test_only_what_both_were_asked_is_compared():
+    """A slow side had no time for all: the other's further answers say nothing of the difference."""
+    found = compared(sheet(80), sheet(48, 48), 0.05)
+    assert found.words.startswith("48 of 48 right against 48 of 48")
+
+
+def test_sheets_of_different_banks_are_not_held_against_each_other():
+    assert compared(sheet(80), sheet(10, bank="humaneval"), 0.05).skipped
+
+
+@dataclass(frozen=True)
+class At:
+    url: str
+    model: str = "fake-model"
+
+
+def numbers(count, name="numbers", off=0):
+    asked = [({"role": "user", "content": f"say number {n}."},) for n in range(count)]
+    items = [Item(f"n{n}", asked[n], Checker("number", {"answer": n + off}), 8) for n in range(count)]
+    return Bank(name, tuple(items), count)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """Of the numbers, and of the easy drills that take their place."""
+    path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    lines = [{"prompt": f"say number {n}.", "answer": f"It is {n}", "wrong": "It is -1"} for n in range(24)]
+    for item in drills(7, 24, 1):
+        right = str(item.checker.values["answer"])
+        lines.append({"prompt": item.messages[-1]["content"], "answer": right, "wrong": "-1"})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(tmp_path / "s.sqlite3") as opened:
+        yield opened
+
+
+PLAN = GuardPlan(concurrency=4, items=24, delta=0.2, seed=7, tuning="t1")
+
+
+def test_a_configuration_that_answers_worse_is_caught_and_each_is_asked_once(answers, store):
+    """Both sides are asked the same at the goal's concurrency; what they said is stored and judged."""
+    heard = []
+
+    async def run(good, bad):
+        async with open_guard(numbers(24), PLAN, store, HOST) as guard:
+            assert guard.known(PLAIN) is None
+            before = await guard.answers(At(good.url), PLAIN, heard.append)
+            after = await guard.answers(At(bad.url), NARROW, heard.append)
+            assert guard.known(PLAIN) is before
+            assert "2 sheets" in repr(guard)
+            again = await guard.judge((At("http://127.0.0.1:1"), PLAIN), (At("http://127.0.0.1:1"), NARROW))
+            return guard.compare(before, after), guard.compare(before, before), again
+
+    with (
+        FakeEngine(slots=4, token_ms=0.1, answers=answers) as good,
+        FakeEngine(slots=4, token_ms=0.1, answers=answers, wrong_share="0.6") as bad,
+    ):
+        worse, same, again = asyncio.run(run(good, bad))
+    assert (worse.ok, same.ok) == (False, True)
+    assert "right against 24 of 24 (numbers): worse by at least" in worse.words
+    assert again == worse
+    assert [one.what for one in heard] == ["judging"] * 48
+    assert (heard[23].reading, heard[23].readings, heard[23].config) == (24, 24, PLAIN)
+    newest, first = store.runs()
+    assert (first.kind, first.state, first.config["tuning"]) == ("tune-quality", RunState.DONE, "t1")
+    assert first.config["configuration"] == {"kv": "f16"}
+    assert first.fingerprint != newest.fingerprint
+    rows, verdicts = store.requests(first.id), store.verdicts(first.id)
+    assert len(rows) == len(verdicts) == len(store.items(first.id)) == 24
+    assert all(verdict.passed for verdict in verdicts)
+    assert max(sum(o.started_s <= r.started_s < o.ended_s for o in rows) for r in rows) == 4
+
+
+def test_a_bank_that_is_too_hard_gives_way_to_an_easier_one(answers, store):
+    """This model knows nothing of the hard items and all of the easy ones; the challenger is asked those too."""
+
+    async def run(engine):
+        guard = QualityGuard(numbers(24, "drills:5", off=1000), PLAN, Judge(None), store, HOST)
+        return [await guard.answers(At(engine.url), config) for config in (PLAIN, NARROW)]
+
+    with FakeEngine(slots=4, token_ms=0.1, answers=answers) as engine:
+        before, after = asyncio.run(run(engine))
+    assert (before.bank, after.bank, before.right) == ("drills:1", "drills:1", 24)
+    assert [run.config["bank"] for run in store.runs()] == ["drills:1", "drills:1", "drills:5"]
+
+
+def test_a_model_that_thinks_aloud_gets_room_for_it(answers, store):
+    """Most answers were cut at the items' own limit: the same items are asked again with a larger one."""
+
+    async def run(engine):
+        guard = QualityGuard(numbers(6), replace(PLAN, items=6), Judge(None), store, HOST)
+        return await guard.answers(At(engine.url), PLAIN)
+
+    thoughts = "let me think about this number for a while before I say it"
+    with FakeEngine(slots=4, token_ms=0.01, answers=answers, reasoning=thoughts, truncate_above="0:1") as engine:
+        found = asyncio.run(run(engine))
+    asked = {run.config["bank"]: store.items(run.id)[0].max_tokens for run in reversed(store.runs())}
+    assert asked["numbers"] == ROOM_TOKENS
+    assert found.bank == "drills:1"  # that did not help either
+    assert found.cut == 1.0
+    assert "cut at the token limit" in compared(found, found, 0.05).words
+
+
+def test_the_bank_without_a_word_is_made_here():
+    bank = guard_bank("auto", GuardPlan(concurrency=2), None)
+    assert (bank.name, len(bank.items)) == ("drills", ITEMS)
+
+
+def test_an_endpoint_that_is_gone_is_told_and_not_remembered(store):
+    async def run():
+        guard = QualityGuard(numbers(4), PLAN, Judge(None), store, HOST)
+        found = await guard.answers(At("http://127.0.0.1:1"), PLAIN)
+        return found, guard.known(PLAIN)
+
+    found, known = asyncio.run(run())
+    assert found.is_silent
+    assert "127.0.0.1:1" in found.fault
+    assert known is None
+    assert store.runs() == []
+
+
+def test_asking_that_is_broken_off_leaves_no_sheet_and_a_run_that_says_so(answers, store):
+    """Ctrl-C in the middle: half a sheet would be a sheet of the quick answers."""
+
+    async def run(engine):
+        guard = QualityGuard(numbers(24), PLAN, Judge(None), store, HOST)
+        task = asyncio.create_task(guard.answers(At(engine.url), PLAIN))
+        await asyncio.to_thread(engine.wait_for, requests=6)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return guard.known(PLAIN)
+
+    with FakeEngine(slots=4, token_ms=5, answers=answers) as engine:
+        assert asyncio.run(run(engine)) is None
+    (found,) = store.runs()
+    assert (found.state, found.error, store.verdicts(found.id)) == (RunState.FAILED, "interrupted", [])
+
+
+def test_a_slow_engine_is_asked_fewer_and_so_are_those_after_it(answers, store):
+    async def run(engine):
+        guard = QualityGuard(numbers(24), replace(PLAN, most_s=0.0), Judge(None), store, HOST)
+        return [await guard.answers(At(engine.url), config) for config in (PLAIN, NARROW)]
+
+    with FakeEngine(slots=4, token_ms=0.1, answers=answers) as engine:
+        first, second = asyncio.run(run(engine))
+    assert first.asked == 4  # one for each agent
+    assert second.marks.keys() == first.marks.keys()
+    assert [len(store.items(run.id)) for run in store.runs()] == [4, 24]

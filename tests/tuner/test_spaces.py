@@ -1,0 +1,232 @@
+"""What is offered to be turned, by engine and machine."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skep.catalog.models import geometry
+from skep.catalog.options import Draft
+from skep.engines.base import Launch
+from skep.engines.embedded import Embedded
+from skep.engines.llamacpp import LlamaCpp
+from skep.engines.sglang import Sglang
+from skep.engines.vllm import Vllm
+from skep.errors import DoesNotFit, UserError
+from skep.planner.candidates import offered_quants
+from skep.planner.preset_rules import contradictions
+from skep.planner.quants import QUANTS
+from skep.planner.rig_words import parse_rig
+from skep.tuner.baselines import baseline_of, prepared
+from skep.tuner.foresight import foresight_for
+from skep.tuner.space import knobs_for, pairs_of, space_of
+from skep.tuner.space_box import Box
+from skep.tuner.space_formats import quant_of
+from skep.tuner.variants import config_of, turned
+from skep.tunings import Aim
+
+AIM = Aim("effective_tok_s", 4)
+DUAL = Box(16, parse_rig("2x rtx-3090"))
+ADAPTERS = {"vllm": Vllm, "sglang": Sglang, "llamacpp": LlamaCpp, "embedded": Embedded}
+
+
+def dense(**changes):
+    return baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", simulated=True, **changes)
+
+
+def values(knobs):
+    return {knob.name: knob.values for knob in knobs}
+
+
+def test_vllm_on_two_cards_can_turn_what_the_write_up_turned():
+    found = values(knobs_for(dense(), AIM, DUAL, quants=("awq", "gptq")))
+    assert {"graphs", "memory_share", "slots", "kv", "batched_tokens", "mtp", "ngram", "layout", "quant"} <= set(found)
+    assert {"2x TP=1", "TP=2"} <= set(found["layout"])
+    assert found["kv"] == ("auto", "fp8_e5m2")
+    assert found["slots"] == (1, 2, 3, 4, 6, 8)
+    assert found["mtp"] == tuple(range(9))
+
+
+def test_a_model_without_mtp_layers_is_offered_none():
+    base = baseline_of("qwen3-8b", AIM, Box(8, parse_rig("rtx-4090")), engine="vllm", simulated=True)
+    found = values(knobs_for(base, AIM, Box(8, parse_rig("rtx-4090"))))
+    assert "mtp" not in found
+    assert "layout" not in found
+
+
+def test_experts_can_be_spread_where_there_are_any():
+    base = baseline_of("qwen3.6-35b-a3b", AIM, DUAL, engine="vllm", simulated=True)
+    assert "TP=2 + EP=2" in values(knobs_for(base, AIM, DUAL))["layout"]
+
+
+def test_the_cpu_engine_turns_threads_and_batches():
+    base = baseline_of("smollm2-135m", AIM, Box(4), engine="embedded")
+    found = values(knobs_for(base, AIM, Box(4)))
+    assert set(found) == {"slots", "threads", "threads_batch", "replicas", "kv", "kv_layout", "flash_attention",
+                          "batch", "batched_tokens", "ngram"}  # fmt: skip
+    assert found["threads"] == (1, 2, 3, 4)
+    assert found["replicas"] == (1, 2, 4)
+    assert "replicas" not in values(knobs_for(base, Aim("task_tok_s", 1), Box(4)))
+
+
+def test_llama_cpp_on_cards_splits_by_layer_by_tensor_or_not_at_all():
+    base = baseline_of("qwen3-8b", AIM, DUAL, engine="llamacpp", checkpoint="qwen3-8b-Q4_K_M.gguf")
+    found = values(knobs_for(base, AIM, DUAL))
+    assert set(found["layout"]) == {"2x TP=1", "TP=2", "TP=1 + PP=2"}
+    assert config_of(base, knobs_for(base, AIM, DUAL))["layout"] == "TP=1 + PP=2"  # by itself it takes all cards
+    assert "threads" not in found
+
+
+def test_ollama_has_few_knobs_and_says_so():
+    base = replace(baseline_of("qwen3-8b", AIM, Box(4), engine="embedded"), engine="ollama")
+    space = space_of(base, AIM, DUAL)
+    assert {knob.name for knob in space.knobs} == {"slots", "kv"}
+    assert space.left_alone == ("ollama decides most by itself: only slots and the KV type can be turned",)
+
+
+def test_what_the_presets_own_flags_say_is_left_alone():
+    """Turning it as well would put both on one command line."""
+    base = replace(dense(), extra=("--enforce-eager", "--speculative-config={}", "--max-num-batched-tokens", "4096"))
+    space = space_of(base, AIM, DUAL)
+    assert not {"graphs", "mtp", "ngram", "batched_tokens"} & {knob.name for knob in space.knobs}
+    assert "graphs is left alone: the preset's own `--enforce-eager` says it" in space.left_alone
+
+
+def test_a_base_off_the_ladder_becomes_a_rung_of_it():
+    base = turned(dense(), config_of(dense(), ()).turned({"slots": 5, "memory_share": 0.87}))
+    found = values(knobs_for(base, AIM, DUAL))
+    assert found["slots"] == (1, 2, 3, 4, 5, 6, 8)
+    assert found["memory_share"] == (0.8, 0.85, 0.87, 0.9, 0.92, 0.95)
+
+
+def test_a_prefix_cache_that_is_on_is_turned_off_only_by_name():
+    """A load of fresh prompts sees what it costs and not what it brings."""
+    box = Box(8, parse_rig("rtx-4090"))
+    base = baseline_of("qwen3-8b", AIM, box, engine="vllm", simulated=True)
+    assert "prefix_cache" not in values(knobs_for(base, AIM, box))
+    assert "prefix_cache" in values(knobs_for(base, AIM, box, named=("prefix_cache",)))
+
+
+def test_power_is_capped_for_joules_where_it_may_be():
+    joules = Aim("tok_per_joule", 4)
+    assert "power_cap" not in values(knobs_for(dense(), joules, DUAL))
+    assert "power_cap" in values(knobs_for(dense(), joules, replace(DUAL, can_cap=True)))
+    assert "power_cap" not in values(knobs_for(dense(), AIM, replace(DUAL, can_cap=True)))
+
+
+def test_two_checkpoints_are_a_choice_that_may_answer_differently():
+    base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"])
+    knob = next(k for k in knobs_for(base, AIM, DUAL, checkpoints=("a/x-AWQ", "a/x-GPTQ")) if k.name == "checkpoint")
+    assert knob.values == ("a/x-AWQ", "a/x-GPTQ")
+    assert knob.alters_answers
+    assert base.options.quant is None
+
+
+def test_drafts_of_a_model_of_their_own_are_turned_where_the_preset_names_it():
+    base = dense()
+    base = replace(base, options=replace(base.options, draft=Draft("eagle", 3, "some/head")))
+    found = values(knobs_for(base, AIM, DUAL))
+    assert found["eagle"][0] == 0
+    assert 3 in found["eagle"]
+
+
+def test_pairs_are_of_knobs_that_are_there():
+    knobs = knobs_for(dense(), AIM, DUAL)
+    names = {knob.name for knob in knobs}
+    pairs = pairs_of(knobs)
+    assert ("slots", "memory_share") in pairs
+    assert ("mtp", "layout") in pairs
+    assert all(names.issuperset(pair) for pair in pairs)
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "engine"),
+    [
+        ("qwen3.6-27b", "2x rtx-3090", "vllm"),
+        ("qwen3.6-35b-a3b", "2x rtx-3090", "vllm"),
+        ("qwen3-8b", "rtx-4090", "vllm"),
+        ("qwen3-8b", "rtx-5090", "sglang"),
+        ("qwen3.6-27b", "4x rtx-3090", "vllm"),
+        ("qwen3-8b", "2x rtx-3090", "llamacpp"),
+        ("smollm2-135m", None, "embedded"),
+    ],
+)
+def test_every_value_gives_a_sound_preset_or_a_refusal(model, hardware, engine):
+    rig = parse_rig(hardware) if hardware else None
+    box = Box(4, rig)
+    base = baseline_of(model, AIM, box, engine=engine, simulated=True)
+    assert contradictions(base) == []
+    quants = [quant.id for quant in offered_quants(geometry(model), engine, rig.cards)] if rig else ()
+    knobs = knobs_for(base, AIM, box, quants=quants)
+    terrain = foresight_for(base, rig, AIM, knobs)
+    here = config_of(base, knobs)
+    assert terrain.refusal(here) is None
+    for knob in knobs:
+        assert here[knob.name] in knob.values
+        for value in knob.values:
+            config = here.turned({knob.name: value})
+            if terrain.refusal(config) is None:
+                preset = turned(base, config)
+                assert contradictions(preset) == []
+                assert list(ADAPTERS[engine]().refusals(launch_of(preset))) == []
+
+
+def launch_of(preset):
+    """Its format is the checkpoint's own where an engine is really started."""
+    options = replace(preset.options, quant=None)
+    return Launch(preset.name, preset.engine, preset.served_as, Path("weights.gguf"), preset.slots,
+                  preset.context_tokens, preset.threads or 0, checkpoint="weights.gguf", options=options)  # fmt: skip
+
+
+def test_a_safe_beginning_is_plain():
+    base = dense()
+    assert base.options.graphs is False
+    assert base.options.draft is None
+    assert base.options.kv is None
+    assert base.options.memory_share == 0.85
+    assert (base.replicas, base.options.tp, base.slots) == (1, 1, 4)
+    plain = baseline_of("smollm2-135m", AIM, Box(2), engine="embedded")
+    assert (plain.slots, plain.threads, plain.replicas, plain.hardware) == (1, 2, 1, "cpu")
+
+
+def test_what_fits_nowhere_is_said_as_a_plan_says_it():
+    with pytest.raises(DoesNotFit, match=r"llama-3\.3-70b does not fit `rtx-3090`") as caught:
+        baseline_of("llama-3.3-70b", AIM, Box(8, parse_rig("rtx-3090")), engine="vllm", simulated=True)
+    assert "2x rtx-3090" in (caught.value.hint or "")
+
+
+def test_a_real_engine_wants_a_checkpoint():
+    with pytest.raises(UserError, match="which checkpoint"):
+        baseline_of("qwen3-8b", AIM, DUAL, engine="vllm")
+    with pytest.raises(UserError, match="is not in the catalogue"):
+        baseline_of("nobody/knows-it", AIM, DUAL, engine="vllm", checkpoint="nobody/knows-it")
+
+
+def test_there_is_room_for_a_task_and_for_what_was_asked():
+    wide = replace(AIM, min_context=16384)
+    assert baseline_of("qwen3.6-27b", wide, DUAL, engine="vllm", simulated=True).context_tokens == 16384
+    long = replace(AIM, input_tokens=4000, output_tokens=96)
+    assert prepared(replace(dense(), context_tokens=1024), long, DUAL).context_tokens == 4352
+    with pytest.raises(UserError, match="--min-context 16384 is beyond the 8192 tokens of smollm2-135m"):
+        baseline_of("smollm2-135m", wide, Box(2), engine="embedded")
+    with pytest.raises(UserError, match="a task of 9128 tokens is beyond the 8192"):
+        baseline_of("smollm2-135m", replace(AIM, input_tokens=9000), Box(2), engine="embedded")
+
+
+@pytest.mark.parametrize(
+    ("engine", "checkpoint", "quant"),
+    [
+        ("vllm", "org/Model-AWQ-4bit", "awq"),
+        ("vllm", "Lorbus/Qwen3.6-27B-int4-AutoRound", "autoround"),
+        ("vllm", "org/Model", "bf16"),
+        ("vllm", "org/Model-FP8", "fp8"),
+        ("embedded", "SmolLM2-135M-Instruct.Q4_1.gguf", "q4_k_m"),
+        ("llamacpp", "org/model:Q8_0", "q8_0"),
+        ("llamacpp", "model-UD-Q4_K_XL.gguf", "q4_k_m"),
+    ],
+)
+def test_formats_are_read_from_names(engine, checkpoint, quant):
+    base = replace(dense(), engine=engine, checkpoint=checkpoint, options=replace(dense().options, quant=None))
+    found = quant_of(base)
+    assert found is not None
+    assert found.id == quant

@@ -1,0 +1,168 @@
+"""A configuration served for a while: in folders of its own, and gone without a trace however it ends."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from trial_presets import PLAIN, pids_of, preset_of, with_words
+
+from skep.bench.endpoint import find_endpoint
+from skep.engines.control import holder_of
+from skep.errors import EngineError
+from skep.places import user_paths
+from skep.tryout import Tryout, tuner_lock
+from skep.tuner.house import DidNotStart
+from skep.wire.client import WireFailure
+from skep.wire.fetch import fetch_once
+from skep.wire.heads import parse_url
+
+
+@pytest.fixture
+def paths(env):
+    return user_paths(env)
+
+
+@pytest.fixture
+def house(paths, tmp_path):
+    yield Tryout(paths, tmp_path / "work")
+    assert not pids_of(str(tmp_path / "work")), "something was left running"
+
+
+async def not_started(house, config):
+    with pytest.raises(DidNotStart) as found:
+        async with house.open(preset_of(config)):
+            pass
+    return found.value.failure
+
+
+async def until(check):
+    async with asyncio.timeout(20):
+        while not (found := check()):
+            await asyncio.sleep(0.02)  # asking another process: there is no event to await
+    return found
+
+
+def test_it_serves_beside_the_users_own_and_leaves_nothing(house, paths, tmp_path):
+    async def run():
+        async with house.open(preset_of(PLAIN)) as served, house.open(preset_of(PLAIN.turned({"slots": 3}))) as other:
+            assert served.url != other.url
+            assert served.start_s > 0
+            assert served.trouble() is None
+            assert (await find_endpoint(served.url, served.model)).model == "fake-model"
+            assert len(pids_of(str(tmp_path / "work"))) >= 4
+            assert holder_of(paths.lock) is None
+        assert not pids_of(str(tmp_path / "work"))
+
+    assert house.together([preset_of(PLAIN), preset_of(PLAIN)])
+    asyncio.run(run())
+    assert not paths.store.exists()
+    assert not paths.runtime.exists()
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_what_does_not_start_is_told_with_its_log_and_tried_once(house, tmp_path):
+    failure = asyncio.run(not_started(house, with_words("--crash-at-start", "CUDA error: out of memory")))
+    assert failure.kind == "out-of-memory"
+    assert "out of memory" in str(failure)
+    logs = (tmp_path / "work").rglob("fake-model-0.log")
+    assert [path.read_text().count("started, pid") for path in logs] == [1]
+
+
+def test_what_cannot_be_started_is_refused_before(house):
+    failure = asyncio.run(not_started(house, PLAIN.turned({"slots": 0})))
+    assert failure.kind == "refused"
+    assert failure.remedy
+
+
+def test_two_tuners_do_not_run_at_once(paths):
+    who = rf"a tuner is already running \(pid {os.getpid()}\)"
+    with tuner_lock(paths), pytest.raises(EngineError, match=who), tuner_lock(paths):
+        pass
+    with tuner_lock(paths):
+        pass
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_later_is_trouble_and_is_not_started_again(house, tmp_path):
+    async def run():
+        async with house.open(preset_of(PLAIN.turned({"replicas": 2}))) as served:
+            engines = [pid for pid in pids_of(str(tmp_path / "work")) if "fake_engine" in words(pid)]
+            engine = next(pid for pid in engines if "keeper" not in words(pid))
+            os.kill(engine, signal.SIGSEGV)
+            failure = await until(served.trouble)
+            assert failure.kind == "crash-under-load"
+            assert "SIGSEGV" in str(failure)
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_one_that_never_becomes_healthy_hangs(paths, tmp_path):
+    house = Tryout(paths, tmp_path / "work", start_deadline_s=1.0)
+    failure = asyncio.run(not_started(house, with_words("--load-s", "60")))
+    assert failure.kind == "hang"
+    assert "within 1 s" in failure.cause
+    assert not pids_of(str(tmp_path / "work"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_cancelled_one_leaves_nothing(house, tmp_path, ready):
+    async def serve(up):
+        async with house.open(preset_of(with_words("--grandchild", "--load-s", "0" if ready else "60"))):
+            up.set()
+            await asyncio.Event().wait()
+
+    async def run():
+        up = asyncio.Event()
+        serving = asyncio.create_task(serve(up))
+        if ready:
+            await up.wait()
+        else:
+            await until(lambda: any("fake_engine" in words(pid) for pid in pids_of(str(tmp_path / "work"))))
+        serving.cancel()
+        await asyncio.wait({serving})
+        assert serving.cancelled()
+        assert not pids_of(str(tmp_path / "work"))
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_when_the_tuner_is_killed_its_engines_end_by_themselves(env, tmp_path):
+    code = f"""
+import asyncio, os
+from pathlib import Path
+from skep.places import user_paths
+from skep.tryout import Tryout
+from trial_presets import preset_of, with_words
+
+async def main():
+    house = Tryout(user_paths(os.environ), Path({str(tmp_path / "work")!r}))
+    async with house.open(preset_of(with_words("--grandchild"))) as served:
+        print(served.url, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+    here = {**env, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen([sys.executable, "-c", code], env=here, stdout=subprocess.PIPE, text=True) as child:
+        url = child.stdout.readline().strip()
+        assert url
+        child.kill()
+    asyncio.run(until(lambda: not pids_of(str(tmp_path / "work"))))
+    with pytest.raises(WireFailure):
+        asyncio.run(fetch_once(parse_url(url)[0], "GET", "/v1/models", timeout_s=2.0))
+    shutil.rmtree(user_paths(env).runtime)
+
+
+def words(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,185 @@
+"""A tuning that is broken off goes on where it was: nothing is asked twice, nothing is decided otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from small_climb import SLOTS, NumberedBench, SmallClimb, a_tuning
+
+from skep import __version__
+from skep.errors import StoreError, UserError
+from skep.store.database import open_store
+from skep.store.tunings import TuningState, TuningStore
+from skep.tuner.documents import curve_of
+from skep.tuner.journal import Journal
+from skep.tuner.running import climb_on, resumed
+
+PROCESS = Path(__file__).with_name("climb_process.py")
+
+
+@pytest.fixture
+def tunings(tmp_path):
+    with open_store(tmp_path / "skep.sqlite3") as store:
+        yield TuningStore(store)
+
+
+def clock():
+    return 1_794_752_600.0
+
+
+def unbroken(tunings) -> str:
+    journal = Journal.begin(tunings, a_tuning(), clock)
+    asyncio.run(climb_on(SmallClimb(), NumberedBench(), journal))
+    return journal.tuning.id
+
+
+def go_on(tunings, name, climb=None, **changes):
+    """In this process, to its end."""
+    climb = climb or SmallClimb()
+    with Journal.resume(tunings, name, clock) as journal:
+        resumed(journal, climb)
+        return asyncio.run(climb_on(climb, NumberedBench(len(journal.past), **changes), journal))
+
+
+def broken_off(tunings, name, after: int) -> None:
+    """By Ctrl-C, in the middle of an errand."""
+
+    async def before(number, _errand):
+        if number > after:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        go_on(tunings, name, before=before)
+
+
+def what_came(tunings, name):
+    answers = [(one.number, one.kind, one.errand, one.answer) for one in tunings.answers(name)]
+    return tunings.stages(name), answers, curve_of(tunings.answers(name))
+
+
+@contextmanager
+def climber(path, name: str, *, freely: bool = False):
+    command = [sys.executable, str(PROCESS), str(path), name, *(["freely"] if freely else [])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def killed_in(process, errands: int) -> list[int]:
+    """The numbers of the errands it began; it is killed in the middle of the last."""
+    begun = []
+    for left in range(errands, 0, -1):
+        begun.append(int(process.stdout.readline()))
+        if left > 1:
+            process.stdin.write("\n")
+            process.stdin.flush()
+    process.kill()
+    process.wait()
+    return begun
+
+
+def test_killed_climb_redoes_only_the_errand_that_was_under_way(tunings, tmp_path):
+    """Killed three times, twice in the middle of an errand and once anywhere, it ends as if nothing had been."""
+    path = tmp_path / "skep.sqlite3"
+    with climber(path, "new") as (process, name):
+        assert tunings.state(name) is TuningState.RUNNING
+        with pytest.raises(UserError, match="a process is at work"):
+            Journal.resume(tunings, name, clock)
+        with pytest.raises(UserError, match="a process is at work"):
+            tunings.delete([name])
+        assert killed_in(process, 3) == [1, 2, 3]
+    assert tunings.state(name) is TuningState.INTERRUPTED
+    with climber(path, name) as (process, _):
+        assert killed_in(process, 2) == [3, 4]
+    with climber(path, name, freely=True) as (process, _):
+        assert killed_in(process, 1) == [4]
+    if tunings.state(name) is TuningState.INTERRUPTED:  # else it was at its end before the kill
+        go_on(tunings, name)
+    assert what_came(tunings, name) == what_came(tunings, unbroken(tunings))
+    kept = tunings.find(name)
+    assert (kept.state, kept.reason) == (TuningState.ENDED, "all was tried")
+
+
+@pytest.mark.parametrize("after", range(7))
+def test_interrupted_climb_goes_on_where_it_was(tunings, after):
+    """Wherever it is broken off, also between a measurement and the look at the answers that belongs to it."""
+    with Journal.begin(tunings, a_tuning(), clock) as journal:
+        name = journal.tuning.id
+    broken_off(tunings, name, after)
+    kept = tunings.find(name)
+    assert (kept.state, kept.answers, kept.error) == (TuningState.INTERRUPTED, after, None)
+    broken_off(tunings, name, after)
+    assert tunings.find(name).answers == after
+    go_on(tunings, name)
+    assert what_came(tunings, name) == what_came(tunings, unbroken(tunings))
+
+
+def test_other_climb_is_not_given_anothers_answers(tunings):
+    """One line, and what was stored is as it was."""
+    with Journal.begin(tunings, a_tuning(skep_version="0.0.9"), clock) as journal:
+        name = journal.tuning.id
+    broken_off(tunings, name, 4)
+    before = what_came(tunings, name)
+    with pytest.raises(
+        UserError, match=r"was begun by skep 0\.0\.9, which climbs differently \(errand 2 was `slots 2`"
+    ):
+        go_on(tunings, name, SmallClimb((1, 32, 2)))
+    assert what_came(tunings, name) == before
+    assert "climbs differently" in tunings.find(name).error
+    go_on(tunings, name)
+
+
+def test_climb_that_decides_otherwise_is_found_out(tunings):
+    """It asks for the same things and makes other stages of the answers."""
+
+    class Contrary(SmallClimb):
+        def _stage(self, config, decision, why, **more):
+            super()._stage(config, decision, f"{why} otherwise", **more)
+
+    with Journal.begin(tunings, a_tuning(skep_version=__version__), clock) as journal:
+        name = journal.tuning.id
+    broken_off(tunings, name, 2)
+    with pytest.raises(
+        UserError, match=r"cannot go on: it was begun on other terms \(stage 0 was `baseline`: baseline\)"
+    ):
+        go_on(tunings, name, Contrary())
+
+
+def test_climb_that_has_ended_takes_no_more(tunings):
+    name = unbroken(tunings)
+    with pytest.raises(UserError, match=f"tuning `{name}` has ended"):
+        Journal.resume(tunings, name, clock)
+
+
+def test_stage_that_was_decided_before_the_kill_is_not_decided_twice(tunings):
+    """The climb decides one before it asks for the next thing; killed there, it makes it again of the same answers."""
+    with Journal.begin(tunings, a_tuning(), clock) as journal:
+        name = journal.tuning.id
+    broken_off(tunings, name, 4)  # the refused one is stored, the errand after it is not answered
+    assert [stage.why for stage in tunings.stages(name)][-1] == "refused"
+    with Journal.resume(tunings, name, clock) as journal:
+        climb = SmallClimb()
+        resumed(journal, climb)
+        assert len(climb.stages) == len(journal.stages) - 1
+        climb.following()
+        assert journal.decided(climb.stages) == ()
+    go_on(tunings, name)
+    assert [stage.number for stage in tunings.stages(name)] == list(range(len(SLOTS)))
+
+
+def test_session_left_by_an_error_says_it(tunings):
+    """The reason is the first error's own, and Ctrl-C is none."""
+    with pytest.raises(ExceptionGroup), Journal.begin(tunings, a_tuning(), clock):
+        raise ExceptionGroup("of tasks", [StoreError("the disk is full")])
+    assert tunings.find("last").error == "the disk is full"
+    with pytest.raises(KeyboardInterrupt), Journal.resume(tunings, "last", clock):
+        raise KeyboardInterrupt
+    kept = tunings.find("last")
+    assert (kept.error, kept.sessions, kept.state) == (None, 2, TuningState.INTERRUPTED)

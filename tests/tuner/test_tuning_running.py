@@ -1,0 +1,108 @@
+"""The loop between climb and bench: what is told, what is stored when, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from small_climb import BASELINE, NumberedBench, SmallClimb, a_tuning
+
+from skep.errors import EngineError
+from skep.store.database import open_store
+from skep.store.tunings import TuningState, TuningStore
+from skep.tuner.journal import Journal
+from skep.tuner.ports import BenchProgress
+from skep.tuner.running import Answered, Asked, Decided, climb_on
+from skep.tunings import Decision
+
+
+@pytest.fixture
+def tunings(tmp_path):
+    with open_store(tmp_path / "skep.sqlite3") as store:
+        yield TuningStore(store)
+
+
+def climb_now(*parts, **options):
+    return asyncio.run(climb_on(*parts, **options))
+
+
+@pytest.fixture
+def journal(tunings):
+    return Journal.begin(tunings, a_tuning(), lambda: 1_794_752_600.0)
+
+
+def test_climb_goes_on_until_nothing_is_asked(journal, tunings):
+    """What comes back is what is stored, and the best is the last that was accepted."""
+    outcome = climb_now(SmallClimb(), NumberedBench(), journal)
+    assert list(outcome.stages) == tunings.stages(outcome.tuning.id)
+    assert [stage.decision.value for stage in outcome.stages] == [
+        "baseline", "accepted", "accepted", "failed", "failed", "worse"
+    ]  # fmt: skip
+    assert outcome.best == BASELINE.turned({"slots": 4})
+    assert len(outcome.curve.points) == 4
+    kept = tunings.find("last")
+    assert (kept.state, kept.answers, kept.stages) == (TuningState.ENDED, 7, 6)
+    spent_s = sum(one.seconds for one in tunings.answers(kept.id))
+    assert kept.measured_s == pytest.approx(spent_s)
+
+
+def test_who_watches_is_told_what_is_stored_already(journal, tunings):
+    """A stage is told after it is in the file, and once."""
+    told = []
+
+    def on_event(event):
+        told.append(type(event))
+        if isinstance(event, Decided):
+            assert tunings.stages(journal.tuning.id)[-1] == event.stage or event.stage.decision is Decision.FAILED
+        if isinstance(event, Answered):
+            assert tunings.find("last").answers == told.count(Answered)
+
+    climb_now(SmallClimb(), NumberedBench(), journal, on_event=on_event)
+    assert told[:4] == [Asked, BenchProgress, Answered, Decided]
+    assert (told.count(Asked), told.count(Answered), told.count(Decided)) == (7, 7, 6)
+
+
+def test_cancelled_climb_keeps_what_was_decided(journal, tunings):
+    """The errand under way leaves nothing; the best so far is known to who cancelled it."""
+    climb = SmallClimb()
+
+    async def broken_off():
+        reached = asyncio.Event()
+
+        async def before(number, _errand):
+            if number == 3:
+                reached.set()
+                await asyncio.Event().wait()
+
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(climb_on(climb, NumberedBench(before=before), journal))
+            await reached.wait()
+            task.cancel()
+        return task.cancelled()
+
+    assert asyncio.run(broken_off())
+    assert (climb.incumbent["slots"], len(journal.stages)) == (2, 2)
+    kept = tunings.find("last")
+    assert (kept.state, kept.answers, kept.error) == (TuningState.INTERRUPTED, 2, None)
+
+
+def test_errand_that_never_ends_is_broken_off(journal, tunings):
+    """The bench should have seen that it hangs; whoever waits in front of it is told in any case."""
+
+    async def before(number, _errand):
+        if number == 2:
+            await asyncio.Event().wait()
+
+    with pytest.raises(EngineError, match=r"`slots 2` \(2 readings of \w+, \w+\) was broken off after"):
+        climb_now(SmallClimb(), NumberedBench(before=before), journal, longest_s=0.05)
+    kept = tunings.find("last")
+    assert (kept.state, kept.answers) == (TuningState.INTERRUPTED, 1)
+    assert "broken off" in kept.error
+
+
+def test_timeout_of_the_bench_itself_stays_its_own(journal):
+    async def before(number, _errand):
+        raise TimeoutError("the engine did not answer")
+
+    with pytest.raises(TimeoutError, match="did not answer"):
+        climb_now(SmallClimb(), NumberedBench(before=before), journal)

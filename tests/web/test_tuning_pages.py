@@ -1,0 +1,159 @@
+"""The pages of tunings: the list that ranks nothing, and one climb with its ladder and pictures."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from running_site import running
+from stored_runs import installation, put_run
+
+from sample_climb import sample_curve, sample_stages, sample_tuning
+from skep.store.tunings import KeptAnswer, TuningStore
+from skep.store.tunings_rows import packed
+from skep.tunings import Aim, Curved, Decision, Failure
+from skep.web.site import Site
+
+MADE = {}
+SECRET_LINE = "FileNotFoundError: /srv/secret/model.gguf at http://10.9.8.7:8000"
+
+
+def put(store, name, stages, *, end="done", curve=(), **changed):
+    """A stored tuning of which this process is the writer."""
+    tunings = TuningStore(store)
+    tuning = sample_tuning(**changed)
+    tuning_id = MADE[name] = tunings.begin(tuning)
+    session = tunings.begin_session(tuning_id, tuning.created_at)
+    tunings.append_stages(tuning_id, stages, tuning.created_at + 60)
+    if curve:
+        answer = packed(Curved(tuple(curve), 120.0))
+        tunings.append_answer(tuning_id, session, KeptAnswer(1, tuning.created_at, "curve", 120.0, {}, answer))
+    if end is not None:
+        reason = None if end == "done" else SECRET_LINE
+        tunings.end_session(tuning_id, session, at=tuning.created_at + 90, outcome=end, reason=reason)
+    return tuning_id
+
+
+def fill(store):
+    stages = sample_stages()
+    put(store, "simulated", stages, curve=sample_curve())
+    put(store, "measured", stages[:4], simulated=False, created_at=1_785_600_000.0)
+    put(store, "other shape", stages[:3], simulated=False, aim=Aim("effective_tok_s", 16, 512, 128))
+    dead = replace(stages[0], decision=Decision.FAILED, figure=None, why="it did not start", failure=Failure(
+        "no-start", "the file is not there", SECRET_LINE, "give its path"))  # fmt: skip
+    put(store, "dead", [dead], end="failed", simulated=False, model="/srv/secret/model.gguf")
+    put(store, "running", stages[:2], end=None, simulated=False, model="<b>bold</b>")
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    return installation(tmp_path_factory.mktemp("tunings"), fill)
+
+
+@pytest.fixture(scope="module")
+def ask(paths):
+    with running(Site(paths)) as asked:
+        yield asked
+
+
+def test_tunings_under_different_loads_stand_in_different_tables(ask):
+    page = ask("/tuning")[1]
+    titles = [part.partition("</caption>")[0] for part in page.split("<caption>")[1:]]
+    ours = [title for title in titles if "qwen3.6-27b" in title]
+    assert len(ours) == 3
+    assert sum("1,024 tokens in, 1,024 out, 4 agents at once" in title for title in ours) == 2
+    assert sum("512 tokens in, 128 out, 16 agents at once" in title for title in ours) == 1
+    assert sum("(simulated)" in title for title in ours) == 1
+
+
+def test_the_list_tells_from_where_to_where_and_the_state(ask):
+    listed = {one["id"]: one for one in json.loads(ask("/api/tuning.json")[1])["tunings"]}
+    one = listed[MADE["simulated"]]
+    assert (one["baseline"], one["best"], one["gain"]) == pytest.approx((25.1, 190.0, 7.57), rel=0.01)
+    assert one["gain_low"] < one["gain"] < one["gain_high"]
+    assert one["step"] == "mtp 3 → 5"
+    states = {name: listed[MADE[name]]["state"] for name in ("simulated", "dead", "running")}
+    assert states == {"simulated": "ended", "dead": "interrupted", "running": "running"}
+    rows = list(csv.DictReader(io.StringIO(ask("/api/tuning.csv")[1])))
+    assert {row["id"] for row in rows} == set(MADE.values())
+    assert [row["id"] for row in csv.DictReader(io.StringIO(ask("/api/tuning.csv?model=nothing")[1]))] == []
+
+
+def test_one_tuning_shows_its_ladder_pictures_and_words(ask):
+    page = ask(f"/tuning/{MADE['simulated']}")[1]
+    for part in ("From 25.1 to 190 tok/s", "The climb", "What mattered", "The ladder", "Dead ends", "Simulated",
+                 "The best against the baseline", "How it was measured", "torch.OutOfMemoryError"):  # fmt: skip
+        assert part in page
+    assert "data-refresh" not in page
+    assert " style=" not in page
+
+
+def test_a_running_one_is_asked_for_again_until_it_ends(ask):
+    page = ask(f"/tuning/{MADE['running']}")[1]
+    assert f'data-refresh="/tuning/{MADE["running"]}/body"' in page
+    assert "data-running" in page
+    assert "<b>bold" not in page
+    assert "The climb goes on" in ask(f"/tuning/{MADE['running']}/body")[1]
+
+
+def test_json_csv_report_and_picture_of_one(ask):
+    name = MADE["simulated"]
+    told = json.loads(ask(f"/api/tuning/{name}.json")[1])
+    assert {"tuning", "baseline", "best", "stages", "curve"} <= told.keys()
+    assert told["best"]["title"] == "mtp 3 → 5"
+    rows = list(csv.DictReader(io.StringIO(ask(f"/api/tuning/{name}.csv")[1])))
+    assert [row["decision"] for row in rows[:2]] == ["baseline", "failed"]
+    assert rows[1]["remedy"].startswith("memory_share")
+    response, report = ask(f"/tuning/{name}/report.html")
+    assert report.startswith("<!doctype html>")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    response, picture = ask(f"/tuning/{name}/picture.svg")
+    assert response.headers["content-type"] == "image/svg+xml"
+    assert "SIMULATED" in picture
+
+
+def test_one_that_is_not_there_is_404_in_words(ask):
+    response, page = ask("/tuning/20200101-000000-nothing")
+    assert response.status == 404
+    assert "there is no tuning" in page
+    response, told = ask("/api/tuning/nothing.json")
+    assert response.status == 404
+    assert "nothing" in json.loads(told)["error"]["message"]
+
+
+def test_in_public_no_path_or_address_of_a_dead_end_is_told(paths):
+    dead = MADE["dead"]
+    names = [f"/tuning/{dead}{end}" for end in ("", "/body", "/report.html", "/picture.svg")]
+    names += [f"/api/tuning/{dead}.json", f"/api/tuning/{dead}.csv", "/api/tuning.json", "/api/tuning.csv"]
+    with running(Site(paths, public=True)) as ask:
+        pages = [ask(name)[1] for name in ("/tuning", *names, f"/tuning/{MADE['simulated']}")]
+    assert all("/srv" not in page and "10.9.8.7" not in page for page in pages)
+    assert "model.gguf" in pages[0]
+    assert "From 25.1 to 190 tok/s" in pages[-1]
+
+
+def test_runs_of_a_tuning_are_listed_only_where_they_are_asked_for(tmp_path):
+    """A night's climb makes hundreds of them: they would hide the sweeps."""
+
+    def fill_runs(store):
+        put_run(store, 0)
+        for place, kind in enumerate(("tune", "tune-quality"), 1):
+            put_run(store, place, kind=kind, levels=(4,), config={"tuning": "20260801-101500-climb1"})
+
+    with running(Site(installation(tmp_path, fill_runs))) as ask:
+        page = ask("/runs")[1]
+        assert "One benchmark run is stored." in page
+        assert "2 runs of tunings are not listed here" in page
+        rows = json.loads(ask("/api/runs.json?kind=tune")[1])["runs"]
+        assert [row["kind"] for row in rows] == ["tune"]
+        assert 'href="/tuning/20260801-101500-climb1"' in ask("/runs?kind=tune")[1]
+        assert "Its tuning" in ask(f"/runs/{rows[0]['id']}")[1]
+        judged = json.loads(ask("/api/runs.json?kind=tune-quality")[1])["runs"][0]
+        assert (judged["best_tok_s"], judged["conclusion"]) == (None, "answers judged for a tuning")
+
+
+def test_without_a_store_the_page_says_how_to_begin(tmp_path):
+    with running(Site(installation(tmp_path))) as ask:
+        assert "Nothing was tuned yet" in ask("/tuning")[1]
+        assert json.loads(ask("/api/tuning.json")[1]) == {"tunings": []}
