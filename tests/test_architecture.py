@@ -13,7 +13,13 @@ SRC = ROOT / "src" / "skep"
 # From the top down. A package may import from the rows below its own; inside a row, `>` points to what may be imported.
 LAYERS = [
     [{"__main__"}, {"cli"}, {"mcp_server", "web"}],
-    [{"frontdoor", "listening", "putback", "tryout"}, {"wiring"}, {"launching", "presetfile"}, {"configfile", "keyfile"}, {"settings"}],
+    [
+        {"frontdoor", "listening", "putback", "tryout"},
+        {"wiring"},
+        {"launching", "presetfile"},
+        {"configfile", "keyfile"},
+        {"settings"},
+    ],
     [{"gateway", "monitor", "swarm", "tuner", "cluster"}],
     [{"quality"}, {"bench"}],
     [{"engines", "store", "sandbox", "weights"}, {"wire", "host", "places"}],

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from skep.records import Interval
@@ -26,32 +27,43 @@ class Change:
         return f"{self.knob} {value_words(self.before)} → {value_words(self.after)}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Config:
     """One configuration: a value for every knob, in the order of their names."""
 
     values: tuple[tuple[str, Value], ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.values)
+
+    @cached_property
+    def _by_knob(self) -> dict[str, Value]:
+        return dict(self.values)
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> Config:
         return cls(tuple(sorted(values.items())))
 
     def __getitem__(self, knob: str) -> Value:
-        return dict(self.values)[knob]
+        return self._by_knob[knob]
 
     def get(self, knob: str, default: Value = None) -> Value:
-        return dict(self.values).get(knob, default)
+        return self._by_knob.get(knob, default)
 
     @property
     def as_dict(self) -> dict[str, Value]:
-        return dict(self.values)
+        return dict(self._by_knob)
 
     def turned(self, changes: Mapping[str, Value]) -> Config:
         return Config.of({**self.as_dict, **changes})
 
     def changes_from(self, other: Config) -> tuple[Change, ...]:
         """What makes this one out of the other."""
-        there = other.as_dict
+        there = other._by_knob
         return tuple(Change(knob, there.get(knob), value) for knob, value in self.values if there.get(knob) != value)
 
     @property

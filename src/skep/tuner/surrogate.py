@@ -55,19 +55,20 @@ class Surrogate:
         self._level = self._foreseen(baseline) or 0.0
         self._reach = {name: self._reaches(knob) for name, knob in self._knobs.items()}
         self._places = {name: {value: n for n, value in enumerate(knob.values)} for name, knob in self._knobs.items()}
-        self._numbers: dict[Config, int] = {}  # of configurations that the kernel was asked of
-        self._kernels: dict[tuple[int, int], float] = {}
+        self._columns: dict[Config, dict[Config, float]] = {}  # the kernel, as far as it was asked for
         self._seen: list[tuple[Config, int]] = []
         self._rows: list[list[float]] = []  # of the Cholesky factor
         self._rest: list[float] = []  # what was measured less the prior, through that factor
         self._weights: list[float] = []
+        self._pull: dict[Config, float] = {}  # the weights of all starts of a configuration
 
     def __repr__(self) -> str:
         return f"<Surrogate {len(self._seen)} starts>"
 
     def took(self, config: Config, round_: int, score: float, variance: float) -> None:
         """One start's mean, with the variance it has as a measure of its configuration."""
-        column = [self._kernel(config, other) + _COMMON**2 * (there == round_) for other, there in self._seen]
+        near = self._column(config)
+        column = [near[other] + _COMMON**2 * (there == round_) for other, there in self._seen]
         row = self._forward(column)
         own = self._kernel(config, config) + _COMMON**2 + variance
         pivot = math.sqrt(max(own - sum(map(mul, row, row)), 1e-9))
@@ -75,10 +76,14 @@ class Surrogate:
         self._rows.append([*row, pivot])
         self._seen.append((config, round_))
         self._weights = self._backward()
+        self._pull = dict.fromkeys((other for other, _ in self._seen), 0.0)
+        for (other, _), weight in zip(self._seen, self._weights, strict=True):
+            self._pull[other] += weight
 
     def gain(self, config: Config, over: Config) -> Belief:
         """Of one configuration over another."""
-        column = [self._kernel(config, other) - self._kernel(over, other) for other, _ in self._seen]
+        mine, theirs = self._column(config), self._column(over)
+        column = [mine[other] - theirs[other] for other, _ in self._seen]
         mean = self.prior(config) - self.prior(over) + sum(map(mul, column, self._weights))
         through = self._forward(column)
         variance = self._kernel(config, config) + self._kernel(over, over) - 2 * self._kernel(config, over)
@@ -86,8 +91,9 @@ class Surrogate:
 
     def mean_gain(self, config: Config, over: Config) -> float:
         """The mean alone, which is had quickly."""
-        column = (self._kernel(config, other) - self._kernel(over, other) for other, _ in self._seen)
-        return float(self.prior(config) - self.prior(over) + sum(map(mul, column, self._weights)))
+        mine, theirs = self._column(config), self._column(over)
+        pulled = sum(weight * (mine[other] - theirs[other]) for other, weight in self._pull.items())
+        return self.prior(config) - self.prior(over) + pulled
 
     def prior(self, config: Config) -> float:
         if config not in self._prior:
@@ -120,11 +126,18 @@ class Surrogate:
         return min(_MOST_OFF, max(_OFF + _OFF_SHARE * abs(predicted), unforeseen))
 
     def _kernel(self, a: Config, b: Config) -> float:
-        one, other = (self._numbers.setdefault(config, len(self._numbers)) for config in (a, b))
-        pair = (one, other) if one < other else (other, one)
-        if pair not in self._kernels:
-            self._kernels[pair] = self._worked_out(a, b)
-        return self._kernels[pair]
+        column = self._columns.setdefault(a, {})
+        if b not in column:
+            column[b] = self._worked_out(a, b)
+        return column[b]
+
+    def _column(self, config: Config) -> dict[Config, float]:
+        """The kernel of it with all that were seen."""
+        column = self._columns.setdefault(config, {})
+        for other in self._pull:
+            if other not in column:
+                column[other] = self._worked_out(config, other)
+        return column
 
     def _worked_out(self, a: Config, b: Config) -> float:
         total, alike = _LEVEL**2, a == b
