@@ -46,6 +46,7 @@ class Planned:
     tpot_ms: float
     spare_bytes: int
     refusal: str | None = None
+    inside: bool = False  # the tighter side is the engine's own share
 
 
 class PlannedRig:
@@ -102,12 +103,16 @@ class PlannedRig:
         card = self.hardware.cards[0]
         plan = memory(setup, card, context=context, slots=setup.slots)
         spare = min(-plan.over_inside_bytes, -plan.over_outside_bytes)
+        inside = plan.over_inside_bytes >= plan.over_outside_bytes
         if spare < 0:
-            return Planned(0.0, 0.0, 0.0, 0.0, spare)
+            return Planned(0.0, 0.0, 0.0, 0.0, spare, inside=inside)
         load = load_of(self.rig.aim, concurrency)
         seen: Prospect = prospect(setup, self.hardware, published_constants(), context=_need(self.rig.aim))
         outcome = seen.outcome(load)
-        return Planned(outcome.effective_tok_s, outcome.task_tok_s, outcome.ttft_s * 1000, outcome.tpot_s * 1000, spare)
+        return Planned(
+            outcome.effective_tok_s, outcome.task_tok_s, outcome.ttft_s * 1000, outcome.tpot_s * 1000, spare,
+            inside=inside,
+        )  # fmt: skip
 
 
 class RigTerrain:

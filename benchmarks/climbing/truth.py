@@ -153,9 +153,10 @@ class RuggedTruth:
         refused = self._refused(config)
         if refused is not None:
             return refused
-        spare = self.planned.of(config).spare_bytes
+        planned = self.planned.of(config)
+        spare = planned.spare_bytes
         if spare < self.more_memory_bytes:
-            return _out_of_memory(self.more_memory_bytes - spare)
+            return _out_of_memory(self.more_memory_bytes - spare, inside=planned.inside)
         values = config.as_dict
         return next((_WORDS[region.kind] for region in self.regions if region.has(values)), None)
 
@@ -206,7 +207,11 @@ def _part(knob: Knob, baseline: Config, rng: Random) -> frozenset[Value]:
     return frozenset(others[rng.randrange(len(others) // 2, len(others)) :])
 
 
-def _out_of_memory(over_bytes: float) -> Failure:
+def _out_of_memory(over_bytes: float, *, inside: bool) -> Failure:
+    """Inside its share the engine finds no room for its cache; beside it the card has none left."""
+    if inside:
+        said = "ValueError: No available memory for the cache blocks"
+        return Failure("out-of-memory", "no memory for the KV cache", said, "raise memory_share, or lower slots")
     said = f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {over_bytes / 2**20 + 64:.0f} MiB. GPU 0"
     return Failure(
         "out-of-memory", "the card's memory was not enough", said, "lower memory_share, slots or batched_tokens"

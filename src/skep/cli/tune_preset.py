@@ -15,9 +15,8 @@ from skep.cli.tune_tables import differences, figure_words
 from skep.errors import SkepError, UserError
 from skep.places import user_paths
 from skep.presetfile import check_name, find_preset, parse_preset, presets_folder
-from skep.report.tuning_words import baseline_of, unit_of
+from skep.report.tuning_words import best_of, unit_of
 from skep.store.tunings_rows import packed, unpacked
-from skep.tuner.explain import kept_steps
 from skep.tuner.variants import turned
 from skep.tunings import Stage, Tuning
 
@@ -71,16 +70,10 @@ def _figures(tuning: Tuning, stage: Stage) -> tuple[Published, ...]:
     )  # fmt: skip
 
 
-def best_stage(stages: Sequence[Stage]) -> Stage | None:
-    """Not one that was accepted and failed afterwards."""
-    kept = kept_steps(stages)
-    return kept[-1] if kept else baseline_of(stages)
-
-
 def stage_for(tuning: Tuning, stages: Sequence[Stage], number: int | None) -> Stage:
     """The best, or that stage of the ladder."""
     if number is None:
-        best = best_stage(stages)
+        best = best_of(stages)
         if best is None:
             hint = f"`skep tune show {tuning.id}` says why"
             raise UserError(f"tuning `{tuning.id}` has measured nothing that could be exported", hint=hint)

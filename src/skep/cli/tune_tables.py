@@ -129,13 +129,15 @@ def print_curve(points: Sequence[CurvePoint], baseline: Config, best: Config) ->
     if not points:
         return
     levels = sorted({point.concurrency for point in points})
+    alone = baseline == best
     by_place = {(point.concurrency, point.config.key): point for point in points}
     rows = []
     for level in levels:
         first, second = by_place.get((level, baseline.key)), by_place.get((level, best.key))
         rows.append([str(level), *_curve_cells(first), *_curve_cells(second), _times(first, second)])
     columns = ("C", "baseline tok/s", "95 %", "TTFT", "best tok/s", "95 % ", "TTFT ", "TIMES")
-    print_table(columns, rows, right=columns)
+    shown = 4 if alone else len(columns)
+    print_table(columns[:shown], [row[:shown] for row in rows], right=columns)
 
 
 def _curve_cells(point: CurvePoint | None) -> list[str]:
@@ -179,4 +181,5 @@ def figure_words(figure: Interval) -> str:
 
 
 def _range(interval: Interval | None, digits: int) -> str:
-    return "–" if interval is None else f"{interval.low:,.{digits}f}..{interval.high:,.{digits}f}"
+    """Of what cannot be below zero, whatever two runs make of it."""
+    return "–" if interval is None else f"{max(0.0, interval.low):,.{digits}f}..{interval.high:,.{digits}f}"
