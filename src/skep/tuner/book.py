@@ -57,7 +57,9 @@ class Book:
             self._seats.setdefault(sitting.config, []).append(Seat(self.rounds, sitting))
             if sitting.failure is not None:
                 self.failures.append((sitting.config, sitting.failure))
-                self._suspicion.failed(sitting.config)
+                explained = is_of_memory(sitting.failure) and self.terrain.spare_bytes(sitting.config) is not None
+                if not explained:
+                    self._suspicion.failed(sitting.config)
                 continue
             logs = scores(sitting.readings)
             if logs:
