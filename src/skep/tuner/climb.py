@@ -16,32 +16,17 @@ from dataclasses import dataclass
 
 from skep.stats.sequential import Contest, Verdict
 from skep.tuner.book import Book, figure_of, over_limit, paired
+from skep.tuner.choosing import READY, Chooser
 from skep.tuner.dead_ends import remedied
 from skep.tuner.moves import Move, Moves
 from skep.tuner.ports import Answer, Curve, Errand, Judge, Measure, Terrain
-from skep.tuner.purse import Purse, curve_levels
+from skep.tuner.purse import CURVE_SHARE, Purse, curve_levels
 from skep.tuner.verdicts import Evidence, answers_worse, contested, failed, stage_of, too_late
 from skep.tunings import Aim, Config, Curved, Decision, Failure, Judged, Round, Sitting, Stage
 
 BASELINE_STARTS = 2
 SCREENED = 3  # readings of a start that only sorts
-SIDE_BY_SIDE = 3  # challengers that share one start of the incumbent
-SURE, SURE_GAIN = 0.95, 0.05  # foreseen so clearly that it is decided about at once
-READY = 0.75  # chance of being better, from which on it is decided about
 MOST_ALARMS = 2  # failures of what was accepted, before one goes back
-
-
-@dataclass(frozen=True, slots=True)
-class Grain:
-    """How finely one looks. Coarse first; finer when nothing more is found and time is left."""
-
-    floor: float  # expected gain below which nothing is tried
-    worth: float  # a gain that is worth a decision of its own
-    screens: int  # starts spent on sorting one configuration, at most
-    rounds: int  # starts of either side, at most, for one decision
-
-
-GRAINS = (Grain(0.003, 0.012, 2, 6), Grain(0.0015, 0.008, 4, 10), Grain(0.0008, 0.005, 7, 16))
 
 
 @dataclass(slots=True)
@@ -65,12 +50,12 @@ class Climb:
         self.purse = Purse(terrain, aim, budget_s)
         self._book = Book(terrain, baseline)
         self._moves = Moves(self._book)
+        self._chooser = Chooser(self._book, self._moves, self.purse)
         self._asked: Errand | None = None
         self._trial: _Trial | None = None
         self._judging = False
         self._before: list[Config] = []  # what was best before
         self._alarms: dict[Config, int] = {}
-        self._owed: list[Config] = []  # neighbours of a peak that were measured less often
 
     def __repr__(self) -> str:
         accepted = sum(stage.decision is Decision.ACCEPTED for stage in self.stages)
@@ -104,21 +89,17 @@ class Climb:
 
     def prospects(self) -> list[Move]:
         """What could be tried from here, the most hopeful a minute first."""
-        return sorted(self._moves.singles(self.incumbent), key=self._worth, reverse=True)
+        return self._chooser.ranked(self.incumbent)
 
     def minutes(self, move: Move) -> float:
         """That deciding about it is expected to take."""
-        return 2 * self.purse.seconds((self.incumbent, move.config), self.purse.readings(move.config)) / 60
+        return self._chooser.minutes(move, self.incumbent)
 
     @property
     def spent_s(self) -> float:
         return self.purse.spent_s
 
     # Choosing
-
-    @property
-    def _grain(self) -> Grain:
-        return GRAINS[self._moves.grain]
 
     @property
     def _is_over(self) -> bool:
@@ -136,65 +117,17 @@ class Climb:
         return self._choose()
 
     def _choose(self) -> Errand | None:
-        moves = self._hopeful(self._moves.singles(self.incumbent))
-        if not moves and not self._owed:
-            moves = self._hopeful(self._moves.further(self.incumbent))
-        if not moves and not self._owed and self._moves.grain + 1 < len(GRAINS):
-            self._moves.grain += 1
-            return self._choose()
-        if not moves and not self._owed:
+        chosen = self._chooser.choose(self.incumbent)
+        if chosen is None:
             return self._close("nothing is left that promises anything")
-        if moves and not self._owed and self._is_decidable(moves[0]):
-            return self._begin(moves[0])
-        return self._screen(moves)
-
-    def _hopeful(self, moves: Sequence[Move]) -> list[Move]:
-        return sorted((move for move in moves if move.hope >= self._grain.floor), key=self._worth, reverse=True)
-
-    def _worth(self, move: Move) -> float:
-        """Expected gain a minute."""
-        return move.hope / max(1e-6, self.minutes(move))
-
-    def _is_decidable(self, move: Move) -> bool:
-        """Screened and promising, or foreseen beyond doubt, or made of what was screened one by one."""
-        belief, starts = move.belief, self._book.starts(move.config)
-        if move.kind == "together":
-            return True
-        if starts == 0:
-            return belief.chance >= SURE and belief.mean >= SURE_GAIN
-        return belief.mean >= self._grain.worth and belief.chance >= READY
-
-    def _screen(self, moves: Sequence[Move]) -> Errand | None:
-        chosen = [config for config in self._owed if self._book.refusal(config) is None][:SIDE_BY_SIDE]
-        self._owed = []
-        for move in moves:
-            if len(chosen) < SIDE_BY_SIDE and move.config not in chosen and not self._is_decidable(move):
-                chosen.append(move.config)
-        if not chosen:
-            return self._next()
+        if isinstance(chosen, Move):
+            evidence = Evidence(chosen.config, self.incumbent, (), (), 0.0, self._predicted(chosen.config))
+            grain = self._chooser.grain
+            self._trial = _Trial(chosen, evidence, Contest(self._book.noise, rounds=grain.rounds, worth=grain.worth))
+            return self._confirm(self._trial)
         while len(chosen) > 1 and not self._affords((self.incumbent, *chosen), SCREENED):
-            chosen.pop()
+            chosen = chosen[:-1]
         return self._measure((self.incumbent, *chosen), SCREENED, "screen")
-
-    def _begin(self, move: Move) -> Errand | None:
-        missing = self._unmeasured_neighbours(move)
-        if missing:
-            self._owed = missing
-            return self._screen(())
-        predicted = self._predicted(move.config)
-        evidence = Evidence(move.config, self.incumbent, (), (), 0.0, predicted)
-        contest = Contest(self._book.noise, rounds=self._grain.rounds, worth=self._grain.worth)
-        self._trial = _Trial(move, evidence, contest)
-        return self._confirm(self._trial)
-
-    def _unmeasured_neighbours(self, move: Move) -> list[Config]:
-        """On a ladder a peak is believed only beside neighbours that were measured as often as it was."""
-        starts = self._book.starts(move.config)
-        if starts == 0 or move.kind != "single":
-            return []
-        names = [change.knob for change in move.changes]
-        beside = self._moves.neighbours(move.config, names)
-        return [one for one in beside if one != self.incumbent and self._book.starts(one) == 0]
 
     def _confirm(self, trial: _Trial) -> Errand | None:
         configs = (self.incumbent, trial.move.config)
@@ -231,7 +164,14 @@ class Climb:
         if self.curve is not None or not self.stages:
             return None
         configs = (self.baseline, self.incumbent) if self.incumbent != self.baseline else (self.baseline,)
-        return Curve(configs, curve_levels(self.aim.concurrency))
+        return Curve(configs, self._curve_levels(configs))
+
+    def _curve_levels(self, configs: Sequence[Config]) -> tuple[int, ...]:
+        """All, or only the goal's where the time is over."""
+        levels = curve_levels(self.aim.concurrency)
+        left_s = self.purse.budget_s - self.spent_s
+        affordable = self.purse.seconds(configs, 2 * len(levels)) <= max(left_s, CURVE_SHARE * self.purse.budget_s / 2)
+        return levels if affordable else (self.aim.concurrency,)
 
     def _affords(self, configs: Sequence[Config], readings: int) -> bool:
         return self.purse.affords(self.purse.seconds(configs, readings), (self.baseline, self.incumbent))
@@ -277,14 +217,24 @@ class Climb:
             if sitting.failure is not None:
                 self._dead_end(evidence, sitting.failure)
                 continue
+            if not sitting.figures:
+                self._unread(evidence)
+                continue
             belief = self._book.gain(sitting.config, self.incumbent)
-            seen_often = self._book.starts(sitting.config) >= self._grain.screens
-            promising = belief.mean >= self._grain.worth and belief.chance >= READY
-            if belief.hope < self._grain.floor or (seen_often and not promising):
+            grain = self._chooser.grain
+            seen_often = self._book.starts(sitting.config) >= grain.screens
+            promising = belief.mean >= grain.worth and belief.chance >= READY
+            if belief.hope < grain.floor or (seen_often and not promising):
                 self._turned_down(evidence, paired(first.readings, sitting.readings))
 
+    def _unread(self, evidence: Evidence) -> None:
+        """Up, but without a reading that counts: twice is enough."""
+        if len(self._book.sittings(evidence.config)) >= BASELINE_STARTS:
+            self.stages.append(contested(len(self.stages), evidence, Verdict.SAME, None))
+            self._moves.close(evidence.changes, self.incumbent, same=False)
+
     def _turned_down(self, evidence: Evidence, pairs: Sequence[tuple[float, float]]) -> None:
-        contest = Contest(self._book.noise, rounds=2, worth=self._grain.worth)
+        contest = Contest(self._book.noise, rounds=2, worth=self._chooser.grain.worth)
         contest.feed(pairs)
         verdict = Verdict.WORSE if contest.verdict is Verdict.WORSE else Verdict.SAME
         stage = contested(len(self.stages), evidence, verdict, contest.standing)
@@ -315,7 +265,7 @@ class Climb:
             beyond = over_limit(evidence.sittings) > 1 >= over_limit(evidence.beside)
             if beyond:
                 self._reject(trial, too_late(number, evidence, self.aim.slo, standing))
-            elif any(self._alters(change.knob) for change in evidence.config.changes_from(self.baseline)):
+            elif any(self._alters(change.knob) for change in evidence.changes):
                 self._judging = True
             else:
                 self._accept(trial)
@@ -339,6 +289,7 @@ class Climb:
         self.stages.append(stage)
         self._before.append(self.incumbent)
         self.incumbent = trial.move.config
+        self._chooser.owe(self.incumbent, [change.knob for change in stage.changes], looks=1)
 
     def _reject(self, trial: _Trial, stage: Stage) -> None:
         self._trial = None
