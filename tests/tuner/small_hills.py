@@ -26,13 +26,13 @@ class Hills:
     def foresee(self, config):
         return 100.0 * math.prod(self.foreseen.get(knob, {}).get(value, 1.0) for knob, value in config.values)
 
-    def spare_bytes(self, config):
+    def spare_bytes(self, _config):
         return None
 
-    def start_s(self, config):
+    def start_s(self, _config):
         return self.start_seconds
 
-    def reading_s(self, config):
+    def reading_s(self, _config):
         return self.reading_seconds
 
     def truth(self, config):
@@ -76,8 +76,9 @@ class HillBench:
     def reading(self, config, lucky):
         figure = self.hills.truth(config) * math.exp(lucky + self.rng.gauss(0, self.noise))
         return Reading(
-            figure, figure, figure / 4, 100.0, 10.0, 10.0, 12, limited=self.limited(config), over_limit=self.late(config)
-        )
+            figure, figure, figure / 4, 100.0, 10.0, 10.0, 12,
+            limited=self.limited(config), over_limit=self.late(config),
+        )  # fmt: skip
 
     @property
     def measured(self):

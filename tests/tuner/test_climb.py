@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from small_hills import CRASH, DEPTH, GRAPHS, KV, OUT_OF_MEMORY, SLOTS, HillBench, Hills, climbed
 
 from skep.tuner.climb import Climb
 from skep.tuner.ports import Curve, Judge
 from skep.tunings import Aim, Config, Decision, Judged
-from small_hills import CRASH, DEPTH, GRAPHS, KV, OUT_OF_MEMORY, SLOTS, HillBench, Hills, climbed
 
 AIM = Aim("effective_tok_s", 4)
 WRITE_UP = {0: 47.0, 1: 47.0, 2: 50.0, 3: 89.5, 4: 107.0, 5: 100.0, 6: 105.0}  # not one clean hill
@@ -168,7 +168,7 @@ def test_it_ends_within_its_budget_and_with_a_curve(minutes):
 
 def test_what_was_accepted_and_dies_twice_is_given_up():
     """A crash after a good start counts, however late it comes."""
-    terrain = hills(GRAPHS, SLOTS)
+    terrain = hills(GRAPHS, SLOTS, DEPTH)
     climb, bench = climb_of(terrain), HillBench(terrain)
 
     def worn_out(config):
@@ -195,7 +195,8 @@ def test_neighbours_of_a_peak_are_looked_at_before_it_is_kept():
 
 def test_values_that_only_work_together_are_found():
     """A layout that is refused unless the slots are fewer."""
-    terrain = hills(GRAPHS, SLOTS, slots={1: 1.0, 2: 1.2, 3: 1.3, 4: 1.4, 6: 1.5, 8: 1.6}, graphs={False: 1.0, True: 3.0})
+    slots = {1: 1.0, 2: 1.2, 3: 1.3, 4: 1.4, 6: 1.5, 8: 1.6}
+    terrain = hills(GRAPHS, SLOTS, slots=slots, graphs={False: 1.0, True: 3.0})
     terrain.refused = lambda config: "too large" if config["graphs"] and config["slots"] > 2 else None
     start = Config.of({"graphs": False, "slots": 8})
     climb, bench = Climb(terrain, start, AIM, budget_s=20 * HOURS), HillBench(terrain)

@@ -19,7 +19,7 @@ from skep.tuner.dead_ends import hopeless, is_of_memory
 from skep.tuner.ports import Terrain
 from skep.tuner.surrogate import Belief, Surrogate
 from skep.tuner.suspicion import Suspicion
-from skep.tunings import Config, Failure, Reading, Round, Sitting
+from skep.tunings import Config, Failure, Reading, Round, Sitting, Value
 
 _TOO_LATE = 10.0  # how heavily a broken promise weighs, in logarithms
 _HOPELESSLY_LATE = 5.0
@@ -110,6 +110,10 @@ class Book:
             if left is not None and there is not None and left <= there and not self.starts(config):
                 return f"leaves no more memory than one that ran out of it: {failure.cause}"
         return None
+
+    def deaths(self, knob: str, value: Value) -> int:
+        """How many configurations with this value failed for another reason than memory."""
+        return sum(config.get(knob) == value and not is_of_memory(failure) for config, failure in self.failures)
 
     def trust(self, config: Config) -> float:
         """That it runs at all."""

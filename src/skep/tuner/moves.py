@@ -17,6 +17,7 @@ _FEW = 3  # values of each knob that are combined in pairs
 _SLIGHT = 0.002  # a gain that is worth carrying into a combination
 _TOGETHER = 0.012  # what a combination should promise
 _LEAPS = 6  # times that one value is leapt for from one place
+_DETOURS = 5  # dead ends of one value, after which no way around them is looked for
 _DEAD_ENDS = 3  # of one change, before it is let be for good
 
 
@@ -155,10 +156,13 @@ class Moves:
         return closed is not None and closed.failed and self.is_closed(changes, incumbent)
 
     def _leaps(self, incumbent: Config) -> Iterator[Move]:
-        """For values that are refused from here."""
+        """For values that are refused from here, and for those that died here, away from what is suspected of it."""
         for knob in self._knobs.values():
             for value in knob.values:
-                if not self._book.is_narrow(incumbent.turned({knob.name: value})):
+                alone = incumbent.turned({knob.name: value})
+                if not self._book.is_narrow(alone) and not 1 <= self._book.deaths(knob.name, value) < _DETOURS:
+                    continue
+                if self._book.refusal(alone) is None:
                     continue
                 config = self._leap(incumbent, knob.name, value)
                 move = self._move(config, incumbent, "leap") if config is not None else None
