@@ -11,6 +11,7 @@ virtual. Random search and Optuna's TPE get the time that the tuner took. TPE ne
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import statistics
@@ -22,6 +23,9 @@ from typing import Any
 from climbing.contest import WITHIN, Arena, has_optuna, others
 from climbing.planned import PlannedRig
 from climbing.rigs import RIGS, rig_called
+
+import skep.stats
+import skep.tuner
 
 RESULTS = Path(__file__).parent / "results" / "tuner.json"
 _COUNTED = ("accepted", "falsely", "not_better")
@@ -141,8 +145,18 @@ def main() -> None:
     say_verdict(verdict)
     if not args.only:
         RESULTS.parent.mkdir(exist_ok=True)
-        document = {"runs": args.runs, "seed": args.seed, "verdict": verdict, "rigs": told, "rows": rows}
+        how = {"runs": args.runs, "seed": args.seed, "code": code_digest()}
+        document = {**how, "verdict": verdict, "rigs": told, "rows": rows}
         RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def code_digest() -> str:
+    """Of what climbs and of what it climbs on, as it was when it ran."""
+    folders = (Path(skep.tuner.__path__[0]), Path(skep.stats.__path__[0]), Path(__file__).parent / "climbing")
+    digest = hashlib.sha256()
+    for source in sorted(path for folder in folders for path in folder.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def say_verdict(verdict: dict[str, Any]) -> None:

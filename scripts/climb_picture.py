@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 IMAGE = ROOT / "docs" / "images" / "tuning.svg"
 CLIMB = (
     "tune", "qwen3.6-27b", "--gpu", "2x rtx-3090", "--simulate", "--goal", "effective_tok_s@4", "--input-tokens",
-    "1024", "--output-tokens", "1024", "--budget", "6h", "--seed", "1", "--set", "layout=TP=2", "--json",
+    "1024", "--output-tokens", "1024", "--budget", "12h", "--seed", "1", "--json",
 )  # fmt: skip
 
 

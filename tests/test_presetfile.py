@@ -118,6 +118,14 @@ def test_a_table_where_a_list_belongs_is_called_one():
     assert message == "presets/mine.toml:8: `published` = a table: must be a list"
 
 
+def test_a_model_that_is_not_in_the_catalogue_is_called_as_its_checkpoint_is():
+    text = PLAIN.replace("me/Qwen3.6-27B-AWQ", "/models/Mine.Q4_1.gguf").replace("qwen3.6-27b", "mine.q4_1")
+    found = parse_preset(text, "mine", "presets/mine.toml")
+    assert (found.model, found.served_as) == ("mine.q4_1", "mine.q4_1")
+    error = refused(text.replace('"mine.q4_1"', '"qwen3.6-28b"'))
+    assert error.hint.endswith("of a model that is not in the catalogue, `mine.q4_1`")
+
+
 def test_an_unknown_key_names_its_line_and_the_one_that_was_meant():
     error = refused(PLAIN.replace("slots = 4", "slot = 4"))
     assert error.message == "presets/mine.toml:7: `slot` is not a key of a preset; did you mean `slots`?"

@@ -84,20 +84,25 @@ class Arena:
         return Climbed(find, self.acceptances(climb.stages), climb.ended or "", tuple(climb.stages))
 
     def acceptances(self, stages: list[Stage]) -> Acceptances:
-        accepted = falsely = not_better = 0
+        accepted = falsely = 0
+        not_better: set[tuple[Config, Config]] = (
+            set()
+        )  # each change from each place once, however often it was looked at
         worst = 0.0
         for stage in stages[1:]:
-            before = self.truth.value(stage.config.turned({one.knob: one.before for one in stage.changes}))
+            place = stage.config.turned({one.knob: one.before for one in stage.changes})
+            before = self.truth.value(place)
             after = self.truth.value(stage.config)
             if before is None or (after is None and stage.decision is not Decision.ACCEPTED):
                 continue
             is_better = after is not None and after > before * (1 + 1e-9)
-            not_better += not is_better
+            if not is_better:
+                not_better.add((place, stage.config))
             if stage.decision is Decision.ACCEPTED:
                 accepted += 1
                 falsely += not is_better
                 worst = max(worst, 1 - (after or 0.0) / before)
-        return Acceptances(accepted, falsely, not_better, worst)
+        return Acceptances(accepted, falsely, len(not_better), worst)
 
     def random_search(self, budget_s: float, *, again: bool) -> Find:
         """`again`: a fifth of the time is kept, and the best five are measured anew with three readings each."""

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from skep.configfile import wished_settings
 from skep.engines.control import NotRunning, ask, ask_down, socket_of
@@ -50,14 +50,18 @@ class Service:
         cards = f" on GPU {', '.join(map(str, self.gpus))}" if self.gpus else ""
         return f"skep serves {', '.join(self.models) or 'no model'}{cards} at {self.url} (pid {self.pid})"
 
+    def shares(self, cards: Sequence[int]) -> tuple[int, ...]:
+        """Which of its cards another one would have too, who takes these; none named: any."""
+        return tuple(card for card in self.gpus if not cards or card in cards)
 
-def running_service(paths: Paths) -> str | None:
-    """In words, for who would share the machine with it; None: nothing runs."""
+
+def running_service(paths: Paths) -> Service | None:
+    """For who would share the machine with it, not to start it again; None: nothing runs."""
     try:
         status = ask(socket_of(paths.lock, paths.socket), {"op": "status"})
     except NotRunning:
         return None
-    return str(_service(status, {}, {}, None, None))
+    return _service(status, {}, {}, None, None)
 
 
 @contextmanager
@@ -146,22 +150,38 @@ def _guardian(service: Service | None, paths: Paths, caps: Mapping[int, float]) 
     os.close(answer_write)
     document = {"service": None if service is None else asdict(service), "caps": list(caps.items()),
                 "logs": str(paths.logs)}  # fmt: skip
-    with os.fdopen(answer_read) as answers, os.fdopen(word_write, "w") as word:
+    with os.fdopen(answer_read) as answers, os.fdopen(word_write, "wb", buffering=0) as word:
         assert child.stdin is not None
         with child.stdin:
             child.stdin.write(json.dumps(document).encode())
         if "holding" not in answers.readline():
-            raise EngineError("nobody could be made to put the service back", hint=f"see {paths.logs / 'putback.log'}")
+            what = "power limits" if service is None else "the service"
+            raise EngineError(f"nobody could be made to put {what} back", hint=f"see {paths.logs / 'putback.log'}")
+        error: BaseException | None = None
         try:
             yield
-        finally:
-            word.write("back\n")
-            word.flush()
-            told = json.loads(answers.readline() or "{}")
-            child.wait()
-    if "error" in told or "back" not in told:
-        what = told.get("error", f"it ended with code {child.returncode}")
-        raise EngineError(f"the service was not put back: {what}", hint="start it with `skep up -d`")
+        except BaseException as raised:
+            error = raised
+        trouble = _back(child, word, answers, "the power limits" if service is None else "the service")
+    if trouble is not None and isinstance(error, SkepError):  # both are told
+        error.hint = "; ".join(filter(None, (f"{trouble}: {trouble.hint}", error.hint)))
+    elif trouble is not None:
+        raise trouble from error
+    if error is not None:
+        raise error
+
+
+def _back(child: subprocess.Popen[bytes], word: IO[bytes], answers: IO[str], what: str) -> EngineError | None:
+    """The word is given; what the guardian could not do."""
+    with suppress(OSError):  # it was killed: there is no answer either
+        word.write(b"back\n")
+    told = json.loads(answers.readline() or "{}")
+    child.wait()
+    if "back" in told:
+        return None
+    why = told.get("error", f"its guardian ended with code {child.returncode}")
+    hint = "start it with `skep up -d`" if what == "the service" else "`nvidia-smi -pl WATTS` sets them"
+    return EngineError(f"{what} could not be put back: {why}", hint=hint)
 
 
 # The guardian's side

@@ -13,7 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from skep.host.nvidia import NvidiaReport
 from skep.host.power import gpu_memory_used, wait_until_clear
 from skep.host.power_cap import power_caps
 from skep.launching import PullProgress, plan_launches, read_machine
-from skep.places import Paths, make_runtime
+from skep.places import Paths
 from skep.presetfile import serve_of
 from skep.settings import OWN_ENGINES, Gateway, Monitor, Settings
 from skep.tuner.house import DidNotStart, Served
@@ -93,29 +93,27 @@ class Tryout:
             await asyncio.to_thread(self._sweep_up)
         self._open += 1
         try:
-            make_runtime(paths.runtime)
             paths.logs.mkdir(parents=True, exist_ok=True)
             with _capped(preset, power), bind(_GATEWAY, guarded=False) as listener:
-                hive = await self._hive(preset, paths, listener, number)
+                hive = await self._hive(preset, paths, listener)
                 async with _Trial(hive, listener).up() as served:
                     yield served
             shutil.rmtree(self._folder(number), ignore_errors=True)
+        except asyncio.CancelledError:  # nothing that its log could tell
+            shutil.rmtree(self._folder(number), ignore_errors=True)
+            raise
         finally:
             self._open -= 1
             shutil.rmtree(paths.data, ignore_errors=True)
-            with suppress(OSError):  # the user's own hive is there
-                paths.runtime.rmdir()
 
-    async def _hive(self, preset: Preset, paths: Paths, listener: socket.socket, number: int) -> Hive:
+    async def _hive(self, preset: Preset, paths: Paths, listener: socket.socket) -> Hive:
         settings = self._settings(preset)
         try:
             hive = await asyncio.to_thread(build_hive, settings, paths, listener, self._progress)
         except SkepError as error:
             raise DidNotStart(Failure("refused", error.message, remedy=error.hint)) from None
         policy = replace(hive.policy, failures_before_ready=1, failures_after_ready=1, fallbacks=0)
-        socket_path = paths.runtime / f"tune-{number}.sock"
-        socket_path.unlink(missing_ok=True)
-        return replace(hive, policy=policy, socket_path=socket_path)
+        return replace(hive, policy=policy, socket_path=None)  # nobody controls it but us
 
     def _settings(self, preset: Preset) -> Settings:
         serve = replace(serve_of(preset), binary=self._binary)
@@ -123,9 +121,9 @@ class Tryout:
         return Settings(_GATEWAY, (serve,), drain_s=0.0, start_deadline_s=self._deadline_s, monitor=monitor)
 
     def _paths(self, number: int) -> Paths:
-        """The user's are only the weights' cache and the runtime folder, where another socket lies beside theirs."""
+        """The user's is only the weights' cache."""
         here = self._folder(number)
-        return Paths(here / "config", here / "data", self._user.cache, here, self._user.runtime)
+        return Paths(here / "config", here / "data", self._user.cache, here, here / "run")
 
     def _folder(self, number: int) -> Path:
         return self._work / f"start-{number}"
@@ -133,6 +131,8 @@ class Tryout:
     def _sweep_up(self) -> None:
         """What a killed tuner left, and cards that are not given back yet."""
         kill_marked(f"{self._work}/")
+        for left in self._work.glob("start-*/data"):
+            shutil.rmtree(left, ignore_errors=True)
         if self._clear:
             wait_until_clear(gpu_memory_used, self._clear, CLEAR_S)
 

@@ -1,6 +1,7 @@
 """A climb as people look at it: in a real Chromium, also on a phone, and while it goes on."""
 
 import time
+from dataclasses import replace
 
 from playwright.sync_api import expect
 from visits import PHONE, own_env, served
@@ -59,3 +60,28 @@ def test_a_climb_that_goes_on_is_shown_without_a_reload(visit, tmp_path):
         expect(page.locator("main")).to_contain_text("to 190 tok/s", timeout=15_000)
         tunings.end_session(name, session, at=now, outcome="done")
         expect(page.locator("[data-refresh]")).to_have_count(0, timeout=15_000)
+
+
+def test_a_long_climb_fits_a_phone_and_what_was_unfolded_stays_so_while_it_goes_on(visit, tmp_path):
+    env = own_env(tmp_path)
+    paths = user_paths(env)
+    paths.data.mkdir(parents=True)
+    now, stages = time.time(), sample_stages()
+    many = [replace(stages[9], number=12 + place) for place in range(80)]
+    with open_store(paths.store) as store, served(env) as url:
+        tunings = TuningStore(store)
+        name = tunings.begin(sample_tuning(created_at=now))
+        session = tunings.begin_session(name, now)
+        tunings.append_stages(name, [*stages, *many[:60]], now)
+        page = visit(url, viewport=PHONE, color_scheme="dark").go(f"/tuning/{name}")
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert page.evaluate(SPILLED) == []
+        page.locator("#after-10 summary").click()
+        assert page.locator("#after-10 tbody tr").first.is_visible()
+        assert page.locator("#after-7 tbody tr").first.is_hidden()
+        tunings.append_stages(name, many[60:], now)
+        expect(page.locator("#after-10 summary")).to_contain_text("81 not kept", timeout=15_000)
+        assert page.locator("#after-10 tbody tr").first.is_visible()
+        assert page.locator("#after-7 tbody tr").first.is_hidden()
+        assert page.evaluate("document.activeElement.parentElement.id") == "after-10"
+        tunings.end_session(name, session, at=now, outcome="done")

@@ -30,8 +30,16 @@ REFUSED = [
     (("qwen3-8b", *RIG, "--knobs", "slot"), 2, "`slot` is no knob here"),
     (("qwen3-8b", *RIG, "--set", "slots=lots"), 2, "`lots` is no value of it"),
     (("qwen3-8b", *RIG, "--engine", "embedded"), 2, "there is no engine `embedded` to tune"),
+    (("qwen3-8b", *RIG, "--gpus", "0"), 2, "--gpus means nothing with --simulate"),
+    (("qwen3-8b", *RIG, "--in-place"), 2, "--in-place means nothing with --simulate"),
+    (("qwen3-8b", *RIG, "--quality", "drills"), 2, "--quality means nothing with --simulate"),
+    (("qwen3-8b", *RIG, "--checkpoint", "some/weights"), 2, "with --simulate no weights are loaded"),
+    (("qwen3-8b", *RIG, "--goal", "effective_tok_s@100000"), 2, "100000 agents cannot be measured"),
+    (("qwen3-8b", *RIG, "--goal", "effective_tok_s@4>=nan"), 2, "a target of nan cannot be aimed at"),
     (("qwen3-8b", "--gpu", "no-such-card", "--simulate"), 2, "no-such-card"),
     (("llama-3.1-405b", *RIG), 3, "405b"),
+    (("qwen3.6-27b-2x3090-awq", "--gpu", "2x rtx-3060", "--simulate"), 3, "the beginning itself cannot start"),
+    (("qwen3.6-27b-2x3090-awq", *RIG), 2, "TP=2 needs 2 cards"),
     (("qwen3-8b", "--gpu", "rtx-4090"), 2, "--gpu is of a rig that is not here"),
     (("no-such-model",), 2, "`no-such-model` is no preset, no model"),
     (("resum",), 2, "`resum` is no preset and no model"),
@@ -79,6 +87,22 @@ def test_one_machine_has_one_tuner(paths):
         error = tune("smollm2-135m", "--budget", "2h", "--quality", "off", check=1).error
         assert isinstance(error, EngineError)
         assert f"a tuner is already running (pid {os.getpid()})" in error.message
+    assert not paths.store.exists()
+
+
+def test_a_budget_that_is_too_short_is_told_with_the_time_that_it_takes():
+    hint = tune("qwen3-8b", *RIG, "--budget", "1m", check=2).error.hint
+    assert "two starts of the baseline, and two of both sides, take about" in hint
+    assert hint.endswith(" s")
+
+
+def test_what_cannot_be_kept_or_reached_is_told_with_what_came_closest():
+    climb = ("qwen3-8b", *RIG, "--knobs", "graphs", "--budget", "40m", "--seed", "3")
+    slow = tune(*climb, "--slo", "ttft=1ms", check=1).error
+    assert "no configuration kept ttft_p95=1ms at C=4; closest came " in slow.message
+    short = tune(*climb, "--goal", "effective_tok_s@4>=99999", check=1)
+    assert "no configuration reached 99999 tok/s; closest came " in short.error.message
+    assert "(ended, " in short.err
 
 
 def test_the_group_itself_shows_its_words_and_an_example():

@@ -34,6 +34,7 @@ def test_a_climb_from_its_first_word_to_a_preset(tmp_path, monkeypatch):
     the_story_says_what_it_is(called.err, (tmp_path / "page.html").read_text())
     what_is_kept_can_be_shown_explained_and_listed()
     the_best_becomes_a_preset_once()
+    what_was_not_kept_is_exported_only_with_a_warning(whole["stages"])
     assert "has ended" in tune("resume", check=2).error.message
     (tmp_path / "again").mkdir()
     own_folders(monkeypatch, tmp_path / "again")
@@ -46,6 +47,8 @@ def the_document_has_baseline_best_stages_and_curve(told):
     assert told["baseline"]["decision"] == "baseline"
     assert told["best"]["config"]["graphs"] is True
     assert told["gain"]["low"] > 1.0
+    assert told["reason"]
+    assert told["failure"] is None
     assert {point["concurrency"] for point in told["curve"]} == {1, 2, 4, 8}
 
 
@@ -82,6 +85,13 @@ def the_best_becomes_a_preset_once():
     assert preset("my-8b", folder).options.graphs is False
     assert json.loads(tune("show", "--json", check=0).out)["presets"] == ["my-8b", "my-8b"]
     assert "no stage 99" in tune("export", "other", "--stage", "99", check=2).error.message
+
+
+def what_was_not_kept_is_exported_only_with_a_warning(stages):
+    turned_down = next(one["number"] for one in stages if not one["accepted"] and one["number"])
+    assert "warning: it was not kept: " in tune("export", "worse-8b", "--stage", turned_down, check=0).err
+    found = preset("worse-8b", presets_folder(user_paths(os.environ)))
+    assert any("which was not kept" in note for note in found.notes)
 
 
 def a_climb_that_was_cut_off_ends_as_it_would_have(whole):

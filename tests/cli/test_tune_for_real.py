@@ -66,4 +66,6 @@ def test_a_preset_that_does_not_start_is_told_and_nothing_is_tuned(skep, env):
     assert "/no/such/file.gguf" in done.stderr
     (row,) = json.loads(skep("tune", "ls", "--json", check=0).stdout)
     assert row["stages"] == 0
+    assert "the baseline refused before the start: " in skep("tune", "show", check=0).stdout
+    assert "the baseline does not run" in skep("tune", "ls", check=0).stdout
     assert list(folder.iterdir()) == [folder / "broken.toml"]

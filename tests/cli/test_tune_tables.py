@@ -4,6 +4,8 @@ import pytest
 
 from skep.cli.top import Page
 from skep.cli.tune_knobs import begun, chosen
+from skep.cli.tune_prospects import Prospect, prospect_lines
+from skep.cli.tune_rungs import changes_wrapped, foreseen_ratio, left_out_words, told, why_words
 from skep.cli.tune_tables import climb_lines, dead_ends, headline, ladder_cells, print_curve, print_ladder
 from skep.cli.tune_view import Standing, live_view, stage_words
 from skep.cli.tune_words import unmet
@@ -45,7 +47,7 @@ def tuning(**more):
 
 
 def test_a_row_has_figure_interval_ratio_foresight_and_decision():
-    cells = ladder_cells(STAGES[1])
+    cells = ladder_cells(STAGES[1], STAGES)
     assert cells == ["1", "graphs off → on", "50.0", "48.5..51.5", "2.000", "1.980..2.020", "1.80", "–", "–",
                      "accepted", "because"]  # fmt: skip
 
@@ -59,12 +61,100 @@ def test_the_ladder_says_dead_ends_in_full_below_the_table(capsys):
     assert dead_ends(STAGES[:2]) == []
 
 
+def attempt(number, decision, knob, after, ratio, **more):
+    return stage(number, decision, changes=(Change(knob, 1, after),), config=BASE.turned({knob: after}), figure=25.0,
+                 ratio=ratio, **more)  # fmt: skip
+
+
+MANY = [
+    *STAGES,
+    attempt(3, Decision.WORSE, "slots", 2, 0.7),
+    attempt(4, Decision.SAME, "slots", 4, 0.99),
+    attempt(5, Decision.SAME, "slots", 8, 0.98),
+    attempt(6, Decision.ANSWERS_WORSE, "kv", "q8_0", 1.1),
+    attempt(7, Decision.SAME, "kv", "f16", 1.0),
+    attempt(8, Decision.OVER_LIMIT, "slots", 6, 1.2),
+    attempt(9, Decision.OVER_LIMIT, "slots", 7, 1.1),
+]
+
+
+def test_of_what_was_not_better_only_each_knobs_best_attempt_is_told(capsys):
+    """What was accepted, failed, or was faster and rejected all the same is always told."""
+    shown = told(MANY)
+    assert [one.number for one in shown] == [0, 1, 2, 4, 6, 7, 8]
+    left_out = "3 more attempts are left out here (1 worse, 1 not distinguishable, 1 over the SLO)"
+    assert left_out in left_out_words(MANY, shown)
+    assert left_out_words(MANY, MANY) is None
+    print_ladder(tuning(), MANY)
+    said = capsys.readouterr()
+    assert "`skep tune show t-1 --all` has every stage" in said.err
+    print_ladder(tuning(), MANY, every=True)
+    every = capsys.readouterr()
+    assert len(every.out.splitlines()) == len(said.out.splitlines()) + 3
+    assert "left out" not in every.err
+
+
+def test_a_long_list_of_changes_wraps_and_none_is_cut():
+    changes = tuple(Change(f"a_knob_of_some_length_{n}", 1024, 2048) for n in range(4))
+    lines = changes_wrapped(stage(5, Decision.ACCEPTED, changes=changes), 44).splitlines()
+    assert lines == [str(change) for change in changes]
+    assert changes_wrapped(STAGES[1], 44) == "graphs off → on"
+
+
+def test_nothing_is_foreseen_of_a_knob_that_the_planner_does_not_know():
+    """Its figure stays as it is then: a ratio of 1.00 would be no prediction."""
+    unknown = attempt(3, Decision.SAME, "prefix_cache", True, 1.0, predicted=1.0)
+    assert foreseen_ratio(unknown) is None
+    assert ladder_cells(unknown, STAGES)[6] == "–"
+    assert foreseen_ratio(STAGES[1]) == 1.8
+
+
+def test_the_reason_in_the_table_does_not_repeat_its_columns():
+    said = attempt(3, Decision.SAME, "slots", 2, 1.0, why="+0.0 % (-2.0 to +2.0): less than 2.0 % cannot be told")
+    assert why_words(said) == "less than 2.0 % cannot be told"
+    assert why_words(STAGES[2]) == "ran out of memory"
+
+
+def test_what_was_accepted_and_died_later_is_no_step_of_the_climb(capsys):
+    died = stage(2, Decision.FAILED, changes=STAGES[1].changes, config=BEST, failure=OOM, why=str(OOM))
+    stages = [*STAGES[:2], died]
+    assert "25.0 (24.2 to 25.8) tok/s; no change was shown to be better" in headline(tuning(), stages)
+    assert ladder_cells(stages[1], stages)[9] == "accepted, died later"
+    assert climb_lines(stages, "tok/s")[1].endswith("graphs off → on (died later)")
+
+
+def test_the_same_dead_end_is_told_once_with_all_its_stages():
+    again = stage(5, Decision.FAILED, changes=(Change("slots", 1, 4),), failure=OOM, why=str(OOM))
+    assert dead_ends([*STAGES, again])[0].startswith("stages 2, 5 ran out of memory: ")
+    assert len(dead_ends([*STAGES, again])) == 3
+
+
+def test_first_changes_stand_by_knob_with_what_is_foreseen_of_each_value():
+    found = [
+        Prospect(Change("slots", 1, 4), 1.5, 60.0), Prospect(Change("prefix_cache", False, True), None, 60.0),
+        Prospect(Change("slots", 1, 8), 1.5, 70.0), Prospect(Change("slots", 1, 2), 0.999, 60.0),
+    ]  # fmt: skip
+    assert prospect_lines(found) == [
+        "about 60.0 s  slots 1 → 4, 8 (+50 %), 2 (+0 %)",
+        "about 60.0 s  prefix_cache off → on (not foreseen)",
+    ]
+
+
+def test_small_figures_keep_their_digits():
+    """Tokens a joule are mostly below one; and no interval reaches below zero."""
+    small = Stage(1, (), BASE, Decision.BASELINE, "", Interval(-0.1, 0.312, 0.7))
+    assert ladder_cells(small, [small])[2:4] == ["0.312", "0.000..0.700"]
+    assert "0.312 (0.000 to 0.700) tok/J" in headline(tuning(aim=Aim("tok_per_joule", 4)), [small])
+
+
 def test_the_headline_says_from_where_to_where_and_that_it_is_simulated():
     words = headline(tuning(), STAGES)
     assert words.startswith("SIMULATED: qwen (vllm) on 2x rtx-3090, 512 in, 128 out, C=4")
-    assert "from 25.0 to 50.0 (48.5 to 51.5) tok/s, 2.00 times (1.98 to 2.02) in 1 accepted step" in words
+    assert "from 25.0 to 50.0 (48.5 to 51.5) tok/s, 2.00 times (1.98 to 2.02) by 1 accepted step" in words
     assert "no change was shown to be better" in headline(tuning(), STAGES[:1])
     assert "nothing was measured" in headline(tuning(), [])
+    assert "nothing is decided yet" in headline(tuning(), [], over=False)
+    assert headline(tuning(), STAGES[:1], over=False).endswith("better so far")
 
 
 def test_bars_grow_with_the_figures_and_what_was_left_stands_between():

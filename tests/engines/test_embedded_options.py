@@ -5,6 +5,7 @@ import os
 import subprocess
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -147,6 +148,40 @@ def test_all_of_them_at_once_serve_and_do_what_they_say(weights):
     assert second["choices"][0]["text"].startswith(", four, five, six")
     assert second["timings"]["cache_n"] == 0
     assert 0 < second["timings"]["draft_n_accepted"] <= second["timings"]["draft_n"]
+
+
+CAT = "Repeat after me: the cat sat on the mat. the cat sat on the mat. the cat"
+SAME = {
+    "split": {"kv_layout": "split"},
+    "ngram": {"draft": Draft("ngram", 4)},
+    "small batches": {"batch": 32, "batched_tokens": 8},
+    "threads for prompts": {"threads_batch": 2},
+    "no prefix cache": {"prefix_cache": False},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_what_only_costs_or_saves_time_leaves_the_answers_as_they_are(weights):
+    """Drafts are checked by the model, and a cache cut apart is the same cache. A quantized one may round otherwise."""
+
+    def answers(**options):
+        launch = launch_of(weights, **options)
+        Embedded().check(launch)
+        with running(launch) as url, ThreadPoolExecutor(2) as agents:
+            found = list(agents.map(lambda text: asked(url, text), (LIST, CAT)))
+            found += [asked(url, CAT)]  # by itself, and where there is a cache, with what is in it
+        return [one["choices"][0]["text"] for one in found], [one["timings"] for one in found]
+
+    plain, _ = answers()
+    assert plain[1] == plain[2]
+    for name, options in SAME.items():
+        texts, timings = answers(**options)
+        assert texts == plain, name
+        drafted = sum(one.get("draft_n_accepted", 0) for one in timings)
+        assert (drafted > 0) == (name == "ngram")
+    rounded, _ = answers(kv="q8_0")
+    assert rounded[0].startswith(", four, five, six")
 
 
 @pytest.mark.engine

@@ -264,8 +264,15 @@ def test_benchmarks_are_told_by_their_best_and_one_in_full(call, paths):
             ]  # fmt: skip
             store.append_requests(run, rows)
         store.end_run(run, 1e9 + 60, "done", None)
+        for kind in ("tune", "tune-quality"):  # what a tuning tried, before the one that is meant
+            tried = store.begin_run(
+                kind=kind, created_at=1e9 - 60, model="m", url=NOBODY, fingerprint="f", config={}, host={}, engine={},
+                simulated=False, skep_version="1",
+            )  # fmt: skip
+            store.end_run(tried, 1e9 - 30, "done", None)
     (listed,) = call("benchmarks")["runs"]
     assert [(level["agents"], level["tok_s"]) for level in listed["levels"]] == [(2, 100.0)]
     whole = call("benchmark", run="last")
     assert [(level["agents"], level["tok_s"]) for level in whole["levels"]] == [(1, 50.0), (2, 100.0)]
+    assert "no measure of speed" in call("benchmark", run=tried)["conclusion"]
     assert "there is no run" in call("benchmark", run="nothing")

@@ -45,7 +45,9 @@ def test_the_page_is_whole_and_asks_nobody():
     assert parser.open == []
     assert {"svg", "table", "dl"} <= parser.seen
     assert "http" not in page.replace("http-equiv", "")
-    assert "From 25.1 to 190 tok/s at C = 4, 7.57× as much (95 %: 7.34–7.80), in 4 steps." in page.replace("\xa0", " ")
+    assert "From 25.1 to 190 tok/s at C = 4: 4 steps that multiply to 7.57× (95 %: 7.34–7.80)." in page.replace(
+        "\xa0", " "
+    )
     for said in ("No model ran", "1,024 tokens in, 1,024 out, 4 agents at once", WORDS[0], "How it was measured",
                  "torch.OutOfMemoryError: CUDA out of memory", "memory_share 0.92 → 0.83 leaves room"):  # fmt: skip
         assert said in page
@@ -115,7 +117,7 @@ def test_what_engines_say_is_text_only():
     failure = Failure("no-start", evil, evil, evil)
     stages[3] = replace(stages[3], failure=failure, why=evil, changes=(Change(evil, None, evil),))
     tuning = sample_tuning(model=evil, rig=evil, engine=evil)
-    page = tuning_page(tuning, stages, sample_curve(), [evil])
+    page = tuning_page(tuning, stages, words=[evil])
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page
     ET.fromstring(climb_picture(tuning, stages))
@@ -145,6 +147,11 @@ def test_a_baseline_that_does_not_start_is_told_with_its_log_line():
     ET.fromstring(climb_picture(sample_tuning(), [stage]))
 
 
+def test_a_single_step_is_no_product():
+    said = headline(sample_tuning(), sample_stages()[:4]).replace("\xa0", " ")
+    assert said == "From 25.1 to 43.2 tok/s at C = 4 in one step: 1.72× (95 %: 1.69–1.75)"
+
+
 def test_where_nothing_was_better_no_gain_is_claimed():
     stages = [one for one in sample_stages() if one.decision is not Decision.ACCEPTED]
     assert headline(sample_tuning(), stages).endswith("none of 7 changes was shown to be better")
@@ -159,11 +166,40 @@ def test_a_target_that_was_not_reached_says_what_came_closest():
     assert "target 300" in climb_picture(tuning, sample_stages())
 
 
-def test_of_very_many_attempts_the_picture_says_how_many_are_left_out():
+def climb_of_many():
     stages = sample_stages()
-    many = [replace(stages[9], number=20 + place) for place in range(100)]
-    assert "47 more of them are in the table only." in climb_caption([*stages, *many])
-    assert len(titles(climb_picture(sample_tuning(), [*stages, *many]))) == 1 + 5 + 60
+    return [*stages, *(replace(stages[9], number=20 + place) for place in range(100))]
+
+
+def test_of_very_many_attempts_those_between_two_bars_share_a_row_of_the_picture():
+    """A hundred rows would be read by nobody; each mark still says what it is."""
+    picture = climb_picture(sample_tuning(), climb_of_many())
+    assert len(titles(picture)) == 1 + 112
+    assert float(ET.fromstring(picture).get("height")) < 600
+    assert "101 not kept:" in picture
+    assert "share a row" in climb_caption(climb_of_many())
+    assert "share a row" not in climb_caption(sample_stages())
+
+
+def test_of_very_many_attempts_the_ladder_folds_away_what_was_not_kept_after_each_step():
+    page = tuning_page(sample_tuning(), climb_of_many())
+    parser = Balanced()
+    parser.feed(page)
+    assert parser.open == []
+    folds = re.findall(r'<details id="after-(\d+)".*?<b>(\d+) not kept', page)
+    assert folds == [("0", "1"), ("2", "1"), ("4", "2"), ("7", "2"), ("10", "101")]
+    assert "after stage 10, mtp 3 → 5</b>: 100 worse, 1 not finished</summary>" in page
+    assert "<details" not in tuning_page(sample_tuning(), sample_stages())
+
+
+def test_a_leap_of_several_changes_is_named_whole_beside_its_bar():
+    stages = sample_stages()
+    leap = tuple(Change(knob, "auto", "something") for knob in ("kv_dtype", "layout", "checkpoint", "memory_share"))
+    stages[10] = replace(stages[10], changes=leap)
+    texts = [one.text for one in ET.fromstring(climb_picture(sample_tuning(), stages)).iter(f"{SVG}text")]
+    assert [one for one in texts if "auto → something" in (one or "")] == [f"{one}," for one in leap[:3]] + [
+        str(leap[3])
+    ]
 
 
 def test_intervals_without_an_end_are_drawn_without_one():

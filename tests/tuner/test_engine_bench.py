@@ -16,7 +16,7 @@ from skep.records import Request, RunState
 from skep.store.database import open_store
 from skep.tryout import Tryout
 from skep.tuner.measuring import EngineBench, Tuned
-from skep.tuner.measuring_figures import foreseen_per_s, reading_of, seed_of, tasks_for
+from skep.tuner.measuring_figures import foreseen_per_s, point_of, reading_of, seed_of
 from skep.tuner.measuring_side import Patience
 from skep.tuner.ports import Curve, Judge, Measure
 from skep.tunings import Aim, Config, Judged
@@ -203,14 +203,6 @@ def test_two_configurations_of_the_embedded_engine(bench):
     assert all(sitting.readings[0].effective_tok_s for sitting in found.sittings)
 
 
-@pytest.mark.parametrize(
-    ("concurrency", "per_s", "count"),
-    [(1, None, 6), (4, None, 12), (4, 1.0, 12), (4, 5.0, 48), (4, 1e9, 768), (8, 0.2, 16), (1, 0.01, 6)],
-)
-def test_readings_are_long_enough_and_not_endless(concurrency, per_s, count):
-    assert tasks_for(concurrency, per_s, 6.0) == count
-
-
 def test_other_rounds_have_other_prompts():
     assert len({seed_of("t", 1, number) for number in range(100)}) == 100
     assert seed_of("t", 1, 2) == seed_of("t", 1, 2)
@@ -236,3 +228,11 @@ def test_the_warm_up_foresees_how_long_a_task_takes():
     batch = [answered(0, 0.5, 2.0, 16), answered(1, 2.5, 4.0, 16)]
     assert foreseen_per_s(batch, 76) == pytest.approx(2 / 16, rel=0.05)
     assert foreseen_per_s([replace(row, error_kind="timeout") for row in batch], 76) is None
+
+
+def test_a_speed_is_never_below_nothing():
+    runs = [reading_of([answered(0, 0.5, last, 24)], AIM) for last in (2.0, 12.0)]
+    point = point_of(1, PLAIN, runs)
+    assert (point.figure.low, point.figure.estimate) == (0.0, pytest.approx((24 / 2 + 24 / 12) / 2))
+    assert point.ttft_ms == 500
+    assert point_of(1, PLAIN, runs[:1]).figure is None

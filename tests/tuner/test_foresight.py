@@ -11,6 +11,7 @@ from skep.planner.setup import Layout, Speculation
 from skep.records import HostFacts
 from skep.tuner.baselines import baseline_of
 from skep.tuner.foresight import foresight_for, rig_of, setup_of
+from skep.tuner.measuring_pace import RUN_S, TOO_LONG_S, tasks_for
 from skep.tuner.space import knobs_for
 from skep.tuner.space_box import Box
 from skep.tuner.variants import config_of
@@ -63,7 +64,8 @@ def test_what_the_planner_knows_nothing_of_leaves_the_figure(dense, on_cpu):
     terrain, here = dense
     assert terrain.foresee(here.turned({"chunked_prefill": False})) == terrain.foresee(here)
     terrain, here = on_cpu
-    for change in ({"flash_attention": False}, {"kv_layout": "split"}, {"batch": 512}, {"threads_batch": 1}):
+    changes = ({"flash_attention": False}, {"kv_layout": "split"}, {"batch": 512}, {"threads_batch": 1}, {"ngram": 8})
+    for change in changes:
         assert terrain.foresee(here.turned(change)) == terrain.foresee(here)
 
 
@@ -74,6 +76,21 @@ def test_fewer_threads_than_cores_are_slower(on_cpu):
     assert two is not None
     assert len(two.cards) == 2
     assert two.cards[0].bandwidth_gbs == pytest.approx(15.0)
+
+
+def test_more_threads_than_cores_are_in_each_others_way(on_cpu):
+    terrain, here = on_cpu
+    apart = terrain.foresee(here.turned({"replicas": 2, "threads": 2}))
+    assert terrain.foresee(here.turned({"replicas": 2, "threads": 4})) < 0.7 * apart
+
+
+def test_four_slots_on_cores_that_compute_all_they_can_gain_little(on_cpu):
+    """By the CPU time that a Neoverse-N1 took: decoding gained 8 %, prompts lost 4 %, 128 in and 48 out nothing."""
+    terrain, here = on_cpu
+    rig = cpu_rig(replace(HOST, cpu_cores=2, cpu_features=("asimddp",)), 15.0, measured=True)
+    told = foresight_for(terrain.ground.base, rig, Aim("effective_tok_s", 4, 128, 48), terrain.knobs)
+    one, four = (told.foresee(here.turned({"threads": 1, "slots": slots})) for slots in (1, 4))
+    assert 0.94 < four / one < 1.06
 
 
 def test_a_slots_ladder_ends_in_a_queue_below_and_in_nothing_above(on_cpu):
@@ -109,6 +126,7 @@ def test_what_cannot_start_is_refused_with_the_reason(dense, change, said):
     [
         ({"batched_tokens": 1024, "batch": 512}, "micro-batch of 1024"),
         ({"kv": "q8_0", "flash_attention": False}, "needs flash attention"),
+        ({"slots": 8, "ngram": 32, "batch": 256, "batched_tokens": 256}, "does not hold the 264"),
     ],
 )
 def test_llama_cpps_own_contradictions_are_refused(on_cpu, change, said):
@@ -120,9 +138,16 @@ def test_llama_cpps_own_contradictions_are_refused(on_cpu, change, said):
 def test_a_start_costs_what_the_engine_and_its_weights_take(dense, on_cpu):
     terrain, here = dense
     assert 30 < terrain.start_s(here) < terrain.start_s(here.turned({"graphs": True})) < 200
-    assert 5 <= terrain.reading_s(here) < 120
     terrain, here = on_cpu
     assert terrain.start_s(here) < 5
+
+
+@pytest.mark.parametrize("terrain_of", ["dense", "on_cpu"])
+def test_a_reading_is_as_long_as_the_bench_makes_it(terrain_of, request):
+    terrain, here = request.getfixturevalue(terrain_of)
+    per_s = terrain.foresee(here) / AIM.output_tokens
+    assert terrain.reading_s(here) == pytest.approx(tasks_for(AIM.concurrency, [per_s]) / per_s)
+    assert RUN_S <= terrain.reading_s(here) <= TOO_LONG_S
 
 
 def test_where_the_machine_is_not_known_nothing_is_foreseen():

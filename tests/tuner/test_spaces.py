@@ -16,7 +16,8 @@ from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import offered_quants
 from skep.planner.preset_rules import contradictions
 from skep.planner.quants import QUANTS
-from skep.planner.rig_words import parse_rig
+from skep.planner.rig_words import parse_rig, rig_of_host
+from skep.records import Gpu, HostFacts
 from skep.tuner.baselines import baseline_of, prepared
 from skep.tuner.foresight import foresight_for
 from skep.tuner.space import knobs_for, pairs_of, space_of
@@ -97,6 +98,16 @@ def test_a_base_off_the_ladder_becomes_a_rung_of_it():
     found = values(knobs_for(base, AIM, DUAL))
     assert found["slots"] == (1, 2, 3, 4, 5, 6, 8)
     assert found["memory_share"] == (0.8, 0.85, 0.87, 0.9, 0.92, 0.95)
+
+
+def test_no_step_is_offered_beyond_all_prompts_at_once_or_half_an_answer():
+    """They would be the same configuration under another number."""
+    small = Aim("effective_tok_s", 2, 32, 16)
+    base = baseline_of("smollm2-135m", small, Box(2), engine="embedded")
+    found = values(knobs_for(base, small, Box(2)))
+    assert (found["batched_tokens"], found["batch"]) == ((64, 128, 512), (256, 512, 2048))  # the last is its own
+    assert found["ngram"] == (0, 2, 4, 8)
+    assert values(knobs_for(dense(), replace(AIM, input_tokens=2000), DUAL))["batched_tokens"][-1] == 8192
 
 
 def test_a_prefix_cache_that_is_on_is_turned_off_only_by_name():
@@ -193,6 +204,29 @@ def test_what_fits_nowhere_is_said_as_a_plan_says_it():
     with pytest.raises(DoesNotFit, match=r"llama-3\.3-70b does not fit `rtx-3090`") as caught:
         baseline_of("llama-3.3-70b", AIM, Box(8, parse_rig("rtx-3090")), engine="vllm", simulated=True)
     assert "2x rtx-3090" in (caught.value.hint or "")
+
+
+def test_a_model_of_nobodys_catalogue_is_called_as_its_file_is():
+    """Else the preset of the best so far could not be read again."""
+    known = geometry("smollm2-135m")
+    box = Box(2, model=replace(known, id="some-header-says-this"))
+    base = baseline_of("/models/Mine.Q4_1.gguf", AIM, box, engine="embedded", checkpoint="/models/Mine.Q4_1.gguf")
+    assert base.model == "mine.q4_1"
+    assert contradictions(base) == []
+    assert contradictions(replace(base, model="mein"))[0].place == ("model",)
+    unknown = baseline_of("some/Model", AIM, Box(2), engine="vllm", checkpoint="some/Model")
+    assert (unknown.model, contradictions(unknown)) == ("model", [])
+
+
+def test_cards_of_nobodys_catalogue_are_written_as_their_relative_with_a_note():
+    gpu = Gpu(0, "NVIDIA Experimental 9000", 20 << 30, compute_capability="8.6")
+    host = HostFacts("Linux", "x86_64", "3.11", "a CPU", 8, (), 64 << 30, 60 << 30, 1024, 1024, gpus=(gpu,) * 2)
+    box = Box(8, rig_of_host(host).rig)
+    base = baseline_of("qwen3-8b", AIM, box, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"])
+    assert base.hardware.startswith("2x ")
+    assert contradictions(base) == []
+    [note] = base.notes
+    assert "for NVIDIA Experimental 9000, which is not in the catalogue" in note
 
 
 def test_a_real_engine_wants_a_checkpoint():

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +128,7 @@ def test_a_cancelled_one_leaves_nothing(house, tmp_path, ready):
         await asyncio.wait({serving})
         assert serving.cancelled()
         assert not pids_of(str(tmp_path / "work"))
+        assert list((tmp_path / "work").iterdir()) == []
 
     asyncio.run(run())
 
@@ -158,7 +158,7 @@ asyncio.run(main())
     asyncio.run(until(lambda: not pids_of(str(tmp_path / "work"))))
     with pytest.raises(WireFailure):
         asyncio.run(fetch_once(parse_url(url)[0], "GET", "/v1/models", timeout_s=2.0))
-    shutil.rmtree(user_paths(env).runtime)
+    assert not user_paths(env).runtime.exists()
 
 
 def words(pid):

@@ -62,7 +62,7 @@ class Preset:
     name: str
     title: str
     engine: str
-    model: str  # of the catalogue
+    model: str  # of the catalogue; of what is not in there, the checkpoint's own name
     checkpoint: str  # hub name, Ollama tag or GGUF file, exactly the one that was measured
     served_as: str  # the model id clients use
     hardware: str  # as `skep plan --gpu` takes it: "2x rtx-3090"
@@ -89,3 +89,8 @@ class Preset:
     @property
     def capacity(self) -> int:
         return self.slots * self.replicas
+
+
+def own_name(checkpoint: str) -> str:
+    """Of a file, a folder or a hub's name: the last part, in lower case."""
+    return checkpoint.rstrip("/").rpartition("/")[2].casefold().removesuffix(".gguf")

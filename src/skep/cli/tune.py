@@ -125,11 +125,18 @@ def resume(
     raise typer.Exit(resume_tuning(name, in_place=in_place, html=html, as_json=as_json))
 
 
-def show(name: TuningName = "last", html: HtmlOption = None, as_json: JsonOption = False) -> None:
+def show(
+    name: TuningName = "last",
+    every: Annotated[
+        bool, typer.Option("--all", help="Every stage; otherwise, of what was not better, each knob's best attempt.")
+    ] = False,
+    html: HtmlOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """The ladder: each change with its figure, interval, ratio, and why it was kept or not; the climb as bars."""
     from skep.cli.tune_kept import show_tuning
 
-    show_tuning(name, html=html, as_json=as_json)
+    show_tuning(name, every=every, html=html, as_json=as_json)
 
 
 def explain(name: TuningName = "last", as_json: JsonOption = False) -> None:

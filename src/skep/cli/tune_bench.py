@@ -16,8 +16,8 @@ from skep.places import Paths
 from skep.putback import running_service, service_set_aside
 from skep.store.database import Store
 from skep.tryout import Tryout, tuner_lock
-from skep.tuner.guard import ITEMS, GuardPlan, QualityGuard, guard_bank, open_guard
-from skep.tuner.measuring import EngineBench, Tuned
+from skep.tuner.guard import ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
+from skep.tuner.measuring import POWER_CAP, EngineBench, Tuned
 from skep.tuner.ports import Bench
 from skep.tuner.simulated import SimulatedBench
 from skep.tuner.simulated_planned import PlannedTruth
@@ -25,6 +25,7 @@ from skep.tuner.variants import turned
 from skep.tunings import Tuning
 
 USUAL_BANK, NO_BANK, CHOSEN_BANK = "drills", "off", "auto"
+GUARD_SHARE = 0.1  # of the budget, for the answers of one configuration
 
 
 @contextmanager
@@ -34,26 +35,30 @@ def machine_for(ready: Ready, paths: Paths, *, in_place: bool) -> Iterator[None]
         yield
         return
     with tuner_lock(paths):
-        if in_place:
-            caps = {cap.index: cap.now for cap in read_caps()} if "power_cap" in ready.tuning.baseline.as_dict else {}
-            with service_set_aside(paths, caps=caps) as service:
-                if service is not None:
-                    note(f"set aside until this ends: {service}")
+        if not in_place:
+            _check_service(ready, paths)
+        caps = {cap.index: cap.now for cap in read_caps()} if POWER_CAP in ready.tuning.baseline.as_dict else {}
+        with service_set_aside(paths, caps=caps, service=in_place) as service:
+            if service is not None:
+                note(f"set aside until this ends: {service}")
+            try:
                 yield
-            return
-        _check_service(ready, paths)
-        yield
+            finally:
+                if service is not None:
+                    note(f"{', '.join(service.models)} is started again at {service.url}")
 
 
 def _check_service(ready: Ready, paths: Paths) -> None:
-    words = running_service(paths)
-    if words is None:
+    """Where both would have the same cards there is no room; elsewhere they only disturb each other."""
+    service = running_service(paths)
+    if service is None:
         return
-    if ready.terrain.ground.on_cpu or " on GPU " not in words:
-        note(f"warning: {words}; what it is asked meanwhile slows down what is measured here")
+    shared = service.shares(ready.base.gpus)
+    if ready.terrain.ground.on_cpu or not shared:
+        note(f"warning: {service}; what it is asked meanwhile slows down what is measured here")
         return
-    hint = "--in-place stops it meanwhile and puts it back on any exit; or `skep down` first"
-    raise EngineError(f"the cards are in use: {words}", hint=hint)
+    hint = "--in-place stops it meanwhile and puts it back on any exit; --gpus takes others; or `skep down` first"
+    raise EngineError(f"GPU {', '.join(map(str, shared))} is in use: {service}", hint=hint)
 
 
 def check_bank(wishes: Wishes, paths: Paths) -> None:
@@ -92,7 +97,8 @@ async def _guard(
     if wishes.quality == NO_BANK:
         return None
     items = wishes.quality_items or ITEMS
-    plan = GuardPlan(tuning.aim.concurrency, items=items, seed=tuning.seed, tuning=tuning.id)
+    most_s = min(MOST_S, GUARD_SHARE * tuning.budget_s)
+    plan = GuardPlan(tuning.aim.concurrency, items=items, seed=tuning.seed, tuning=tuning.id, most_s=most_s)
     name = USUAL_BANK if wishes.quality == CHOSEN_BANK else wishes.quality
     try:
         bank = guard_bank(name, plan, paths.cache)

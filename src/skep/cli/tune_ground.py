@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from skep.bench.own_machine import own_basis
@@ -100,6 +101,7 @@ def ground_for(wishes: Wishes, aim: Aim, host: HostFacts) -> Ground:
         hint = f"`skep presets new NAME --from {preset.name}` makes one of your own to change"
         raise UserError(f"--engine would make another recipe of the preset `{preset.name}`", hint=hint)
     if wishes.simulate:
+        _check_simulated(wishes, preset)
         return _simulated(wishes, aim, preset)
     for flag, value in (("--gpu", wishes.gpu), ("--link", wishes.link if not host.gpus else None)):
         if value is not None:
@@ -116,10 +118,22 @@ def _check_engine(wishes: Wishes) -> None:
 # A rig that is not here
 
 
+def _check_simulated(wishes: Wishes, preset: Preset | None) -> None:
+    """What is of this machine, or of weights that are really loaded, would be asked for in vain."""
+    guarded = wishes.quality not in ("auto", "off")
+    real = {"--gpus": wishes.gpus, "--binary": wishes.binary, "--in-place": wishes.in_place, "--quality": guarded}
+    flag = next((flag for flag, value in real.items() if value), None)
+    if flag is not None:
+        raise UserError(f"{flag} means nothing with --simulate: no engine is started", hint=f"leave {flag} out")
+    if wishes.checkpoints and preset is None:
+        hint = "leave it out: the formats of its weights are the knob `quant`"
+        raise UserError(f"--checkpoint {wishes.checkpoints[0]}: with --simulate no weights are loaded", hint=hint)
+
+
 def _simulated(wishes: Wishes, aim: Aim, preset: Preset | None) -> Ground:
     words = wishes.gpu or (preset.hardware if preset is not None and preset.hardware != NO_CARDS else None)
     found = _simulated_rig(words, wishes.link or (preset.link if preset is not None and not wishes.gpu else None))
-    box = Box(rig=found.rig)
+    box = Box(rig=found.rig, can_cap=True)
     if preset is not None:
         if preset.engine not in SIMULATED_ENGINES:
             hint = f"tune it where it runs, or a model with --engine {SIMULATED_ENGINES[0]}"
@@ -234,6 +248,16 @@ def _unknown(name: str, otherwise: str | None = None) -> UserError:
     if otherwise and find_geometry(name) is None:
         error.hint = otherwise
     return error
+
+
+def whole_paths(wishes: Wishes) -> Wishes:
+    """The preset is started, and the tuning taken up again, from any folder."""
+    return replace(wishes, name=_whole(wishes.name), checkpoints=tuple(map(_whole, wishes.checkpoints)))
+
+
+def _whole(name: str) -> str:
+    path = Path(name).expanduser()
+    return str(path.absolute()) if _is_path(name) and path.exists() else name
 
 
 def _is_path(name: str) -> bool:

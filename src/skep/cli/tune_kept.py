@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,16 +12,28 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from skep.cli.output import note, number, print_json, print_table
-from skep.cli.tune_tables import aim_words, differences, headline, print_climb, print_curve, print_ladder
+from skep.cli.output import note, print_json, print_table
+from skep.cli.swarm_words import one_line
+from skep.cli.tune_rungs import verdict_words, why_words
+from skep.cli.tune_tables import (
+    aim_words,
+    differences,
+    failure_lines,
+    figure_number,
+    headline,
+    print_climb,
+    print_curve,
+    print_ladder,
+)
 from skep.errors import UserError
-from skep.places import user_paths
-from skep.report.tuning_words import baseline_of, best_of, tally, total_gain, unit_of
+from skep.places import Paths, user_paths
+from skep.report.tuning_words import KEPT, baseline_of, best_of, given_up, tally, total_gain, unit_of
 from skep.store.database import open_store
-from skep.store.tunings import KeptTuning, TuningState, TuningStore
-from skep.tuner.documents import curve_of, tuning_json
+from skep.store.tunings import KeptAnswer, KeptTuning, TuningState, TuningStore
+from skep.tuner.documents import asked_and_answered, curve_of, failure_json, tuning_json
 from skep.tuner.explain import explain
-from skep.tunings import Curved, CurvePoint, Stage, Tuning
+from skep.tuner.explain_limits import Standing
+from skep.tunings import Curved, CurvePoint, Failure, Round, Stage, Tuning
 from skep.units import format_seconds
 
 NONE_YET, MAKES_ONE = "there are no tunings yet", "`skep tune MODEL` makes one"
@@ -28,11 +41,12 @@ NONE_YET, MAKES_ONE = "there are no tunings yet", "`skep tune MODEL` makes one"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """All of one tuning."""
+    """All of one tuning. `failure`: of a baseline that never gave a figure."""
 
     row: KeptTuning
     stages: tuple[Stage, ...]
     curved: Curved | None
+    failure: Failure | None = None
 
     @property
     def curve(self) -> tuple[CurvePoint, ...]:
@@ -41,6 +55,11 @@ class Kept:
     @property
     def tuning(self) -> Tuning:
         return self.row.tuning
+
+    @property
+    def words(self) -> list[str]:
+        row = self.row
+        return explain(row.tuning, self.stages, Standing(row.state.value, row.reason, row.measured_s, self.curve))
 
 
 @contextmanager
@@ -56,57 +75,89 @@ def opened(*, read_only: bool = True) -> Iterator[TuningStore]:
 def kept(name: str) -> Kept:
     with opened() as tunings:
         row = tunings.find(name)
-        return Kept(row, tuple(tunings.stages(row.id)), curve_of(tunings.answers(row.id, "curve")))
+        stages = tuple(tunings.stages(row.id))
+        failure = None if stages else _baseline_failure(tunings.answers(row.id, "round"))
+        return Kept(row, stages, curve_of(tunings.answers(row.id, "curve")), failure)
+
+
+def _baseline_failure(rounds: Sequence[KeptAnswer]) -> Failure | None:
+    answers = (asked_and_answered(one)[1] for one in rounds)
+    sittings = [sitting for answer in answers if isinstance(answer, Round) for sitting in answer.sittings]
+    return next((sitting.failure for sitting in reversed(sittings) if sitting.failure is not None), None)
 
 
 def document(found: Kept) -> dict[str, Any]:
     told = tuning_json(found.tuning, found.stages, found.curved, state=found.row.state, measured_s=found.row.measured_s)
-    return {**told, "presets": list(found.row.presets)}
+    failure = None if found.failure is None else failure_json(found.failure)
+    return {**told, "failure": failure, "reason": found.row.reason, "presets": list(found.row.presets)}
 
 
-def show_tuning(name: str, *, html: Path | None, as_json: bool) -> None:
+def show_tuning(name: str, *, every: bool, html: Path | None, as_json: bool) -> None:
     if html is not None:
         check_page(html)
     found = kept(name)
     if as_json:
         print_json(document(found))
     else:
-        print_all(found)
+        print_all(found, every=every)
         _say_next(found)
     if html is not None:
         write_page(found, html)
 
 
-def print_all(found: Kept) -> None:
-    """The ladder, the climb as bars, the curve."""
+def print_all(found: Kept, *, every: bool = False) -> None:
+    """The ladder, the climb as bars, the curve. `every`: all stages of the ladder."""
     tuning, stages = found.tuning, found.stages
-    print(headline(tuning, stages))  # noqa: T201
-    print_ladder(tuning, stages)
-    print()  # noqa: T201
-    print_climb(tuning, stages)
+    over = found.row.state is TuningState.ENDED
+    print(headline(tuning, stages, over=over))  # noqa: T201
+    if found.failure is not None:
+        print("\n".join(failure_lines("the baseline", found.failure)))  # noqa: T201
+    if stages:
+        print_ladder(tuning, stages, every=every)
+        print()  # noqa: T201
+        print_climb(tuning, stages)
     best = best_of(stages)
     if found.curve and best is not None:
         print()  # noqa: T201
         print_curve(found.curve, stages[0].config, best.config)
-    tried = tally(stages) or "no change was tried"
-    took = f"{format_seconds(found.row.measured_s)} of {'virtual time' if tuning.simulated else 'measuring'}"
-    note(f"{tuning.id} ({found.row.state.value}): goal {aim_words(tuning.aim)}; {tried}; {took}")
+    tried = tally(stages) or f"no change was {'tried' if over else 'decided yet'}"
+    why = f", {found.row.reason}" if over and found.row.reason else ""
+    state = f"{found.row.state.value}{why}"
+    note(f"{tuning.id} ({state}): goal {aim_words(tuning.aim)}; {tried}; {took_words(found.row)}")
     if tuning.simulated:
         note("SIMULATED: no model ran; figures and seconds are the planner's with noise, not measurements")
 
 
+def logs_folder(paths: Paths, tuning_id: str) -> Path:
+    """Where its engines were started; logs of those that failed stay there."""
+    return paths.state / "tunings" / tuning_id
+
+
+def took_words(row: KeptTuning) -> str:
+    """Of all its sessions, without what lay between them."""
+    if not row.answers:
+        return "nothing is measured yet"
+    return f"{format_seconds(row.measured_s)} of {'virtual time' if row.tuning.simulated else 'measuring'}"
+
+
 def _say_next(found: Kept) -> None:
+    so_far = "" if found.row.state is TuningState.ENDED else " so far"
+    if found.row.state is TuningState.RUNNING:
+        note(f"a process is at work on it; {format_seconds(found.tuning.budget_s)} is its budget")
     if found.row.state is TuningState.INTERRUPTED:
         why = f" ({found.row.error})" if found.row.error else ""
         note(f"it was interrupted{why}; `skep tune resume {found.row.id}` goes on with it")
+    logs = logs_folder(user_paths(os.environ), found.row.id)
+    if found.row.state is not TuningState.RUNNING and logs.is_dir():
+        note(f"logs of what failed are in {logs}")
     if best_of(found.stages) is not None:
         made = f"; made of it already: {', '.join(found.row.presets)}" if found.row.presets else ""
-        note(f"`skep tune export NAME --tuning {found.row.id}` writes the best as a preset{made}")
+        note(f"`skep tune export NAME --tuning {found.row.id}` writes the best{so_far} as a preset{made}")
 
 
 def explain_tuning(name: str, *, as_json: bool) -> None:
     found = kept(name)
-    words = explain(found.tuning, found.stages)
+    words = [*found.words, *([] if found.failure is None else failure_lines("the baseline", found.failure))]
     if as_json:
         print_json({"tuning": found.row.id, "simulated": found.tuning.simulated, "words": words})
         return
@@ -124,6 +175,8 @@ def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool)
     print(path)  # noqa: T201
     changed = differences(found.stages[0].config, wanted.config)
     note(f"stage {wanted.number} of {found.row.id}, against its baseline: {changed}")
+    if wanted.decision not in KEPT or wanted.number in given_up(found.stages):
+        note(f"warning: it was not kept: {verdict_words(wanted, found.stages)}, {one_line(why_words(wanted), 300)}")
     stand_in = base_of(found.tuning).stand_in
     before = f"write the weights' name into its `checkpoint` ({path}), then " if stand_in else ""
     note(f"{before}`skep up {name}` serves it")
@@ -145,6 +198,7 @@ def remove_tuning(name: str) -> None:
     with opened(read_only=False) as tunings:
         found = tunings.find(name)
         tunings.delete([found.id])
+    shutil.rmtree(logs_folder(user_paths(os.environ), found.id), ignore_errors=True)
     stay = f"; its presets stay: {', '.join(found.presets)}" if found.presets else ""
     note(f"tuning {found.id} of {found.tuning.model} is deleted{stay}")
 
@@ -159,8 +213,8 @@ def write_page(found: Kept, html: Path) -> None:
     from skep.cli.results import write_whole
     from skep.report.tuning import tuning_page
 
-    words = explain(found.tuning, found.stages)
-    write_whole(html, tuning_page(found.tuning, found.stages, found.curve, words))
+    state = None if found.row.state is TuningState.ENDED else found.row.state.value
+    write_whole(html, tuning_page(found.tuning, found.stages, found.curve, found.words, state=state))
     note(f"{found.row.id} written to {html}")
 
 
@@ -194,7 +248,8 @@ def _cells(row: KeptTuning, stages: Sequence[Stage]) -> list[str]:
     tuning = row.tuning
     when = datetime.fromtimestamp(tuning.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
     gain = total_gain(stages)
-    told = ", ".join(filter(None, ["SIMULATED" if tuning.simulated else "", *row.presets]))
-    figures = [f"{number(one)} {unit_of(tuning)}" if one is not None else "–" for one in (first, last)]
+    why = row.reason if not stages else None
+    told = ", ".join(filter(None, ["SIMULATED" if tuning.simulated else "", why, *row.presets]))
+    figures = [f"{figure_number(one)} {unit_of(tuning)}" if one is not None else "–" for one in (first, last)]
     return [row.id, when, row.state.value, tuning.model, tuning.engine, tuning.rig, str(tuning.aim), tuning.aim.shape,
             *figures, "–" if gain is None else f"{gain.estimate:.2f}", told]  # fmt: skip

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 
-from skep.catalog.names import did_you_mean, near, squeeze
+from skep.catalog.names import did_you_mean
 from skep.errors import UserError
 from skep.tunings import Config, Knob, Value, value_words
 
@@ -73,7 +74,6 @@ def _known(option: str, word: str, knobs: Sequence[Knob]) -> str:
     names = [knob.name for knob in knobs]
     if word in names:
         return word
-    close = near(word, {squeeze(name): name for name in names}, count=1)
-    hint = did_you_mean(close, "") if close else ""
+    hint = did_you_mean(get_close_matches(word.lower(), names, n=1), "")
     listed = f"this engine has {', '.join(names)}"
     raise UserError(f"{option} `{word}` is no knob here", hint=f"{hint} {listed}".strip())

@@ -15,7 +15,7 @@ from skep.cli.tune_tables import differences, figure_words
 from skep.errors import SkepError, UserError
 from skep.places import user_paths
 from skep.presetfile import check_name, find_preset, parse_preset, presets_folder
-from skep.report.tuning_words import best_of, unit_of
+from skep.report.tuning_words import KEPT, best_of, unit_of
 from skep.store.tunings_rows import packed, unpacked
 from skep.tuner.variants import turned
 from skep.tunings import Stage, Tuning
@@ -30,7 +30,7 @@ def base_document(preset: Preset) -> dict[str, object]:
 
 
 def base_of(tuning: Tuning) -> Preset:
-    return unpacked({key: value for key, value in tuning.base.items() if key != "wishes"}, Preset)
+    return unpacked({key: value for key, value in tuning.base.items() if key not in ("wishes", "terrain")}, Preset)
 
 
 def tuned_preset(tuning: Tuning, stage: Stage, baseline: Stage, name: str) -> Preset:
@@ -42,6 +42,8 @@ def tuned_preset(tuning: Tuning, stage: Stage, baseline: Stage, name: str) -> Pr
         f"{mark}tuned for {tuning.aim} ({tuning.aim.shape}) on {tuning.rig}",
         f"against the baseline: {differences(baseline.config, stage.config)}",
     ]
+    if stage.decision not in KEPT:
+        notes.append(f"stage {stage.number} of its ladder, which was not kept: {stage.decision.value}")
     if stage.figure is not None:
         how = "SIMULATED, not measured" if tuning.simulated else "measured"
         notes.append(f"{how}: {figure_words(stage.figure)} {unit_of(tuning)}, 95 % interval")

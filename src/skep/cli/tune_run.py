@@ -14,7 +14,7 @@ from skep.cli.output import note, print_json
 from skep.cli.swarm_words import one_line
 from skep.cli.tune_bench import bench_for, check_bank, machine_for
 from skep.cli.tune_ground import Wishes
-from skep.cli.tune_kept import Kept, check_page, document, kept, opened, print_all, write_page
+from skep.cli.tune_kept import Kept, check_page, document, kept, logs_folder, opened, print_all, took_words, write_page
 from skep.cli.tune_preset import free_name, stage_for, write_preset
 from skep.cli.tune_view import Standing, Watch, live_view
 from skep.cli.tune_words import unmet
@@ -24,13 +24,13 @@ from skep.places import Paths, user_paths
 from skep.report.tuning_words import accepted
 from skep.store.database import Store, open_store
 from skep.store.tunings import KeptTuning, TuningState, TuningStore
+from skep.tryout import tuner_lock
 from skep.tuner.climb import Climb
 from skep.tuner.documents import asked_and_answered
 from skep.tuner.journal import Journal
 from skep.tuner.ports import BenchProgress
 from skep.tuner.running import Answered, Asked, Decided, Event, climb_on, resumed
 from skep.tunings import FAILURES, Failure, Round, Sitting
-from skep.units import format_seconds
 
 
 class Stopped(SkepError):
@@ -50,11 +50,19 @@ def run_tuning(wishes: Wishes, *, html: Path | None, as_json: bool) -> int:
     if html is not None:
         check_page(html)
     paths = user_paths(os.environ)
+    if not wishes.simulate:
+        _check_alone(paths)
     check_bank(wishes, paths)
     ready = prepare(wishes)
     tell(ready)
     return _climbed(ready, paths, lambda tunings: Journal.begin(tunings, ready.tuning, time.time), wishes.in_place,
                     Wanted(html, as_json))  # fmt: skip
+
+
+def _check_alone(paths: Paths) -> None:
+    """Before anything is looked at: even measuring the memory's speed would disturb a tuner that is at work."""
+    with tuner_lock(paths):
+        pass
 
 
 def resume_tuning(name: str, *, in_place: bool, html: Path | None, as_json: bool) -> int:
@@ -88,7 +96,8 @@ def _climbed(
     with machine_for(ready, paths, in_place=in_place), open_store(paths.store) as store:
         journal, climb = begin(TuningStore(store)), ready.climb()
         tuning = journal.tuning
-        note(f"{tuning.id} begins; `skep tune show {tuning.id}` has the ladder as it grows")
+        verb = "goes on" if journal.past else "begins"
+        note(f"{tuning.id} {verb}; `skep tune show {tuning.id}` has the ladder as it grows")
         title = f"{tuning.id}  {tuning.model} on {tuning.rig}{'  SIMULATED' if tuning.simulated else ''}"
         standing = Standing(title, tuning.aim, tuning.budget_s, stages=[*journal.stages])
         try:
@@ -129,7 +138,7 @@ async def _carry_out(ready: Ready, journal: Journal, climb: Climb, store: Store,
 
 def _tidy(paths: Paths, tuning_id: str) -> None:
     """The folder in which engines were started; logs of those that failed stay there."""
-    folder = paths.state / "tunings" / tuning_id
+    folder = logs_folder(paths, tuning_id)
     for place in (folder, folder.parent):
         with contextlib.suppress(OSError):
             place.rmdir()
@@ -200,8 +209,7 @@ def _stopped(tuning_id: str) -> Stopped:
     if found.tuning.simulated and accepted(found.stages):
         best = f"`skep tune export NAME --tuning {tuning_id}` writes the best so far"
     stages = f"{len(found.stages)} stage{'s' if len(found.stages) > 1 else ''}"
-    took = format_seconds(found.row.measured_s)
-    return Stopped(f"stopped after {stages} and {took} of measuring; {best}", hint=hint)
+    return Stopped(f"stopped after {stages} and {took_words(found.row)}; {best}", hint=hint)
 
 
 def _sittings(tuning_id: str) -> list[Sitting]:

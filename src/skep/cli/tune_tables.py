@@ -5,85 +5,86 @@ Values in, lines out: what is stored where, and who asked, it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 
 from skep.cli.output import note, number, print_table
 from skep.cli.swarm_words import one_line
+from skep.cli.tune_rungs import changes_wrapped, foreseen_ratio, left_out_words, told, verdict_words, why_words, wrapped
 from skep.records import Interval
-from skep.report.tuning_words import KEPT, accepted, baseline_of, best_of, total_gain, unit_of
-from skep.tunings import FAILURES, Aim, Config, CurvePoint, Knob, Stage, Tuning, value_words
-from skep.units import format_seconds
+from skep.report.tuning_words import KEPT, accepted, baseline_of, best_of, given_up, total_gain, unit_of
+from skep.tunings import FAILURES, Aim, Config, CurvePoint, Failure, Knob, Stage, Tuning, value_words
 
-BAR, LONGEST_WHY, LONGEST_CHANGE = 40, 90, 60
+BAR, WHY_WIDTH, CHANGE_WIDTH, LONGEST_CHANGE, MOST_LEFT = 40, 68, 44, 60, 4
 LADDER = ("STAGE", "CHANGE", "FIGURE", "95 %", "RATIO", "95 % OF RATIO", "FORESEEN", "TPOT", "TTFT", "DECISION", "WHY")
 
 
-@dataclass(frozen=True, slots=True)
-class Prospect:
-    """A change that could be tried first. `minutes`: two starts of both sides."""
-
-    change: str
-    predicted: float | None  # ratio over the baseline; None: the planner has nothing to say
-    seconds: float
-    refused: str | None = None
-
-
-def headline(tuning: Tuning, stages: Sequence[Stage]) -> str:
-    """From where to where, of what, under which load."""
+def headline(tuning: Tuning, stages: Sequence[Stage], *, over: bool = True) -> str:
+    """From where to where, of what, under which load. `over`: nothing more is to come."""
     mark = "SIMULATED: " if tuning.simulated else ""
     what = f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}, {tuning.aim.shape}"
     base, best, unit = baseline_of(stages), best_of(stages), unit_of(tuning)
     if base is None or best is None or base.figure is None or best.figure is None:
-        return f"{what}: nothing was measured"
+        return f"{what}: {'nothing was measured' if over else 'nothing is decided yet'}"
     if best is base:
-        return f"{what}: {figure_words(base.figure)} {unit}; no change was shown to be better"
+        so_far = "" if over else " so far"
+        return f"{what}: {figure_words(base.figure)} {unit}; no change was shown to be better{so_far}"
     steps, gain = len(accepted(stages)), total_gain(stages)
+    plural = "s multiplied" if steps > 1 else ""
     times = "" if gain is None else f", {gain.estimate:.2f} times ({gain.low:.2f} to {gain.high:.2f})"
-    climb = f"from {number(base.figure.estimate)} to {figure_words(best.figure)} {unit}{times}"
-    return f"{what}: {climb} in {steps} accepted step{'s' if steps > 1 else ''}"
+    climb = f"from {figure_number(base.figure.estimate)} to {figure_words(best.figure)} {unit}{times}"
+    return f"{what}: {climb} by {steps} accepted step{plural}"
 
 
-def print_ladder(tuning: Tuning, stages: Sequence[Stage]) -> None:
+def print_ladder(tuning: Tuning, stages: Sequence[Stage], *, every: bool = False) -> None:
+    """`every`: also of each knob the attempts that were not its best."""
     if not stages:
-        note("no stage is decided yet")
         return
-    unit = unit_of(tuning)
+    unit, shown = unit_of(tuning), list(stages) if every else told(stages)
     columns = [unit if name == "FIGURE" else name for name in LADDER]
     right = [name for name in columns if name not in ("CHANGE", "DECISION", "WHY")]
-    print_table(columns, [ladder_cells(stage) for stage in stages], right=right)
+    print_table(columns, [ladder_cells(stage, stages) for stage in shown], right=right)
+    hidden = left_out_words(stages, shown)
+    if hidden is not None:
+        note(f"{hidden}; `skep tune show {tuning.id} --all` has every stage")
     for line in dead_ends(stages):
         print(line)  # noqa: T201
 
 
-def ladder_cells(stage: Stage) -> list[str]:
+def ladder_cells(stage: Stage, stages: Sequence[Stage]) -> list[str]:
+    foreseen = foreseen_ratio(stage)
     return [
         str(stage.number),
-        one_line(stage.title, LONGEST_CHANGE),
-        "–" if stage.figure is None else number(stage.figure.estimate),
-        _range(stage.figure, 1),
+        changes_wrapped(stage, CHANGE_WIDTH),
+        "–" if stage.figure is None else figure_number(stage.figure.estimate),
+        _figures(stage.figure),
         "–" if stage.ratio is None else f"{stage.ratio.estimate:.3f}",
         _range(stage.ratio, 3),
-        "–" if stage.predicted is None else f"{stage.predicted:.2f}",
+        "–" if foreseen is None else f"{foreseen:.2f}",
         "–" if stage.tpot_ms is None else f"{stage.tpot_ms:.1f} ms",
         "–" if stage.ttft_ms is None else f"{stage.ttft_ms:,.0f} ms",
-        stage.decision.value,
-        one_line(stage.why, LONGEST_WHY),
+        verdict_words(stage, stages),
+        wrapped(why_words(stage), WHY_WIDTH),
     ]
 
 
 def dead_ends(stages: Iterable[Stage]) -> list[str]:
     """In full, with the engine's own line and what would mend it: a table has no room for them."""
-    lines: list[str] = []
+    numbers: dict[Failure, list[int]] = {}
     for stage in stages:
-        failure = stage.failure
-        if failure is None:
-            continue
-        lines.append(f"stage {stage.number} {FAILURES.get(failure.kind, failure.kind)}: {one_line(failure.cause, 300)}")
-        if failure.evidence:
-            lines.append(f"  it said: {one_line(failure.evidence, 300)}")
-        if failure.remedy:
-            lines.append(f"  remedy: {one_line(failure.remedy, 300)}")
+        if stage.failure is not None:
+            numbers.setdefault(stage.failure, []).append(stage.number)
+    lines: list[str] = []
+    for failure, same in numbers.items():
+        lines += failure_lines(f"stage{'s' if len(same) > 1 else ''} {', '.join(map(str, same))}", failure)
+    return lines
+
+
+def failure_lines(which: str, failure: Failure) -> list[str]:
+    lines = [f"{which} {FAILURES.get(failure.kind, failure.kind)}: {one_line(failure.cause, 300)}"]
+    if failure.evidence:
+        lines.append(f"  it said: {one_line(failure.evidence, 300)}")
+    if failure.remedy:
+        lines.append(f"  remedy: {one_line(failure.remedy, 300)}")
     return lines
 
 
@@ -94,6 +95,7 @@ def print_climb(tuning: Tuning, stages: Sequence[Stage]) -> None:
 
 def climb_lines(stages: Sequence[Stage], unit: str) -> list[str]:
     """A bar for each configuration that was the best of its time; what was tried and left stands between."""
+    informative, lost = {stage.number for stage in told(stages)}, given_up(stages)
     most = max((stage.figure.high for stage in stages if stage.decision in KEPT and stage.figure), default=0.0)
     lines: list[str] = []
     left: list[Stage] = []
@@ -101,12 +103,12 @@ def climb_lines(stages: Sequence[Stage], unit: str) -> list[str]:
         if stage.decision not in KEPT or stage.figure is None:
             left.append(stage)
             continue
-        lines += _left_words(left)
+        lines += _left_words(left, informative)
         left = []
-        lines.append(
-            f"{stage.number:>5}  {_bar(stage.figure, most)}  {figure_words(stage.figure)} {unit}  {stage.title}"
-        )
-    return lines + _left_words(left)
+        died = " (died later)" if stage.number in lost else ""
+        figure = f"{figure_words(stage.figure)} {unit}"
+        lines.append(f"{stage.number:>5}  {_bar(stage.figure, most)}  {figure}  {stage.title}{died}")
+    return lines + _left_words(left, informative)
 
 
 def _bar(figure: Interval, most: float) -> str:
@@ -116,11 +118,12 @@ def _bar(figure: Interval, most: float) -> str:
     return ("█" * full + "░" * max(0, high - full)).ljust(BAR)
 
 
-def _left_words(left: Sequence[Stage]) -> list[str]:
+def _left_words(left: Sequence[Stage], informative: Collection[int]) -> list[str]:
     if not left:
         return []
-    words = "; ".join(f"{one_line(stage.title, LONGEST_CHANGE)} ({stage.decision.value})" for stage in left[:3])
-    more = f"; and {len(left) - 3} more" if len(left) > 3 else ""
+    shown = sorted(left, key=lambda stage: stage.number not in informative)[:MOST_LEFT]
+    words = "; ".join(f"{one_line(stage.title, LONGEST_CHANGE)} ({stage.decision.value})" for stage in shown)
+    more = f"; and {len(left) - len(shown)} more" if len(left) > len(shown) else ""
     return [f"       tried and left: {words}{more}"]
 
 
@@ -144,21 +147,13 @@ def _curve_cells(point: CurvePoint | None) -> list[str]:
     if point is None or point.figure is None:
         return ["–", "–", "–"]
     ttft = "–" if point.ttft_ms is None else f"{point.ttft_ms:,.0f} ms"
-    return [number(point.figure.estimate), _range(point.figure, 1), ttft]
+    return [figure_number(point.figure.estimate), _figures(point.figure), ttft]
 
 
 def _times(first: CurvePoint | None, second: CurvePoint | None) -> str:
     if first is None or second is None or first.figure is None or second.figure is None or not first.figure.estimate:
         return "–"
     return f"{second.figure.estimate / first.figure.estimate:.2f}"
-
-
-def print_prospects(prospects: Sequence[Prospect]) -> None:
-    """On stderr with the rest of the story: the data of the command is the ladder."""
-    for one in prospects:
-        gain = "not foreseen" if one.predicted is None else f"{100 * (one.predicted - 1):+.0f} %"
-        rest = f"refused: {one.refused}" if one.refused else f"about {format_seconds(one.seconds)}"
-        note(f"  {one_line(one.change, LONGEST_CHANGE):<{LONGEST_CHANGE}}  {gain:>12}  {rest}")
 
 
 def config_words(config: Config, knobs: Sequence[Knob]) -> str:
@@ -177,7 +172,22 @@ def aim_words(aim: Aim) -> str:
 
 
 def figure_words(figure: Interval) -> str:
-    return f"{number(figure.estimate)} ({number(figure.low)} to {number(figure.high)})"
+    digits = _digits(figure.estimate)
+    low, high = (number(max(0.0, value), digits) for value in (figure.low, figure.high))
+    return f"{figure_number(figure.estimate)} ({low} to {high})"
+
+
+def figure_number(value: float) -> str:
+    """With as many digits as tell it from its neighbours: tokens a joule are mostly below one."""
+    return number(value, _digits(value))
+
+
+def _digits(value: float) -> int:
+    return 1 if value >= 10 else 2 if value >= 1 else 3
+
+
+def _figures(interval: Interval | None) -> str:
+    return _range(interval, 1 if interval is None else _digits(interval.estimate))
 
 
 def _range(interval: Interval | None, digits: int) -> str:

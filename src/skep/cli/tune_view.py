@@ -92,10 +92,9 @@ def errand_words(errand: Errand) -> str:
 def stage_words(stage: Stage, unit: str) -> str:
     """One line: what was decided of which change, by which figures."""
     figure = "" if stage.figure is None else f": {figure_words(stage.figure)} {unit}"
-    ratio = stage.ratio
-    times = "" if ratio is None else f", {ratio.estimate:.3f} times the best ({ratio.low:.3f} to {ratio.high:.3f})"
     why = f"; {stage.why}" if stage.why else ""
-    return f"stage {stage.number} {stage.decision.value}, {stage.title}{figure}{times}{why}"
+    what = stage.decision.value if not stage.changes else f"{stage.decision.value}, {stage.title}"
+    return f"stage {stage.number} {what}{figure}{why}"
 
 
 @dataclass(frozen=True, slots=True)

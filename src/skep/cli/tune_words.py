@@ -35,7 +35,7 @@ def _late(tuning: Tuning, best: Stage, sittings: Sequence[Sitting]) -> SkepError
         what = f"the best is over {tuning.aim.slo} ({shares[best.config]:.2f} times it)"
         return SkepError(f"{what}; within it was only {words}, in a first look", hint="a longer --budget may decide it")
     what = f"no configuration kept {tuning.aim.slo} at C={tuning.aim.concurrency}"
-    hint = "allow more time, or fewer agents; the best is kept all the same"
+    hint = "a wider --slo, or fewer agents; the nearest to it and fastest is kept all the same"
     return SkepError(f"{what}; closest came {words} with {shares[closest]:.2f} times the limit", hint=hint)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,23 +11,24 @@ from skep import __version__
 from skep.catalog.presets import Preset
 from skep.cli.benching import positive_seconds
 from skep.cli.output import note
-from skep.cli.tune_ground import Ground, Wishes, ground_for, wishes_of
+from skep.cli.tune_ground import Ground, Wishes, ground_for, whole_paths, wishes_of
 from skep.cli.tune_knobs import begun, chosen
 from skep.cli.tune_preset import base_document, base_of
-from skep.cli.tune_tables import Prospect, aim_words, config_words, print_prospects
-from skep.errors import UserError
+from skep.cli.tune_prospects import Prospect, print_prospects
+from skep.cli.tune_tables import aim_words, config_words, figure_number
+from skep.cli.tune_terrain import ground_again, terrain_document, terrain_of
+from skep.errors import DoesNotFit, UserError
 from skep.host.facts import host_json, read_host
 from skep.report.tuning_words import unit_of
 from skep.tuner.aims import parse_aim
 from skep.tuner.climb import Climb
-from skep.tuner.foresight import Foresight, foresight_for
+from skep.tuner.foresight import FORESEEN, Foresight
 from skep.tuner.space import space_of
 from skep.tuner.variants import config_of, turned
 from skep.tunings import Config, Tuning
 from skep.units import format_seconds
 
-SHOWN_PROSPECTS = 12
-TRIAL_STARTS, TRIAL_READINGS = 4, 4  # two of both sides, each warmed up and read at least three times
+TRIAL_STARTS, TRIAL_READINGS = 6, 4  # the baseline's two, then two of both sides, each warmed up and read thrice
 SURELY = 0.5  # of what a trial is expected to take: expectations err
 
 
@@ -54,7 +54,7 @@ def prepare(wishes: Wishes) -> Ready:
         min_context=wishes.min_context,
     )  # fmt: skip
     budget_s = positive_seconds(wishes.budget, "--budget", "2h")
-    host = read_host()
+    wishes, host = whole_paths(wishes), read_host()
     ground = ground_for(wishes, aim, host)
     named = (wishes.knobs or "").replace(" ", "").split(",")
     space = space_of(ground.base, aim, ground.box, checkpoints=wishes.checkpoints, quants=ground.quants, named=named)
@@ -73,47 +73,42 @@ def prepare(wishes: Wishes) -> Ready:
         simulated=wishes.simulate,
         baseline=Config.of({knob.name: start[knob.name] for knob in knobs}),
         knobs=knobs,
-        base=_document(ground.base, replace(wishes, bandwidth=ground.bandwidth)),
+        base=_document(ground, wishes),
         host={} if wishes.simulate else host_json(host),
         skep_version=__version__,
     )
-    terrain = _terrain(ground, tuning, wishes)
+    terrain = terrain_of(ground, tuning, wishes.checkpoints)
     _check(terrain, tuning)
     return Ready(tuning, wishes, ground.base, terrain, (*ground.notes, *space.left_alone))
 
 
 def prepare_again(tuning: Tuning) -> Ready:
-    """As it was begun: the preset, the knobs and the baseline are the stored ones, the machine is looked at anew."""
-    told: Mapping[str, Any] = tuning.base.get("wishes", {})
-    wishes, base = wishes_of(told), base_of(tuning)
-    ground = replace(ground_for(wishes, tuning.aim, read_host()), base=base)
-    return Ready(tuning, wishes, base, _terrain(ground, tuning, wishes), ground.notes)
+    """As it was begun: preset, knobs, baseline and what is foreseen with are the stored ones."""
+    wishes, base = wishes_of(tuning.base["wishes"]), base_of(tuning)
+    terrain = terrain_of(ground_again(base, tuning.base["terrain"]), tuning, wishes.checkpoints)
+    return Ready(tuning, wishes, base, terrain)
 
 
-def _document(base: Preset, wishes: Wishes) -> dict[str, Any]:
-    return {**base_document(base), "wishes": asdict(wishes)}
-
-
-def _terrain(ground: Ground, tuning: Tuning, wishes: Wishes) -> Foresight:
-    return foresight_for(
-        ground.base, ground.rig, tuning.aim, tuning.knobs, ground.basis, model=ground.model, quant=ground.quant,
-        checkpoints=wishes.checkpoints,
-    )  # fmt: skip
+def _document(ground: Ground, wishes: Wishes) -> dict[str, Any]:
+    wishes = replace(wishes, bandwidth=ground.bandwidth)
+    return {**base_document(ground.base), "wishes": asdict(wishes), "terrain": terrain_document(ground)}
 
 
 def _check(terrain: Foresight, tuning: Tuning) -> None:
     refused = terrain.refusal(tuning.baseline)
     if refused is not None:
         hint = "begin elsewhere with --set, or with another preset"
-        raise UserError(f"the beginning itself cannot start: {refused}", hint=hint)
+        kind = DoesNotFit if (terrain.spare_bytes(tuning.baseline) or 0) < 0 else UserError
+        raise kind(f"the beginning itself cannot start: {refused}", hint=hint)
     need_s = trial_s(terrain, tuning.baseline)
     if tuning.budget_s < SURELY * need_s:
         what = f"--budget {format_seconds(tuning.budget_s)} is too short for one trial"
-        raise UserError(what, hint=f"two starts of both sides take about {format_seconds(need_s)}")
+        hint = f"two starts of the baseline, and two of both sides, take about {format_seconds(need_s)}"
+        raise UserError(what, hint=hint)
 
 
 def trial_s(terrain: Foresight, config: Config) -> float:
-    """What deciding about one change takes at least."""
+    """What the baseline and deciding about one change take at least."""
     return TRIAL_STARTS * (terrain.start_s(config) + TRIAL_READINGS * terrain.reading_s(config))
 
 
@@ -127,12 +122,10 @@ def tell(ready: Ready) -> None:
     note(f"baseline: {config_words(tuning.baseline, tuning.knobs)}")
     foreseen = ready.terrain.foresee(tuning.baseline)
     if foreseen is not None:
-        note(f"the planner expects {foreseen:,.1f} {unit_of(tuning)} of it there")
+        note(f"the planner expects {figure_number(foreseen)} {unit_of(tuning)} of it there")
     found = prospects(ready)
-    note(f"{len(found)} changes could come first; by the planner, in the order of gain a minute:")
-    print_prospects(found[:SHOWN_PROSPECTS])
-    if len(found) > SHOWN_PROSPECTS:
-        note(f"  and {len(found) - SHOWN_PROSPECTS} more")
+    note(f"{len(found)} changes could come first: time for each, and the gain that the planner foresees")
+    print_prospects(found)
     kind = "of virtual time" if tuning.simulated else "at most"
     note(f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the best so far")
 
@@ -143,6 +136,7 @@ def prospects(ready: Ready) -> list[Prospect]:
     found = []
     for move in climb.prospects():
         then = terrain.foresee(move.config)
-        ratio = then / now if then is not None and now else None
-        found.append(Prospect(", ".join(map(str, move.changes)), ratio, 60 * climb.minutes(move)))
+        (change,) = move.changes
+        ratio = then / now if then is not None and now and change.knob in FORESEEN else None
+        found.append(Prospect(change, ratio, 60 * climb.minutes(move)))
     return found

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class Hive:
     gateway_argv: tuple[str, ...]
     gateway_setup: Message
     url: str
-    socket_path: Path
+    socket_path: Path | None  # where it is controlled; None: only by who runs it
     log_dir: Path
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     drain_s: float = 30.0
@@ -125,35 +125,34 @@ class Supervisor:
 
     async def run(self) -> None:
         """Raises if a replica does not come up at the start, or when all have been given up later."""
-        control = await asyncio.start_unix_server(self._serve_control, self.hive.socket_path, limit=4 * MIB)
-        os.chmod(self.hive.socket_path, 0o600)  # noqa: PTH101
-        try:
-            async with self._tasks as tasks:
-                front = tasks.create_task(self._front.run())
-                self.crew.enlist(self.hive.replicas, tasks)
-                self.housing.settle_in(self.hive.replicas, self.hive.house, begin=True)
-                housing = tasks.create_task(self.housing.run())
-                monitor = tasks.create_task(self._monitor.run())
-                await self._stop_asked.wait()
-                failure = self._failure()
-                self.phase = "stopping"
-                self._tell()
-                if self._reloading is not None:
-                    self._reloading.cancel()
-                await self._monitor.stop()  # a probe of ours is no answer to wait for
-                monitor.cancel()
-                await self._drain()
-                self.housing.stop()
-                housing.cancel()
-                await self.crew.dismiss_all()
-                await self._front.stop()
-                front.cancel()
-        finally:
-            control.close()
-            self.hive.socket_path.unlink(missing_ok=True)
-            await self._close_controls()
+        async with self._controlled(self.hive.socket_path):
+            failure = await self._serve()
         if failure is not None:
             raise failure
+
+    async def _serve(self) -> SkepError | None:
+        """Until it is asked to stop; why it had to."""
+        async with self._tasks as tasks:
+            front = tasks.create_task(self._front.run())
+            self.crew.enlist(self.hive.replicas, tasks)
+            self.housing.settle_in(self.hive.replicas, self.hive.house, begin=True)
+            housing = tasks.create_task(self.housing.run())
+            monitor = tasks.create_task(self._monitor.run())
+            await self._stop_asked.wait()
+            failure = self._failure()
+            self.phase = "stopping"
+            self._tell()
+            if self._reloading is not None:
+                self._reloading.cancel()
+            await self._monitor.stop()  # a probe of ours is no answer to wait for
+            monitor.cancel()
+            await self._drain()
+            self.housing.stop()
+            housing.cancel()
+            await self.crew.dismiss_all()
+            await self._front.stop()
+            front.cancel()
+        return failure
 
     def rows(self, status: Message) -> list[Message]:
         """What `skep ps` shows: one row a replica, and one for the gateway. `status` is the gateway's answer."""
@@ -261,6 +260,20 @@ class Supervisor:
             hurry.cancel()
 
     # The control socket
+
+    @contextlib.asynccontextmanager
+    async def _controlled(self, path: Path | None) -> AsyncIterator[None]:
+        if path is None:
+            yield
+            return
+        control = await asyncio.start_unix_server(self._serve_control, path, limit=4 * MIB)
+        os.chmod(path, 0o600)  # noqa: PTH101
+        try:
+            yield
+        finally:
+            control.close()
+            path.unlink(missing_ok=True)  # noqa: ASYNC240 - one name, at the very end
+            await self._close_controls()
 
     async def _serve_control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = Link(reader, writer)

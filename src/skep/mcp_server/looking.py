@@ -6,7 +6,9 @@ Planner and benchmarks are loaded when they are asked for: clients wait for a se
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -122,12 +124,12 @@ class LookTools:
         )
 
     def benchmarks(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> Benchmarks:
-        """The newest stored benchmark runs of this machine: id, model, best measured speed. `benchmark` has one in
-        full."""
+        """The newest stored benchmark runs of this machine, those of a tuning left out: id, model, best measured speed.
+        `benchmark` has one in full."""
         runs: tuple[Benchmark, ...] = ()
         if self._place.paths.store.exists():
             with self._place.reading() as store:
-                runs = tuple(_benchmark(store, run, best=True) for run in store.runs(limit))
+                runs = tuple(_benchmark(store, run, best=True) for run in islice(_own(store), limit))
         return Benchmarks(
             runs=runs,
             next="benchmark(run) has all levels of one" if runs else "`skep bench sweep` on the shell makes one",
@@ -174,15 +176,11 @@ class LookTools:
         """Of the newest finished run of that model whose levels are numbers of agents, simulated as it is itself."""
         if not self._place.paths.store.exists():
             return (), None
-        from skep.bench.loaded import JUDGED, TIMED, TUNE_QUALITY
+        from skep.bench.loaded import JUDGED, TIMED
 
         with self._place.reading() as store:
-            for run in store.runs(LOOKED_AT):
-                fits = (
-                    run.model == served.id
-                    and run.state is RunState.DONE
-                    and run.kind not in (*TIMED, *JUDGED, TUNE_QUALITY)
-                )
+            for run in islice(_own(store), LOOKED_AT):
+                fits = run.model == served.id and run.state is RunState.DONE and run.kind not in (*TIMED, *JUDGED)
                 if fits and run.simulated == bool(served.simulated):
                     levels = _levels(store, run)
                     if levels:
@@ -200,6 +198,13 @@ def _suggested(served: tuple[Served, ...]) -> str:
     if not slots:
         return "dispatch as many tasks as there are: the pace is found by trying"
     return f"{max(slots)} tasks run at once; dispatch as many as there are in one call, the rest wait their turn"
+
+
+def _own(store: Store) -> Iterator[Run]:
+    """Newest first, without what tunings tried: those are many, and of configurations that nobody serves."""
+    from skep.bench.loaded import OF_A_TUNING
+
+    return (run for run in store.runs() if run.kind not in OF_A_TUNING)
 
 
 def _levels(store: Store, run: Run) -> tuple[Level, ...]:
@@ -234,12 +239,14 @@ def _layout(found: Answer, place: int) -> Layout:
 
 def _benchmark(store: Store, run: Run, *, best: bool) -> Benchmark:
     """`best`: with its fastest level alone."""
-    from skep.bench.loaded import JUDGED, TIMED, load_run
+    from skep.bench.loaded import JUDGED, TIMED, TUNE_QUALITY, load_run
 
     figures: dict[str, Any] = {}
     failed = sum(not row.ok for row in store.requests(run.id))
     if run.kind in JUDGED:
         figures["conclusion"] = f"answers were judged: `skep report {run.id} -o report.html` shows the verdicts"
+    elif run.kind == TUNE_QUALITY:
+        figures["conclusion"] = "answers were judged for a tuning: no measure of speed"
     else:
         try:
             _, summary, _ = load_run(store, run.id)

@@ -10,7 +10,7 @@ from skep.catalog.models import geometry
 from skep.catalog.names import did_you_mean
 from skep.catalog.needs import NO_CARDS
 from skep.catalog.options import own_flag
-from skep.catalog.presets import Preset
+from skep.catalog.presets import Preset, own_name
 from skep.errors import UserError
 from skep.planner.quants import known_quant
 from skep.planner.rig_words import parse_rig
@@ -49,10 +49,14 @@ def contradictions(preset: Preset) -> list[Contradiction]:
 
 
 def _model(preset: Preset, found: list[Contradiction]) -> Geometry | None:
+    """None: nothing is known of it. What the catalogue has not is called as its checkpoint is."""
     try:
         return geometry(preset.model)
     except UserError as error:
-        found.append(Contradiction(("model",), error.message, error.hint))
+        own = own_name(preset.checkpoint)
+        if preset.model.casefold() != own:
+            hint = f"{error.hint}; of a model that is not in the catalogue, `{own}`"
+            found.append(Contradiction(("model",), error.message, hint))
         return None
 
 

@@ -71,6 +71,8 @@ td.bad{color:var(--rose);font-weight:650}
 font-size:12px;line-height:1.6;color:var(--honey);white-space:nowrap}
 .below{margin:10px 2px 0;color:var(--muted);font-size:14px;max-width:60em}
 .scroll+.scroll{margin-top:14px}.charts+.scroll,.below+.scroll{margin-top:16px}
+.attempts{margin:10px 2px 0}.attempts summary{padding:6px 0;cursor:pointer;color:var(--muted);overflow-wrap:anywhere}
+.attempts summary b{color:var(--ink);font-weight:600}.attempts[open] summary{padding-bottom:10px}
 .checks{margin:0;padding:14px 20px 14px 38px;border:1px solid var(--edge);border-radius:14px;background:var(--paper)}
 .checks li{padding:3px 0}
 .legend{list-style:none;margin:0 0 16px;padding:14px 20px;border:1px solid var(--edge);border-radius:14px;

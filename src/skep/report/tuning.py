@@ -44,7 +44,8 @@ _TERMS = {
     "Over the best then": """The stage's figure over that of the best configuration of that moment. Both were measured
         in turns on the same load, so that what drifts over the day drifts for both.""",
     "Gain": """The product of the accepted steps' ratios, their errors taken as independent. The figures of two stages
-        were taken at different times, so their quotient may be a little different.""",
+        were taken at different times, so their quotient may be a little different. What was accepted for looking
+        better tends to look a little better than it is: the curve measures both ends once more.""",
     "Accepted": """Shown to be better by a test that may stop early, over at least two starts of the engine, within the
         limits, and answering no worse where the change can alter answers.""",
     "Not distinguishable": "The readings do not tell the two apart. It does not mean that they are equal.",
@@ -122,7 +123,6 @@ def _cards(tuning: Tuning, stages: Sequence[Stage]) -> Markup:
     figure = None if best is None else best.figure
     value = number(None if figure is None else figure.estimate)
     tried = sum(one.decision is not Decision.BASELINE for one in stages)
-    spent = sum(one.seconds for one in stages)
     climbed = base is not None and best is not None and base is not best
     return tag(
         "dl",
@@ -133,7 +133,7 @@ def _cards(tuning: Tuning, stages: Sequence[Stage]) -> Markup:
             "TTFT p50 of the best",
             f"baseline {milliseconds(base.ttft_ms)}" if climbed and base else "median over requests",
         ),
-        card(number(tried, digits=0), "Changes tried", f"{tally(stages) or 'none yet'}; {seconds(spent)}"),
+        card(number(tried, digits=0), "Changes tried", tally(stages) or "none yet"),
         class_="cards",
     )
 
@@ -175,7 +175,7 @@ def _facts(tuning: Tuning, stages: Sequence[Stage]) -> Markup:
     ]
     effort = [
         ("budget", seconds(tuning.budget_s)),
-        ("spent on stages", seconds(sum(one.seconds for one in stages))),
+        ("spent on stages", f"{seconds(sum(one.seconds for one in stages))}, without what only sorted, and the curve"),
         ("engine starts", number(sum(one.starts for one in stages), digits=0)),
         ("readings", number(sum(one.readings for one in stages), digits=0)),
         ("knobs", ", ".join(knob.name for knob in tuning.knobs) or UNKNOWN),

@@ -1,5 +1,5 @@
 """The climb as a picture: a bar for each configuration that was the best of its time, and between the bars a thin mark
-for every attempt that was not kept. Pure: values in, SVG text out.
+for every attempt that was not kept; of many, one row for all between two bars. Pure: values in, SVG text out.
 
 The axis begins at zero. Whiskers are 95 % intervals. Each decision has a shape of its own, so that no reader needs the
 colour, which is an attribute in the day colours of `theme`, so that `theme.night_rules` turns it.
@@ -17,6 +17,7 @@ from skep.report.figures import known, milliseconds, number, printable, shortene
 from skep.report.ticks import Scale, tick_number, value_scale
 from skep.report.tuning_words import (
     KEPT,
+    after_each,
     best_of,
     decision_words,
     given_up,
@@ -25,6 +26,7 @@ from skep.report.tuning_words import (
     ratio_range,
     ratio_words,
     shape_words,
+    tally,
     unit_of,
 )
 from skep.tunings import Decision, Stage, Tuning
@@ -33,8 +35,10 @@ _WIDTH = 860
 _PLOT, _END = 318, 700  # where bars begin and the axis ends; values stand behind
 _TOP = 30
 _ROW, _BAR, _THIN = 38, 22, 20
+_LINE, _MOST_LINES = 15, 4  # of a name beside its bar
 _LETTER, _BOLD_LETTER, _SMALL_LETTER = 7.0, 7.9, 6.0
-_MOST_MARKS = 60  # attempts that were not kept; the table has all
+_MOST_ROWS = 24  # attempts that were not kept with a row each; of more, those between two bars share one
+_STRIP, _LANE, _LANES = 40, 9, 3  # such a row, and its lanes, so that neighbours do not hide each other
 _LEGEND_ROW = 20
 
 _COLOURS = {
@@ -76,8 +80,8 @@ def climb_picture(tuning: Tuning, stages: Sequence[Stage]) -> str:
 def climb_caption(stages: Sequence[Stage]) -> str:
     left = sum(one.decision not in KEPT for one in stages)
     thin = " Thin marks: attempts that were not kept." if left else ""
-    more = f" {left - _MOST_MARKS} more of them are in the table only." if left > _MOST_MARKS else ""
-    return f"One bar for each configuration that was the best of its time; whiskers: 95 % interval.{thin}{more}"
+    strips = " Those between two bars share a row; a mark tells more where a pointer rests." if _is_long(stages) else ""
+    return f"One bar for each configuration that was the best of its time; whiskers: 95 % interval.{thin}{strips}"
 
 
 def picture_words(tuning: Tuning, stages: Sequence[Stage]) -> str:
@@ -111,30 +115,36 @@ def _between(figure: Interval) -> str:
 
 def _drawing(tuning: Tuning, stages: Sequence[Stage], above: float) -> tuple[str, float]:
     """The parts below a heading that is `above` high, and how high all of it is."""
-    shown = _shown(stages)
-    scale = _scale(tuning, shown)
+    scale, unit, strips = _scale(tuning, stages), unit_of(tuning), _is_long(stages)
     best, lost = best_of(stages), given_up(stages)
     parts: list[str] = []
     y = float(_TOP)
-    for stage in shown:
-        if stage.decision in KEPT:
-            mark = "best" if stage is best and stage.decision is not Decision.BASELINE else ""
-            parts.append(_bar(stage, scale, y, "died later" if stage.number in lost else mark))
-            y += _ROW
-        else:
-            parts.append(_attempt(stage, scale, y))
+    for kept, left in after_each(stages):
+        if kept is not None:
+            mark = "best" if kept is best and kept.decision is not Decision.BASELINE else ""
+            names = _name_lines(kept, bold=mark == "best")
+            high = max(_ROW, _LINE * len(names) + 8)
+            bar = _bar(kept, names, scale, y + high / 2, "died later" if kept.number in lost else mark)
+            parts.append(_titled(kept, unit, bar))
+            y += high
+        if strips and left:
+            parts.append(_strip(left, scale, y, unit))
+            y += _STRIP
+            continue
+        for one in left:
+            parts.append(_titled(one, unit, _attempt(one, scale, y)))
             y += _THIN
-        parts[-1] = f"<g><title>{_text(stage_words(stage, unit_of(tuning)))}</title>{parts[-1]}</g>"
-    legend, tall = _legend(shown, y + 44)
-    whole = _axis(scale, y, unit_of(tuning)) + "".join(parts) + _target(tuning, scale, y) + legend
+    legend, tall = _legend(stages, y + 44)
+    whole = _axis(scale, y, unit) + "".join(parts) + _target(tuning, scale, y) + legend
     return f'<g transform="translate(0 {above:.0f})">{whole}</g>', above + y + 44 + tall
 
 
-def _shown(stages: Sequence[Stage]) -> list[Stage]:
-    """Every bar, and of the marks the first ones."""
-    left = [one.number for one in stages if one.decision not in KEPT]
-    hidden = set(left[_MOST_MARKS:])
-    return [one for one in stages if one.number not in hidden or one.decision in KEPT]
+def _is_long(stages: Sequence[Stage]) -> bool:
+    return sum(one.decision not in KEPT for one in stages) > _MOST_ROWS
+
+
+def _titled(stage: Stage, unit: str, drawn: str) -> str:
+    return f"<g><title>{_text(stage_words(stage, unit))}</title>{drawn}</g>"
 
 
 def _scale(tuning: Tuning, stages: Sequence[Stage]) -> Scale:
@@ -159,15 +169,14 @@ def _axis(scale: Scale, bottom: float, unit: str) -> str:
     return "".join(parts) + _label(_END + 14, bottom + 16, unit)
 
 
-def _bar(stage: Stage, scale: Scale, y: float, mark: str) -> str:
+def _bar(stage: Stage, names: Sequence[str], scale: Scale, middle: float, mark: str) -> str:
     """`mark`: said behind its figure. One that died later is an outline only."""
-    middle = y + _ROW / 2
     best = mark == "best"
     colour = theme.HONEY if best else theme.STONE if stage.decision is Decision.BASELINE else theme.SKY
     look = f'fill="{colour}"'
     if mark and not best:
         look = f'fill="none" stroke="{theme.ROSE}" stroke-width="1.6" stroke-dasharray="4 3"'
-    named = _name(stage, middle, bold=best)
+    named = _name(stage, names, middle, bold=best)
     if stage.figure is None or not known(stage.figure.estimate):
         return named + _label(_PLOT + 8, middle + 4, decision_words(stage) + ", no figure")
     right = _x(stage.figure.estimate, scale)
@@ -202,6 +211,27 @@ def _attempt(stage: Stage, scale: Scale, y: float) -> str:
     ratio = f", {ratio_words(stage.ratio)}" if stage.ratio is not None and known(stage.ratio.estimate) else ""
     words = _label(end + 11, middle + 4, f"{decision_words(stage)}{ratio}", size=11)
     return named + whisker + shape(stage.decision, at, middle) + words
+
+
+def _strip(left: Sequence[Stage], scale: Scale, y: float, unit: str) -> str:
+    """Attempts in one row, each at its figure; those without one stand at the axis."""
+    middle = y + _STRIP / 2
+    most = int((_PLOT - 44) / _SMALL_LETTER)
+    lines = [f"{len(left)} not kept:", *wrap(tally(left), most)]
+    lines = [*lines[:2], shortened(" ".join(lines[2:]), most)] if len(lines) > 2 else lines
+    top = middle + 4 - 6.5 * (len(lines) - 1)
+    parts = [_label(36, top + 13 * place, line, size=11) for place, line in enumerate(lines)]
+    silent = 0
+    for place, stage in enumerate(left):
+        lane = middle + _LANE * (place % _LANES - (_LANES - 1) / 2)
+        if stage.figure is not None and known(stage.figure.estimate):
+            at = _x(stage.figure.estimate, scale)
+        else:
+            at = _PLOT + 9 + 11 * (silent // _LANES)
+            lane = middle + _LANE * (silent % _LANES - (_LANES - 1) / 2)
+            silent += 1
+        parts.append(_titled(stage, unit, shape(stage.decision, at, lane)))
+    return "".join(parts)
 
 
 def shape(decision: Decision, x: float, y: float) -> str:
@@ -258,16 +288,21 @@ def _legend(stages: Sequence[Stage], top: float) -> tuple[str, float]:
     return "".join(parts), (y - top + _LEGEND_ROW) if met else 0.0
 
 
-def _name(stage: Stage, middle: float, *, bold: bool) -> str:
-    """Beside a bar: in two lines where one is too short."""
+def _name_lines(stage: Stage, *, bold: bool) -> list[str]:
+    """What stands beside a bar: a leap of several changes needs more lines than one, and breaks between them."""
     most = int((_PLOT - 44) / (_BOLD_LETTER if bold else _LETTER))
-    lines = wrap(printable(stage.title), most) or [""]
-    if len(lines) > 2:
-        lines = [lines[0], shortened(" ".join(lines[1:]), most)]
-    low = middle + 4.5 - 7.5 * (len(lines) - 1)
+    words = ", ".join(str(one).replace(" ", "\u00a0") for one in stage.changes) or stage.title
+    lines = [line.replace("\u00a0", " ") for line in wrap(printable(words), most)] or [""]
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[: _MOST_LINES - 1], shortened(" ".join(lines[_MOST_LINES - 1 :]), most)]
+    return lines
+
+
+def _name(stage: Stage, lines: Sequence[str], middle: float, *, bold: bool) -> str:
+    low = middle + 4.5 - _LINE / 2 * (len(lines) - 1)
     weight = 600 if bold else 400
     told = [_label(30, low, f"{stage.number}.", size=13, anchor="end")]
-    told += [_label(36, low + 15 * n, one, colour=theme.INK, size=13, weight=weight) for n, one in enumerate(lines)]
+    told += [_label(36, low + _LINE * n, one, colour=theme.INK, size=13, weight=weight) for n, one in enumerate(lines)]
     return "".join(told)
 
 

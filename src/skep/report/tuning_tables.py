@@ -10,9 +10,20 @@ from collections.abc import Sequence
 from skep.report.figures import UNKNOWN, known, milliseconds, number, seconds, shortened
 from skep.report.levels import interval_text
 from skep.report.markup import Markup, join, table, tag, text
-from skep.report.tuning_words import best_of, decision_words, given_up, ratio_range, ratio_words, unit_of
+from skep.report.tuning_words import (
+    KEPT,
+    after_each,
+    best_of,
+    decision_words,
+    given_up,
+    ratio_range,
+    ratio_words,
+    tally,
+    unit_of,
+)
 from skep.tunings import Decision, Stage, Tuning, value_words
 
+MOST_OPEN = 12  # attempts that were not kept, up to which nothing is folded away
 _LONGEST_WHY = 400
 _STYLES = {
     Decision.BASELINE: "left",
@@ -24,16 +35,30 @@ _LEFT = ("Change", "Decision", "Why")
 
 
 def ladder(tuning: Tuning, stages: Sequence[Stage]) -> Markup:
-    """Every attempt in the order in which it was decided; what was kept is marked."""
+    """Every attempt in the order in which it was decided. Of many, those that were not kept are folded away."""
+    if sum(one.decision not in KEPT for one in stages) <= MOST_OPEN:
+        return _rungs("The ladder: every attempt and what became of it", tuning, stages, stages)
+    kept = [one for one in stages if one.decision in KEPT]
+    steps = _rungs("The ladder: every configuration that was the best of its time", tuning, stages, kept)
+    folds = [_fold(tuning, stages, step, left) for step, left in after_each(stages) if left]
+    return join([steps, *folds] if kept else folds)
+
+
+def _fold(tuning: Tuning, stages: Sequence[Stage], step: Stage | None, left: Sequence[Stage]) -> Markup:
+    """What was tried after a step and not kept. Its id lets a page that is read anew keep it open."""
+    number = 0 if step is None else step.number
+    after = "before the baseline" if step is None else f"after stage {number}, {shortened(step.title, 80)}"
+    said = tag("summary", tag("b", text(f"{len(left)} not kept {after}")), text(f": {tally(left)}"))
+    made = _rungs(f"Attempts that were not kept {after}", tuning, stages, left)
+    return tag("details", said, made, id=f"after-{number}", class_="attempts")
+
+
+def _rungs(caption: str, tuning: Tuning, stages: Sequence[Stage], shown: Sequence[Stage]) -> Markup:
     names = ("#", "Change", "Decision", unit_of(tuning), "95 %", "Over the best then", "95 %", "Foreseen", "TPOT p50",
              "TTFT p50", "Why", "Starts", "Readings", "Took")  # fmt: skip
     head = tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in _LEFT else None) for name in names))
     lost = given_up(stages)
-    return table(
-        "The ladder: every attempt and what became of it",
-        [head],
-        [_row(one, lost=one.number in lost) for one in stages],
-    )
+    return table(caption, [head], [_row(one, lost=one.number in lost) for one in shown])
 
 
 def settings_table(tuning: Tuning, stages: Sequence[Stage]) -> Markup | None:

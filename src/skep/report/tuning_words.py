@@ -45,6 +45,19 @@ def accepted(stages: Sequence[Stage]) -> list[Stage]:
     return steps
 
 
+def after_each(stages: Sequence[Stage]) -> list[tuple[Stage | None, list[Stage]]]:
+    """Each configuration that was kept, with the attempts between it and the next one that were not."""
+    groups: list[tuple[Stage | None, list[Stage]]] = []
+    for one in stages:
+        if one.decision in KEPT:
+            groups.append((one, []))
+        elif groups:
+            groups[-1][1].append(one)
+        else:
+            groups.append((None, [one]))
+    return groups
+
+
 def given_up(stages: Sequence[Stage]) -> frozenset[int]:
     """The numbers of those that were accepted and died later."""
     standing = {one.number for one in accepted(stages)}
@@ -52,11 +65,13 @@ def given_up(stages: Sequence[Stage]) -> frozenset[int]:
 
 
 def total_gain(stages: Sequence[Stage]) -> Interval | None:
-    """All accepted steps together, over the baseline. Their errors are taken as independent of each other.
+    """All accepted steps together, over the baseline. None where nothing was accepted, or a step has no ratio."""
+    return multiplied(accepted(stages))
 
-    None where nothing was accepted, or a step has no ratio.
-    """
-    steps = [one.ratio for one in accepted(stages)]
+
+def multiplied(kept: Sequence[Stage]) -> Interval | None:
+    """Steps together. Their errors are taken as independent of each other."""
+    steps = [one.ratio for one in kept]
     ratios = [one for one in steps if one is not None and known(one.estimate) and one.estimate > 0]
     if not ratios or len(ratios) < len(steps):
         return None
@@ -80,11 +95,13 @@ def headline(tuning: Tuning, stages: Sequence[Stage]) -> str:
         tried = len(stages) - 1
         said = f"none of {tried} changes was shown to be better" if tried > 1 else "no change was shown to be better"
         return f"{number(base.figure.estimate)} {unit} {at}: {said if tried else 'nothing else is decided yet'}"
-    gain = total_gain(stages)
-    told = "" if gain is None else f", {ratio_words(gain)} as much (95\u00a0%: {ratio_range(gain)})"
-    steps = len(accepted(stages))
+    gain, steps = total_gain(stages), len(accepted(stages))
     climbed = f"From {number(base.figure.estimate)} to {number(best.figure.estimate)} {unit} {at}"
-    return f"{climbed}{told}, in {steps} step{'' if steps == 1 else 's'}"
+    many = "one step" if steps == 1 else f"{steps} steps"
+    if gain is None:
+        return f"{climbed} in {many}"
+    told = f"{ratio_words(gain)} (95\u00a0%: {ratio_range(gain)})"
+    return f"{climbed} in one step: {told}" if steps == 1 else f"{climbed}: {many} that multiply to {told}"
 
 
 def _nothing(stages: Sequence[Stage]) -> str:

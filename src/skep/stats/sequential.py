@@ -19,7 +19,7 @@ from skep.stats.percentiles import median
 from skep.stats.student import t_quantile
 
 READING, START = 0.03, 0.012  # spreads taken for granted until there are figures
-_GUESS_READING, _GUESS_START = 6.0, 3.0  # as many values as these guesses are worth
+_GUESS_READING, _GUESS_START = 6.0, 2.0  # as many values as these guesses are worth
 _CLIP = 3.0  # deviations beyond which a reading is pulled in: a five-prompt outlier must not decide
 _MOST_FREEDOM = 40.0
 
@@ -72,6 +72,16 @@ class Noise:
         self._start_squares += (len(means) - 1) * max(0.0, between - within) / 2
         self._start_freedom += len(means) - 1
 
+    def took_starts(self, means: Sequence[float], counts: Sequence[int]) -> None:
+        """Of one configuration, one a start."""
+        if len(means) < 2:
+            return
+        middle = fmean(means)
+        between = sum((value - middle) ** 2 for value in means) / (len(means) - 1)
+        within = self.reading**2 * fmean(1 / count for count in counts)
+        self._start_squares += (len(means) - 1) * max(0.0, between - within)
+        self._start_freedom += len(means) - 1
+
     def clipped(self, logs: Sequence[float]) -> list[float]:
         """With what lies far off pulled in."""
         middle, room = median(logs), _CLIP * self.reading
@@ -99,7 +109,7 @@ class Standing:
 class Contest:
     """Fed the pairs of one round at a time; `verdict` is final once it is not OPEN.
 
-    `chance`: of calling B better where it is not, over all looks together. `worth`: a share below which a gain is not
+    `chance`: that the true ratio lies outside of the interval at any look. `worth`: a share below which a gain is not
     looked for any longer. At least two rounds, so two starts of either side, before B is called better.
     """
 
@@ -145,7 +155,7 @@ class Contest:
         variance = sum(part for part, _ in parts)
         freedom = variance**2 / sum(part**2 / free for part, free in parts)
         error = math.sqrt(variance)
-        return Standing(estimate, error, t_quantile(1 - 2 * self._each, min(freedom, _MOST_FREEDOM)) * error)
+        return Standing(estimate, error, t_quantile(1 - self._each, min(freedom, _MOST_FREEDOM)) * error)
 
     @property
     def round_means(self) -> tuple[list[float], list[int]]:
@@ -187,9 +197,35 @@ class Contest:
         means = [fmean(one) for one in self._differences]
         middle = fmean(means)
         between = sum((value - middle) ** 2 for value in means) - (self.rounds - 1) * reading * self._thinness()
-        return (freedom * guess + max(0.0, between)) / (freedom + self.rounds - 1), freedom + self.rounds - 1
+        pooled = (freedom * guess + max(0.0, between)) / (freedom + self.rounds - 1)
+        own = max(0.0, between) / (self.rounds - 1)
+        return max(pooled, own), freedom + self.rounds - 1  # a machine may be more moody than one took it for
 
     def _clipped(self, differences: list[float]) -> list[float]:
         middle = median([*(value for one in self._differences for value in one), *differences])
         room = _CLIP * math.sqrt(2) * math.hypot(self._noise.reading, self._noise.start)
         return [min(max(value, middle - room), middle + room) for value in differences]
+
+
+def mean_of_starts(starts: Sequence[Sequence[float]], noise: Noise, *, confidence: float = 0.95) -> Interval | None:
+    """The mean of one configuration, from logarithms of its readings by start; None: there are none."""
+    groups = [noise.clipped(one) for one in starts if one]
+    if not groups:
+        return None
+    count, thin = len(groups), fmean(1 / len(one) for one in groups)
+    means = [fmean(one) for one in groups]
+    estimate = fmean(means)
+    readings = sum(len(one) - 1 for one in groups)
+    squares = sum((value - fmean(one)) ** 2 for one in groups for value in one)
+    reading = (_GUESS_READING * noise.reading**2 + squares) / (_GUESS_READING + readings)
+    between = max(0.0, sum((mean - estimate) ** 2 for mean in means) - (count - 1) * reading * thin)
+    start, freedom = (noise.start_freedom * noise.start**2 + between), noise.start_freedom + count - 1
+    start /= freedom
+    own = between / (count - 1) if count > 1 else 0.0
+    if own > start:  # these starts differ more than others did: they know it best, few as they are
+        start, freedom = own, float(count)
+    parts = [(start / count, freedom), (reading * thin / count, _GUESS_READING + readings)]
+    variance = sum(part for part, _ in parts)
+    freedom = variance**2 / sum(part**2 / free for part, free in parts)
+    reach = t_quantile(confidence, min(freedom, _MOST_FREEDOM)) * math.sqrt(variance)
+    return Interval(math.exp(estimate - reach), math.exp(estimate), math.exp(estimate + reach))

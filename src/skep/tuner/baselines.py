@@ -10,11 +10,13 @@ from collections import Counter
 from dataclasses import replace
 from math import ceil
 
+from skep.catalog.devices import Device
 from skep.catalog.geometry import Geometry
+from skep.catalog.gpus import devices, find_device
 from skep.catalog.models import find_geometry
 from skep.catalog.needs import NO_CARDS
 from skep.catalog.options import Options
-from skep.catalog.presets import Preset
+from skep.catalog.presets import Preset, own_name
 from skep.engines.commands import checkpoint_name, options_of_setup
 from skep.errors import UserError
 from skep.planner.candidates import Goal, Pins, arranged, contradiction
@@ -113,7 +115,7 @@ def _on_cpu(model: str, aim: Aim, engine: str, checkpoint: str | None, known: Ge
     alone = engine in LLAMA
     return Preset(
         name=_plain(model), title=f"{model} on this machine's CPU, as plain as it gets", engine=engine,
-        model=known.id if known is not None else model, checkpoint=checkpoint or model, served_as=model,
+        model=_called(known, checkpoint or model), checkpoint=checkpoint or model, served_as=model,
         hardware=NO_CARDS, source=_SOURCE, slots=1 if alone else min(aim.concurrency, SLOTS),
         options=Options() if alone else Options(graphs=False),
     )  # fmt: skip
@@ -149,16 +151,35 @@ def _of_setup(setup: Setup, rig: Rig, model: str, checkpoint: str | None) -> Pre
         options = replace(options, custom_all_reduce=False)  # means nothing on one card, and layouts come and go
     return Preset(
         name=_plain(model), title=f"{model} on {rig.title}, as safe as it gets", engine=setup.engine,
-        model=setup.model.id, checkpoint=checkpoint or checkpoint_name(setup), served_as=model,
-        hardware=cards_words(rig), source=_SOURCE, slots=setup.slots or 1, context_tokens=setup.context,
-        replicas=setup.layout.replicas, options=options, stand_in=checkpoint is None,
+        model=_called(setup.model, checkpoint or model), checkpoint=checkpoint or checkpoint_name(setup),
+        served_as=model, hardware=cards_words(rig), source=_SOURCE, slots=setup.slots or 1,
+        context_tokens=setup.context, replicas=setup.layout.replicas, options=options, stand_in=checkpoint is None,
+        notes=tuple(dict.fromkeys(_stands_for(card) for card in rig.cards if _in_catalogue(card) != card.id)),
     )  # fmt: skip
 
 
 def cards_words(rig: Rig) -> str:
-    """As a preset's `hardware` has them: `2x rtx-3090`, `rtx-5090 + rtx-3090`."""
-    counted = Counter(card.id for card in rig.cards)
+    """As a preset's `hardware` has them: `2x rtx-3090`, `rtx-5090 + rtx-3090`. All of them can be read again."""
+    counted = Counter(map(_in_catalogue, rig.cards))
     return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
+
+
+def _in_catalogue(card: Device) -> str:
+    """Its own name there, or that of the relative whose speeds it was given."""
+    if find_device(card.id) is not None:
+        return card.id
+    same = (card.vendor, card.compute_capability, card.bandwidth_gbs)
+    alike = [d for d in devices().values() if (d.vendor, d.compute_capability, d.bandwidth_gbs) == same]
+    return min(alike, key=lambda d: abs(d.memory_gib - card.memory_gib)).id if alike else card.id
+
+
+def _stands_for(card: Device) -> str:
+    return f"`hardware` says {_in_catalogue(card)} for {card.title}, which is not in the catalogue"
+
+
+def _called(known: Geometry | None, checkpoint: str) -> str:
+    """A preset's model is of the catalogue, or called as its checkpoint is."""
+    return known.id if known is not None and find_geometry(known.id) is not None else own_name(checkpoint)
 
 
 def _plain(model: str) -> str:

@@ -6,15 +6,13 @@ Keeps evidence; decides nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from skep.records import Interval
-from skep.stats.intervals import mean_t_interval
 from skep.stats.percentiles import median
-from skep.stats.sequential import Noise
-from skep.stats.student import t_quantile
+from skep.stats.sequential import Noise, mean_of_starts
 from skep.tuner.dead_ends import hopeless, is_of_memory
 from skep.tuner.ports import Terrain
 from skep.tuner.surrogate import Belief, Surrogate
@@ -23,7 +21,7 @@ from skep.tunings import Config, Failure, Reading, Round, Sitting, Value
 
 _TOO_LATE = 10.0  # how heavily a broken promise weighs, in logarithms
 _HOPELESSLY_LATE = 5.0
-_DOUBT = 0.03  # of a gain that trust is worth, in logarithms of both
+_DOUBT = 0.06  # of a gain that trust is worth, in logarithms of both
 _GROUND = ("layout", "replicas", "checkpoint", "quant")  # memory is comparable only on the same of these
 
 
@@ -51,22 +49,42 @@ class Book:
     def __repr__(self) -> str:
         return f"<Book {self.rounds} rounds, {len(self._seats)} configurations, {len(self.failures)} failures>"
 
-    def took(self, round_: Round) -> None:
+    def took(self, round_: Round, *, spared: Config | None = None) -> None:
+        """`spared`: whose failure is not held against it yet."""
         self.rounds += 1
         for sitting in round_.sittings:
             self._seats.setdefault(sitting.config, []).append(Seat(self.rounds, sitting))
             if sitting.failure is not None:
-                self.failures.append((sitting.config, sitting.failure))
-                explained = is_of_memory(sitting.failure) and self.terrain.spare_bytes(sitting.config) is not None
-                if not explained:
-                    self._suspicion.failed(sitting.config)
+                if sitting.config != spared:
+                    self.failed(sitting.config, sitting.failure)
                 continue
-            logs = scores(sitting.readings)
-            if logs:
-                self._suspicion.ran(sitting.config)
-                self.noise.took_start(logs)
-                mean = fmean(self.noise.clipped(logs))
-                self.surrogate.took(sitting.config, self.rounds, mean, self.noise.mean_variance(len(logs)))
+            self._learn(sitting)
+
+    def failed(self, config: Config, failure: Failure) -> None:
+        self.failures.append((config, failure))
+        if not is_of_memory(failure) or self.terrain.spare_bytes(config) is None:
+            self._suspicion.failed(config)
+
+    def _learn(self, sitting: Sitting) -> None:
+        logs = speeds(sitting.readings)
+        if not logs:
+            return
+        self._suspicion.ran(sitting.config)
+        self.noise.took_start(logs)
+        late = _lateness(sitting.readings)
+        variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
+        mean = fmean(self.noise.clipped(logs)) - _TOO_LATE * late
+        self.surrogate.took(sitting.config, self.rounds, mean, variance)
+
+    def settle(self, config: Config) -> None:
+        """What its starts differ by is learned."""
+        logs = [speeds(one.readings) for one in self.sittings(config)]
+        known = [one for one in logs if one]
+        self.noise.took_starts([fmean(self.noise.clipped(one)) for one in known], [len(one) for one in known])
+
+    def figure(self, sittings: Sequence[Sitting]) -> Interval | None:
+        """The mean with a 95 % interval; None: nothing counts."""
+        return mean_of_starts([speeds(one.readings) for one in sittings], self.noise)
 
     def gain(self, config: Config, over: Config) -> Belief:
         return self.surrogate.gain(config, over)
@@ -124,39 +142,29 @@ class Book:
         return self.surrogate.mean_gain(config, over) + _DOUBT * math.log(max(1e-3, self.trust(config)))
 
 
-def score(reading: Reading) -> float | None:
-    """More is better. Beyond its limits a configuration loses more than any speed could bring."""
-    if not reading.counts or reading.figure is None:
-        return None
-    late = min(math.log(reading.over_limit), _HOPELESSLY_LATE) if reading.over_limit > 1 else 0.0
-    return math.log(reading.figure) - _TOO_LATE * late
+def speeds(readings: Iterable[Reading]) -> list[float]:
+    """The logarithms of those that count."""
+    return [math.log(one.figure) for one in readings if one.counts and one.figure is not None]
 
 
-def scores(readings: Iterable[Reading]) -> list[float]:
-    return [value for value in map(score, readings) if value is not None]
-
-
-def paired(a: Sequence[Reading], b: Sequence[Reading]) -> list[tuple[float, float]]:
+def paired(a: Sequence[Reading], b: Sequence[Reading], of: Callable[[Reading], float]) -> list[tuple[float, float]]:
     """The nth of both, where both count."""
-    pairs = ((score(one), score(other)) for one, other in zip(a, b, strict=False))
-    return [(one, other) for one, other in pairs if one is not None and other is not None]
+    return [(of(one), of(other)) for one, other in zip(a, b, strict=False) if one.counts and other.counts]
 
 
-def figure_of(sittings: Sequence[Sitting]) -> Interval | None:
-    """The mean with a 95 % interval, by starts where there are several; None: nothing counts."""
-    means = [fmean(sitting.figures) for sitting in sittings if sitting.figures]
-    if not means:
-        return None
-    if len(means) >= 3:
-        return mean_t_interval(means)
-    values = [figure for sitting in sittings for figure in sitting.figures]
-    estimate = fmean(means)
-    if len(values) < 2:
-        return Interval(estimate, estimate, estimate)
-    within = fmean((value - fmean(values)) ** 2 for value in values) * len(values) / (len(values) - 1) / len(values)
-    between = (means[0] - means[1]) ** 2 / 4 if len(means) == 2 else 0.0
-    reach = t_quantile(0.95, len(values) - 1) * math.sqrt(max(within, between))
-    return Interval(max(0.0, estimate - reach), estimate, estimate + reach)
+def speed(reading: Reading) -> float:
+    assert reading.figure is not None
+    return math.log(reading.figure)
+
+
+def nearness(reading: Reading) -> float:
+    """To its limits: more is better."""
+    return -min(math.log(max(reading.over_limit, 1e-3)), _HOPELESSLY_LATE)
+
+
+def _lateness(readings: Sequence[Reading]) -> float:
+    shares = [one.over_limit for one in readings if one.counts]
+    return min(math.log(max(1.0, median(shares))), _HOPELESSLY_LATE) if shares else 0.0
 
 
 def over_limit(sittings: Sequence[Sitting]) -> float:

@@ -15,6 +15,7 @@ from skep.tunings import Config
 
 SIDE_BY_SIDE = 3  # challengers that share one start of the incumbent
 SURE, SURE_GAIN = 0.95, 0.05  # foreseen so clearly that it is decided about at once
+BOLD = 0.02  # expected gain of a single change, below which several at once are looked at too
 READY = 0.75  # chance of being better, from which on it is decided about
 
 
@@ -28,7 +29,7 @@ class Grain:
     rounds: int  # starts of either side, at most, for one decision
 
 
-GRAINS = (Grain(0.003, 0.012, 2, 6), Grain(0.0015, 0.008, 4, 10), Grain(0.0008, 0.005, 7, 16))
+GRAINS = (Grain(0.004, 0.02, 2, 4), Grain(0.0015, 0.008, 4, 10), Grain(0.0008, 0.005, 7, 16))
 
 
 class Chooser:
@@ -46,9 +47,9 @@ class Chooser:
     def choose(self, incumbent: Config) -> Move | tuple[Config, ...] | None:
         """One to decide about, or a few to sort; None: nothing promises anything."""
         while True:
-            moves = self._hopeful(self._moves.singles(incumbent), incumbent)
-            if not moves and not self._owed:
-                moves = self._hopeful(self._moves.further(incumbent), incumbent)
+            moves = self._ranked(self._moves.singles(incumbent), incumbent)
+            if not self._owed and max((move.hope for move in moves), default=0.0) < BOLD:
+                moves = self._ranked([*moves, *self._moves.further(incumbent)], incumbent)
             if moves or self._owed:
                 return self._chosen(moves)
             if self._moves.grain + 1 == len(GRAINS):
@@ -86,7 +87,7 @@ class Chooser:
                 chosen.append(move.config)
         return tuple(chosen) or moves[0]
 
-    def _hopeful(self, moves: Sequence[Move], incumbent: Config) -> list[Move]:
+    def _ranked(self, moves: Sequence[Move], incumbent: Config) -> list[Move]:
         hopeful = (move for move in moves if move.hope >= self.grain.floor)
         return sorted(hopeful, key=lambda move: self._worth(move, incumbent), reverse=True)
 

@@ -12,30 +12,23 @@ luckiest always looks good.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from skep.records import Interval
 from skep.stats.sequential import Contest, Verdict
-from skep.tuner.book import Book, figure_of, over_limit, paired
+from skep.tuner.book import Book, over_limit, paired, speed
 from skep.tuner.choosing import READY, Chooser
 from skep.tuner.dead_ends import remedied
 from skep.tuner.moves import Move, Moves
 from skep.tuner.ports import Answer, Curve, Errand, Judge, Measure, Terrain
 from skep.tuner.purse import CURVE_SHARE, Purse, curve_levels
-from skep.tuner.verdicts import Evidence, answers_worse, contested, failed, stage_of, too_late
+from skep.tuner.trial import STARTS, Trial
+from skep.tuner.verdicts import Evidence, failure_words, limit_words, speed_words, stage_of
 from skep.tunings import Aim, Config, Curved, Decision, Failure, Judged, Round, Sitting, Stage
 
-BASELINE_STARTS = 2
 SCREENED = 3  # readings of a start that only sorts
 MOST_ALARMS = 2  # failures of what was accepted, before one goes back
-
-
-@dataclass(slots=True)
-class _Trial:
-    """One decision under way."""
-
-    move: Move
-    evidence: Evidence
-    contest: Contest
+MOST_JUDGING_S, JUDGING_SHARE = 600.0, 0.1
+_TURNED_DOWN = {Verdict.WORSE: Decision.WORSE, Verdict.SAME: Decision.SAME}
 
 
 class Climb:
@@ -52,8 +45,9 @@ class Climb:
         self._moves = Moves(self._book)
         self._chooser = Chooser(self._book, self._moves, self.purse)
         self._asked: Errand | None = None
-        self._trial: _Trial | None = None
+        self._trial: Trial | None = None
         self._judging = False
+        self._judging_s = min(MOST_JUDGING_S, JUDGING_SHARE * budget_s)  # what it is expected to take
         self._before: list[Config] = []  # what was best before
         self._alarms: dict[Config, int] = {}
 
@@ -106,12 +100,10 @@ class Climb:
         return self.failure is not None or self.curve is not None
 
     def _next(self) -> Errand | None:
-        if self._book.starts(self.baseline) < BASELINE_STARTS and not self.stages:
+        if self._book.starts(self.baseline) < STARTS and not self.stages:
             return self._measure((self.baseline,), self.purse.readings(self.baseline), "baseline")
-        if self._judging and self._trial is not None:
-            return Judge(self.baseline, self._trial.move.config)
         if self._trial is not None:
-            return self._confirm(self._trial)
+            return self._judge(self._trial) if self._judging else self._confirm(self._trial)
         if self._has_reached_target():
             return self._close("the target is reached")
         return self._choose()
@@ -121,19 +113,24 @@ class Climb:
         if chosen is None:
             return self._close("nothing is left that promises anything")
         if isinstance(chosen, Move):
-            evidence = Evidence(chosen.config, self.incumbent, (), (), 0.0, self._predicted(chosen.config))
-            grain = self._chooser.grain
-            self._trial = _Trial(chosen, evidence, Contest(self._book.noise, rounds=grain.rounds, worth=grain.worth))
+            predicted = self._predicted(chosen.config)
+            self._trial = Trial(chosen, self.incumbent, self._book.noise, self._chooser.grain, predicted)
             return self._confirm(self._trial)
         while len(chosen) > 1 and not self._affords((self.incumbent, *chosen), SCREENED):
             chosen = chosen[:-1]
         return self._measure((self.incumbent, *chosen), SCREENED, "screen")
 
-    def _confirm(self, trial: _Trial) -> Errand | None:
+    def _judge(self, trial: Trial) -> Errand | None:
+        """Against the baseline, so that a little worse each time does not add up."""
+        if not self.purse.affords(self._judging_s, (self.baseline, self.incumbent)):
+            return self._out_of_time("no time was left to judge its answers")
+        return Judge(self.baseline, trial.move.config)
+
+    def _confirm(self, trial: Trial) -> Errand | None:
         configs = (self.incumbent, trial.move.config)
         readings = self.purse.readings(trial.move.config)
         if not self._affords(configs, readings):
-            return self._out_of_time()
+            return self._out_of_time("time ran out before it was decided")
         return self._measure(configs, readings, "confirm")
 
     def _measure(self, configs: tuple[Config, ...], readings: int, purpose: str) -> Errand | None:
@@ -146,17 +143,14 @@ class Climb:
             return f"the baseline, start {self._book.starts(self.baseline) + 1}"
         told = "; ".join(", ".join(map(str, one.changes_from(self.incumbent))) for one in configs[1:])
         if purpose == "confirm" and self._trial is not None:
-            return f"{told}: start {self._trial.contest.rounds + 1} of each"
+            return f"{told}: start {self._trial.rounds + 1} of each"
         return f"a first look at {told}"
 
-    def _out_of_time(self) -> Errand | None:
+    def _out_of_time(self, why: str) -> Errand | None:
         trial, self._trial = self._trial, None
         assert trial is not None
-        standing = trial.contest.standing
-        why = "time ran out before it was decided"
-        ratio = standing.ratio if standing is not None else None
         if trial.evidence.sittings:
-            self.stages.append(stage_of(len(self.stages), trial.evidence, Decision.UNDECIDED, why, ratio=ratio))
+            self._note(trial.evidence, Decision.UNDECIDED, why, ratio=trial.ratio)
         return self._close("the budget is spent")
 
     def _close(self, why: str) -> Errand | None:
@@ -180,17 +174,18 @@ class Climb:
 
     def _took_round(self, errand: Measure, answer: Round) -> None:
         self.purse.learn(errand.configs, errand.readings, answer.seconds)
-        self._book.took(answer)
+        self._book.took(answer, spared=self.incumbent)
         if errand.purpose == "baseline":
             self._took_baseline(answer)
             return
         first = answer.sittings[0]
         if first.failure is not None:
+            self._took_failures(answer)
             self._alarm(first)
-            return
-        if errand.purpose == "confirm":
+        elif errand.purpose == "confirm":
             self._took_confirmation(answer)
         else:
+            self._took_failures(answer)
             self._took_screening(answer)
 
     def _took_baseline(self, answer: Round) -> None:
@@ -199,134 +194,149 @@ class Climb:
             self.ended = "the baseline does not run"
             return
         sittings = self._book.sittings(self.baseline)
-        if len(sittings) < BASELINE_STARTS:
+        if len(sittings) < STARTS:
             return
+        self._book.settle(self.baseline)
         evidence = Evidence(self.baseline, self.baseline, tuple(sittings), (), self.spent_s, None)
-        if figure_of(sittings) is None:
+        if self._book.figure(sittings) is None:
             why = "no reading counts: the client was the limit, or nothing was answered"
             self.failure, self.ended = Failure("errors-under-load", why), "the baseline gives no figure"
             return
-        self.stages.append(stage_of(0, evidence, Decision.BASELINE, f"{len(sittings)} starts"))
+        self._note(evidence, Decision.BASELINE, f"{len(sittings)} starts")
+
+    def _took_failures(self, answer: Round) -> None:
+        for sitting in answer.sittings[1:]:
+            if sitting.failure is not None:
+                self._dead_end(self._looked_at(sitting, answer), sitting.failure)
 
     def _took_screening(self, answer: Round) -> None:
-        first, *others = answer.sittings
-        seconds = answer.seconds / len(answer.sittings)
-        for sitting in others:
-            predicted = self._predicted(sitting.config)
-            evidence = Evidence(sitting.config, self.incumbent, (sitting,), (first,), seconds, predicted)
-            if sitting.failure is not None:
-                self._dead_end(evidence, sitting.failure)
-                continue
-            if not sitting.figures:
+        grain = self._chooser.grain
+        for sitting in answer.sittings[1:]:
+            evidence = self._looked_at(sitting, answer)
+            if sitting.failure is None and not sitting.figures:
                 self._unread(evidence)
-                continue
-            belief = self._book.gain(sitting.config, self.incumbent)
-            grain = self._chooser.grain
-            seen_often = self._book.starts(sitting.config) >= grain.screens
-            promising = belief.mean >= grain.worth and belief.chance >= READY
-            if belief.hope < grain.floor or (seen_often and not promising):
-                self._turned_down(evidence, paired(first.readings, sitting.readings))
+            elif sitting.failure is None:
+                belief = self._book.gain(sitting.config, self.incumbent)
+                seen_often = self._book.starts(sitting.config) >= grain.screens
+                promising = belief.mean >= grain.worth and belief.chance >= READY
+                if belief.hope < grain.floor or (seen_often and not promising):
+                    self._turned_down(evidence)
+
+    def _looked_at(self, sitting: Sitting, answer: Round) -> Evidence:
+        seconds, predicted = answer.seconds / len(answer.sittings), self._predicted(sitting.config)
+        return Evidence(sitting.config, self.incumbent, (sitting,), (answer.sittings[0],), seconds, predicted)
 
     def _unread(self, evidence: Evidence) -> None:
         """Up, but without a reading that counts: twice is enough."""
-        if len(self._book.sittings(evidence.config)) >= BASELINE_STARTS:
-            self.stages.append(contested(len(self.stages), evidence, Verdict.SAME, None))
-            self._moves.close(evidence.changes, self.incumbent, same=False)
+        if len(self._book.sittings(evidence.config)) >= STARTS:
+            self._note(evidence, Decision.SAME, speed_words(evidence, Verdict.SAME, None))
+            self._moves.close(evidence.changes, self.incumbent)
 
-    def _turned_down(self, evidence: Evidence, pairs: Sequence[tuple[float, float]]) -> None:
+    def _turned_down(self, evidence: Evidence) -> None:
+        """After a first look: that is enough to say no, and never to say yes."""
+        first, second = evidence.beside[0], evidence.sittings[0]
         contest = Contest(self._book.noise, rounds=2, worth=self._chooser.grain.worth)
-        contest.feed(pairs)
-        verdict = Verdict.WORSE if contest.verdict is Verdict.WORSE else Verdict.SAME
-        stage = contested(len(self.stages), evidence, verdict, contest.standing)
-        self.stages.append(stage)
-        self._moves.close(evidence.changes, self.incumbent, same=verdict is Verdict.SAME)
+        contest.feed(paired(first.readings, second.readings, speed))
+        ratio = contest.standing.ratio if contest.standing is not None else None
+        if over_limit(evidence.sittings) > max(1.0, over_limit(evidence.beside)):
+            self._note(evidence, Decision.OVER_LIMIT, limit_words(evidence, self.aim.slo, ratio), ratio=ratio)
+        else:
+            worse = contest.verdict is Verdict.WORSE
+            verdict, decision = (Verdict.WORSE, Decision.WORSE) if worse else (Verdict.SAME, Decision.SAME)
+            self._note(evidence, decision, speed_words(evidence, verdict, ratio), ratio=ratio)
+        self._moves.close(evidence.changes, self.incumbent, same=self.stages[-1].decision is Decision.SAME)
 
     def _took_confirmation(self, answer: Round) -> None:
         trial = self._trial
         assert trial is not None
         first, second = answer.sittings
-        trial.evidence = trial.evidence.also((second,), (first,), answer.seconds)
         if second.failure is not None:
             self._trial = None
-            self._dead_end(trial.evidence, second.failure)
+            self._dead_end(trial.evidence.also((second,), (first,), answer.seconds), second.failure)
             return
-        pairs = paired(first.readings, second.readings)
-        trial.contest.feed(pairs)
-        nothing = not pairs and len(trial.evidence.sittings) >= BASELINE_STARTS
-        if trial.contest.verdict is Verdict.OPEN and not nothing:
+        trial.took(first, second, answer.seconds)
+        if trial.verdict is Verdict.OPEN:
             return
-        self._book.noise.took_rounds(*trial.contest.round_means)
-        self._decide(trial)
-
-    def _decide(self, trial: _Trial) -> None:
-        verdict, standing = trial.contest.verdict, trial.contest.standing
-        number, evidence = len(self.stages), trial.evidence
-        if verdict is Verdict.BETTER:
-            beyond = over_limit(evidence.sittings) > 1 >= over_limit(evidence.beside)
-            if beyond:
-                self._reject(trial, too_late(number, evidence, self.aim.slo, standing))
-            elif any(self._alters(change.knob) for change in evidence.changes):
-                self._judging = True
-            else:
-                self._accept(trial)
-            return
-        self._reject(trial, contested(number, evidence, verdict, standing))
+        self._book.noise.took_rounds(*trial.speeds.round_means)
+        if trial.verdict is not Verdict.BETTER:
+            self._reject(trial, _TURNED_DOWN[trial.verdict] if not trial.late else Decision.OVER_LIMIT)
+        elif any(self._alters(change.knob) for change in trial.evidence.changes):
+            self._judging = True
+        else:
+            self._accept(trial)
 
     def _took_judged(self, judged: Judged) -> None:
         trial, self._judging = self._trial, False
         assert trial is not None
-        trial.evidence = trial.evidence.also((), (), judged.seconds)
+        trial.spent(judged.seconds)
+        self._judging_s = judged.seconds
         if judged.ok:
             self._accept(trial, judged.words)
         else:
-            self._reject(trial, answers_worse(len(self.stages), trial.evidence, judged, trial.contest.standing))
+            self._reject(trial, Decision.ANSWERS_WORSE, judged.words)
 
-    def _accept(self, trial: _Trial, words: str = "") -> None:
+    def _accept(self, trial: Trial, words: str = "") -> None:
         self._trial = None
-        stage = contested(len(self.stages), trial.evidence, Verdict.BETTER, trial.contest.standing)
-        if words:
-            stage = stage_of(stage.number, trial.evidence, stage.decision, f"{stage.why}; {words}", ratio=stage.ratio)
-        self.stages.append(stage)
+        why = "; ".join(filter(None, (self._said(trial), words)))
+        self._note(trial.evidence, Decision.ACCEPTED, why, ratio=trial.ratio)
         self._before.append(self.incumbent)
         self.incumbent = trial.move.config
-        self._chooser.owe(self.incumbent, [change.knob for change in stage.changes], looks=1)
+        self._chooser.owe(self.incumbent, [change.knob for change in trial.evidence.changes], looks=1)
 
-    def _reject(self, trial: _Trial, stage: Stage) -> None:
+    def _reject(self, trial: Trial, decision: Decision, words: str = "") -> None:
         self._trial = None
-        self.stages.append(stage)
-        self._moves.close(trial.move.changes, self.incumbent, same=stage.decision is Decision.SAME)
+        why = "; ".join(filter(None, (words, self._said(trial))))
+        self._note(trial.evidence, decision, why, ratio=trial.ratio)
+        self._moves.close(trial.move.changes, self.incumbent, same=decision is Decision.SAME)
+
+    def _said(self, trial: Trial) -> str:
+        if trial.late:
+            return limit_words(trial.evidence, self.aim.slo, trial.ratio)
+        return speed_words(trial.evidence, trial.verdict, trial.ratio)
 
     def _dead_end(self, evidence: Evidence, failure: Failure) -> None:
         """Recorded, not tried again; where the remedy is a knob, that becomes a move of its own."""
-        self.stages.append(failed(len(self.stages), evidence, failure))
+        self._note(evidence, Decision.FAILED, failure_words(failure), failure=failure)
         self._moves.close(evidence.changes, self.incumbent, failed=True)
         way = remedied(evidence.config, failure, self._terrain.knobs)
         if way is not None and self._book.refusal(way) is None:
             self._moves.remedy(way)
 
     def _alarm(self, sitting: Sitting) -> None:
-        """What was accepted died. Once may be chance; after that it is a failure of that configuration."""
+        """The best so far died. Once may be chance; after that it is a failure of that configuration."""
         assert sitting.failure is not None
         count = self._alarms[sitting.config] = self._alarms.get(sitting.config, 0) + 1
         if count < MOST_ALARMS:
             return
         self._trial = None
+        self._book.failed(sitting.config, sitting.failure)
         if not self._before:
             self.failure, self.ended = sitting.failure, "the baseline does not run reliably"
             return
         evidence = Evidence(sitting.config, self._before[-1], (sitting,), (), 0.0, None)
-        self.stages.append(failed(len(self.stages), evidence, sitting.failure))
+        self._note(evidence, Decision.FAILED, failure_words(sitting.failure), failure=sitting.failure)
         self.incumbent = self._before.pop()
         self._moves.close(evidence.changes, self.incumbent, failed=True)
+
+    def _note(
+        self, evidence: Evidence, decision: Decision, why: str, *, ratio: Interval | None = None,
+        failure: Failure | None = None,
+    ) -> None:  # fmt: skip
+        """One more stage of the ladder."""
+        figure = self._book.figure(evidence.sittings)
+        stage = stage_of(len(self.stages), evidence, decision, why, figure, ratio=ratio, failure=failure)
+        self.stages.append(stage)
 
     def _alters(self, name: str) -> bool:
         return any(knob.name == name and knob.alters_answers for knob in self._terrain.knobs)
 
     def _predicted(self, config: Config) -> float | None:
+        """None: the planner has nothing to say on what was turned."""
         there, here = self._terrain.foresee(config), self._terrain.foresee(self.incumbent)
-        return there / here if there and here else None
+        return there / here if there and here and there != here else None
 
     def _has_reached_target(self) -> bool:
-        best = self.best_stage
-        target = self.aim.target
-        return target is not None and best is not None and best.figure is not None and best.figure.estimate >= target
+        best, target = self.best_stage, self.aim.target
+        if target is None or best is None or best.figure is None or best.figure.estimate < target:
+            return False
+        return over_limit(self._book.sittings(self.incumbent)) <= 1

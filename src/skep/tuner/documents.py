@@ -79,7 +79,7 @@ def stage_json(stage: Stage) -> dict[str, Any]:
         "starts": stage.starts,
         "readings": stage.readings,
         "seconds": _number(stage.seconds),
-        "failure": None if stage.failure is None else _failure(stage.failure),
+        "failure": None if stage.failure is None else failure_json(stage.failure),
         "runs": list(stage.runs),
     }
 
@@ -126,7 +126,7 @@ def _point(point: CurvePoint, stages: Sequence[Stage]) -> dict[str, Any]:
     }
 
 
-def _failure(failure: Failure) -> dict[str, Any]:
+def failure_json(failure: Failure) -> dict[str, Any]:
     told = {name: getattr(failure, name) for name in ("kind", "cause", "evidence", "remedy")}
     return {**told, "mended": {knob: _value(value) for knob, value in failure.mended}}
 
@@ -136,9 +136,11 @@ def _values(config: Config) -> dict[str, Value]:
 
 
 def _interval(interval: Interval | None) -> dict[str, float | None] | None:
+    """Of what cannot be below zero, whatever two runs make of it."""
     if interval is None:
         return None
-    return {name: _number(getattr(interval, name)) for name in ("low", "estimate", "high")}
+    whole = {name: _number(getattr(interval, name)) for name in ("low", "estimate", "high")}
+    return {name: None if value is None else max(0.0, value) for name, value in whole.items()}
 
 
 def _value(value: Value) -> Value:

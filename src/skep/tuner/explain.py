@@ -8,62 +8,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 from skep.records import Interval
-from skep.tuner.explain_limits import foresight_words, left_out_words, special_words
-from skep.tunings import FAILURES, Decision, Stage, Tuning
+from skep.report.tuning_words import accepted, multiplied, unit_of
+from skep.tuner.explain_ends import dead_end_words
+from skep.tuner.explain_limits import Standing, again_words, foresight_words, left_out_words, special_words
+from skep.tuner.verdicts import share_words
+from skep.tunings import Decision, Stage, Tuning, value_words
 from skep.units import format_seconds
 
-UNITS = {"effective_tok_s": "tok/s", "task_tok_s": "tok/s for each agent", "tok_per_joule": "tokens a joule"}
 MOST_TOLD = 3  # steps that made most of it
 MOST_LISTED = 6
 MOST_OF_IT = 0.9  # share of the gain, after which no further step is named
+_NEVER_ALONE = "not tried alone"
 
 
-def explain(tuning: Tuning, stages: Sequence[Stage]) -> list[str]:
+def explain(tuning: Tuning, stages: Sequence[Stage], standing: Standing | None = None) -> list[str]:
     """In the order of what matters most. A climb that is not over yet is told as far as it came."""
+    standing = standing or Standing()
     base = stages[0] if stages else None
+    before = [*_mark(tuning), *standing.words]
     if base is None or base.figure is None:
         why = "" if base is None else f": {base.why}"
-        return [*_mark(tuning), f"nothing was tuned, as there is no figure of the baseline{why}"]
-    kept = kept_steps(stages)
+        return [*before, f"nothing was tuned, as there is no figure of the baseline{why}"]
+    kept = accepted(stages)
     return [
-        *_mark(tuning),
-        _from_to(tuning, stages, kept),
+        *before,
+        _from_to(tuning, stages, kept, standing),
+        *again_words(tuning, kept, standing),
         *_steps(kept),
-        *_pairs(stages, kept),
+        *_leaps(stages, kept),
         *_nothing(stages),
         *_lost(stages),
         *_rejected(stages),
-        *_dead_ends(stages),
-        *foresight_words(stages),
-        *left_out_words(tuning, stages),
+        *dead_end_words(stages),
+        *foresight_words(tuning, stages),
+        *left_out_words(tuning, stages, standing),
         *special_words(tuning, stages, kept),
     ]
-
-
-def kept_steps(stages: Sequence[Stage]) -> list[Stage]:
-    """Those that the best stands on: what was accepted, less what failed afterwards."""
-    kept: list[Stage] = []
-    for stage in stages:
-        if stage.decision is Decision.ACCEPTED:
-            kept.append(stage)
-        elif stage.decision is Decision.FAILED and kept and kept[-1].config == stage.config:
-            kept.pop()
-    return kept
-
-
-def total_ratio(kept: Sequence[Stage]) -> Interval | None:
-    """The steps multiplied, their errors taken as independent. None: a step has no ratio."""
-    ratios = [stage.ratio for stage in kept]
-    if not ratios or any(ratio is None or ratio.low <= 0 for ratio in ratios):
-        return None
-    known = [ratio for ratio in ratios if ratio is not None]
-    middle = math.fsum(math.log(ratio.estimate) for ratio in known)
-    below = math.sqrt(math.fsum(math.log(ratio.estimate / ratio.low) ** 2 for ratio in known))
-    above = math.sqrt(math.fsum(math.log(ratio.high / ratio.estimate) ** 2 for ratio in known))
-    return Interval(math.exp(middle - below), math.exp(middle), math.exp(middle + above))
 
 
 def times(ratio: Interval | None) -> str:
@@ -74,26 +56,20 @@ def times(ratio: Interval | None) -> str:
     return f"{ratio.estimate:.{digits}f} times ({ratio.low:.{digits}f} to {ratio.high:.{digits}f})"
 
 
-def percent(ratio: Interval | None) -> str:
-    """ "+0.4 % (-0.8 to +1.6)"."""
-    if ratio is None:
-        return "not measured"
-    low, middle, high = (100 * (value - 1) for value in (ratio.low, ratio.estimate, ratio.high))
-    return f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})"
-
-
 def _mark(tuning: Tuning) -> list[str]:
     return ["SIMULATED: no engine ran; this speaks of a rig in virtual time"] if tuning.simulated else []
 
 
-def _from_to(tuning: Tuning, stages: Sequence[Stage], kept: Sequence[Stage]) -> str:
-    unit, spent = UNITS.get(tuning.aim.metric, tuning.aim.metric), sum(stage.seconds for stage in stages)
-    tried = f"{len(stages) - 1} changes decided in {format_seconds(spent)} of measuring"
+def _from_to(tuning: Tuning, stages: Sequence[Stage], kept: Sequence[Stage], standing: Standing) -> str:
+    unit, deciding_s = unit_of(tuning), sum(stage.seconds for stage in stages)
+    spent = format_seconds(max(standing.measured_s or 0.0, deciding_s))
+    tried = f"{_count(len(stages) - 1, 'change')} decided in {spent} of measuring"
     begin = _figure(stages[0].figure)
     if not kept:
         return f"nothing that was tried was shown to be better than the baseline's {begin} {unit}; {tried}"
-    total = total_ratio(kept)
-    gain = "" if total is None else f", {times(total)} by the {_count(len(kept), 'step')} multiplied"
+    total = multiplied(kept)
+    by = "in one step" if len(kept) == 1 else f"by the {len(kept)} steps multiplied"
+    gain = "" if total is None else f", {times(total)} {by}"
     return f"from {begin} to {_figure(kept[-1].figure)} {unit}{gain}; {tried}"
 
 
@@ -111,92 +87,108 @@ def _steps(kept: Sequence[Stage]) -> list[str]:
             break
         told += gain
         said.append(f"{stage.title} brought {times(stage.ratio)}, {100 * gain / total:.0f} % of the gain")
-    others = len(ordered) - len(said)
-    if others:
-        rest = math.exp(total - told)
-        said.append(f"the other {_count(others, 'step')} together: {rest:.2f} times")
+    rest = [stage for _, stage in ordered[len(said) :]]
+    if len(rest) == 1:
+        said.append(f"the other step, {rest[0].title}: {times(rest[0].ratio)}")
+    elif rest:
+        said.append(f"the other {len(rest)} steps together: {times(multiplied(rest))}")
     return said
 
 
-def _pairs(stages: Sequence[Stage], kept: Iterable[Stage]) -> list[str]:
+def _leaps(stages: Sequence[Stage], kept: Iterable[Stage]) -> list[str]:
     """Steps of several changes, with what each did where it was tried alone."""
     said = []
     for stage in kept:
         if len(stage.changes) < 2:
             continue
-        alone = [
-            f"{change.knob} alone: {before.decision}"
-            for change in stage.changes
-            if (before := _tried_alone(stages, stage, change.knob)) is not None
-        ]
-        if alone:
-            said.append(f"only together: {stage.title} ({'; '.join(alone)})")
-        else:
-            said.append(f"turned together: {stage.title}; what each of them brings was not measured")
+        became: dict[str, list[str]] = {}
+        for change in stage.changes:
+            became.setdefault(_alone(stages, stage, change.knob), []).append(change.knob)
+        told = [f"{_and(knobs)} {'was' if len(knobs) == 1 else 'were'} {what}" for what, knobs in became.items()]
+        if became.keys() == {_NEVER_ALONE}:
+            told = ["what each of them brings was not measured"]
+        knobs = _and([change.knob for change in stage.changes])
+        said.append(f"stage {stage.number} turned {knobs} together: {'; '.join(told)}")
     return said
+
+
+def _alone(stages: Iterable[Stage], stage: Stage, knob: str) -> str:
+    before = _tried_alone(stages, stage, knob)
+    if before is None:
+        return _NEVER_ALONE
+    return "a dead end alone" if before.decision is Decision.FAILED else f"{before.decision} alone"
 
 
 def _tried_alone(stages: Iterable[Stage], stage: Stage, knob: str) -> Stage | None:
     """The last stage before it that turned just this, to the same value."""
-    wanted = [change for change in stage.changes if change.knob == knob]
+    wanted = next(change for change in stage.changes if change.knob == knob)
     found = None
     for one in stages:
         if one.number < stage.number and len(one.changes) == 1 and one.decision is not Decision.ACCEPTED:
             change = one.changes[0]
-            found = one if (change.knob, change.after) == (wanted[0].knob, wanted[0].after) else found
+            found = one if (change.knob, change.after) == (wanted.knob, wanted.after) else found
     return found
 
 
 def _nothing(stages: Iterable[Stage]) -> list[str]:
+    """Knob by knob: which values, and how large a gain of the most hopeful of them may be."""
     same = [stage for stage in stages if stage.decision is Decision.SAME]
-    known = [(stage.ratio, stage.title) for stage in same if stage.ratio is not None]
+    groups: dict[str, list[Stage]] = {}
+    several = []
+    for stage in same:
+        if stage.ratio is None:
+            continue
+        if len(stage.changes) == 1:
+            groups.setdefault(stage.changes[0].knob, []).append(stage)
+        else:
+            several.append(stage)
+    told = [f"{knob} {_values(found)} ({_at_most(found)})" for knob, found in groups.items()]
+    if several:
+        told.append(f"{_count(len(several), 'turn')} of several knobs at once ({_at_most(several)})")
     said = []
-    if known:
-        largest = max(100 * (ratio.high - 1) for ratio, _ in known)
-        listed = _listed(f"{title} {percent(ratio)}" for ratio, title in known)
-        excluded = f"a gain of more than {largest:.1f} % is excluded for each of them" if largest > 0 else "none gains"
-        said.append(f"not to be told from nothing: {listed}; {excluded} (95 %)")
+    if told:
+        said.append(f"not to be told from nothing: {', '.join(told)}; each `at most` is the end of a 95 % interval")
     unknown = [stage.title for stage in same if stage.ratio is None]
     return said + ([f"no reading of it counted: {_listed(unknown)}"] if unknown else [])
+
+
+def _values(found: Iterable[Stage]) -> str:
+    values = list(dict.fromkeys(stage.changes[0].after for stage in found))
+    if all(isinstance(value, int | float) for value in values):
+        values.sort(key=lambda value: value if isinstance(value, int | float) else 0.0)
+    return _and([value_words(value) for value in values], "or")
+
+
+def _at_most(found: Iterable[Stage]) -> str:
+    most = max(100 * (stage.ratio.high - 1) for stage in found if stage.ratio is not None)
+    return f"at most {most:+.1f} %" if most > 0 else "no gain"
 
 
 def _lost(stages: Iterable[Stage]) -> list[str]:
     worse = [stage for stage in stages if stage.decision is Decision.WORSE]
     worse.sort(key=lambda stage: stage.ratio.estimate if stage.ratio is not None else 1.0)
-    return [f"lost: {_listed(f'{stage.title} {percent(stage.ratio)}' for stage in worse)}"] if worse else []
+    return [f"lost: {_listed(f'{stage.title} {share_words(stage.ratio)}' for stage in worse)}"] if worse else []
 
 
-def _rejected(stages: Iterable[Stage]) -> list[str]:
-    """Faster, and not taken all the same."""
-    what = {Decision.OVER_LIMIT: "over the SLO", Decision.ANSWERS_WORSE: "answers worse"}
-    return [f"{what[stage.decision]}: {stage.title}: {stage.why}" for stage in stages if stage.decision in what]
-
-
-def _dead_ends(stages: Sequence[Stage]) -> list[str]:
+def _rejected(stages: Sequence[Stage]) -> list[str]:
+    """Not taken, however fast."""
     said = []
-    for stage in stages:
-        if stage.failure is None or stage.decision is not Decision.FAILED:
-            continue
-        kind = FAILURES.get(stage.failure.kind, stage.failure.kind)
-        said.append(f"dead end: {stage.title} {kind}: {stage.failure}{_way_out(stages, stage)}")
+    for decision, what in ((Decision.OVER_LIMIT, "over the SLO"), (Decision.ANSWERS_WORSE, "answers worse")):
+        found = [stage for stage in stages if stage.decision is decision]
+        said += [f"{what}: {stage.title}: {stage.why}" for stage in found[:MOST_TOLD]]
+        if len(found) > MOST_TOLD:
+            said.append(f"{what} as well: {_listed(stage.title for stage in found[MOST_TOLD:])}")
     return said
-
-
-def _way_out(stages: Iterable[Stage], dead: Stage) -> str:
-    """A later stage that turned the same and something besides, and ran."""
-    wanted = {(change.knob, change.after) for change in dead.changes}
-    for stage in stages:
-        turned = {(change.knob, change.after) for change in stage.changes}
-        if stage.number > dead.number and wanted < turned and stage.decision is not Decision.FAILED:
-            besides = ", ".join(str(one) for one in stage.changes if (one.knob, one.after) not in wanted)
-            return f"; with {besides} it ran: {stage.decision}, {percent(stage.ratio)}"
-    return ""
 
 
 def _listed(words: Iterable[str]) -> str:
     every = list(words)
-    shown = ", ".join(islice(every, MOST_LISTED))
-    return shown if len(every) <= MOST_LISTED else f"{shown}, and {len(every) - MOST_LISTED} more"
+    shown = "; ".join(every[:MOST_LISTED])
+    return shown if len(every) <= MOST_LISTED else f"{shown}; and {len(every) - MOST_LISTED} more"
+
+
+def _and(names: Sequence[str], last: str = "and") -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"
 
 
 def _figure(figure: Interval | None) -> str:

@@ -2,7 +2,8 @@
 
 `setup_of(config, ground) -> Setup | None` is the one translation from a configuration to what the planner works on, and
 `rig_of(config, ground) -> Rig | None` the cards (or the share of the CPU) that it runs on. What the planner knows
-nothing of (batch, flash attention, KV layout, prefix cache, ...) leaves the figure as it is. Measures nothing.
+nothing of (batch, flash attention, KV layout, prefix cache, how often a text repeats itself, ...) leaves the figure as
+it is. Measures nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from skep.planner.quants import KV_TYPES, QUANTS, Quant, known_kv
 from skep.planner.ranking import Basis
 from skep.planner.rules import check, refusal
 from skep.planner.setup import Layout, Load, Rig, Setup, Speculation
+from skep.tuner.measuring_pace import tasks_for
 from skep.tuner.space import pairs_of
 from skep.tuner.space_formats import quant_of
 from skep.tuner.space_layouts import layout_of
@@ -36,12 +38,10 @@ from skep.tunings import Aim, Config, Knob
 from skep.units import GIB
 
 FORESEEN = ("layout", "replicas", "checkpoint", "quant", "slots", "graphs", "memory_share", "kv", "batched_tokens",
-            "threads", "power_cap", *DRAFTS)  # fmt: skip  # the other knobs leave the planner's figure as it is
-TASKS_EACH, TASKS_LEAST = 3, 6  # of a reading
+            "threads", "power_cap", "mtp", "eagle", "draft", "dflash")  # fmt: skip
 READING_S = 15.0  # where nothing is foreseen
-READING_LEAST_S = 5.0
 _SLACK = 0.02  # of a card: by so little the arithmetic may be wrong, and the start is tried
-_STARTS_S = {"vllm": 45.0, "sglang": 30.0, "llamacpp": 3.0, "embedded": 1.0, "ollama": 3.0}
+_STARTS_S = {"vllm": 45.0, "sglang": 30.0, "llamacpp": 3.0, "embedded": 2.0, "ollama": 3.0}
 _GRAPHS_S = {"vllm": 55.0, "sglang": 20.0}  # compiling and recording
 _READ_BYTES_S = 1.5 * GIB  # weights into memory
 _ONE_CORE = 0.5  # exponent of the share of cores in the share of bandwidth that they can use
@@ -100,6 +100,7 @@ def planned_setup(preset: Preset, model: Geometry, quant: Quant) -> Setup:
 def rig_of(config: Config, ground: Ground) -> Rig | None:
     """Of a CPU what its replicas can use: they share it evenly, and fewer threads than cores leave some of it idle.
 
+    More threads than cores wait for each other at every layer.
     Calibrated with several replicas, each was a device of its own: the CPU is all of them.
     """
     rig = ground.rig
@@ -110,10 +111,11 @@ def rig_of(config: Config, ground: Ground) -> Rig | None:
         return None
     one, replicas = rig.cards[0], max(1, preset.replicas)
     cores, each = one.units or 1, len(rig.cards) / replicas
-    busy = min(1.0, (preset.threads or max(1, cores // replicas)) * replicas / cores)
+    asked = (preset.threads or max(1, cores // replicas)) * replicas / cores
+    busy, crowded = min(1.0, asked), max(1.0, asked)
     share = replace(
-        one, memory_gib=one.memory_gib * each, bandwidth_gbs=one.bandwidth_gbs * busy**_ONE_CORE * each,
-        fp16_tflops=(one.fp16_tflops or 0.0) * busy * each,
+        one, memory_gib=one.memory_gib * each, bandwidth_gbs=one.bandwidth_gbs * busy**_ONE_CORE / crowded * each,
+        fp16_tflops=(one.fp16_tflops or 0.0) * busy / crowded * each,
     )  # fmt: skip
     return replace(rig, cards=(share,) * replicas)
 
@@ -127,7 +129,7 @@ class Foresight:
         self._outcomes: dict[tuple[object, ...], Outcome | None] = {}
         self._refusals: dict[Config, str | None] = {}
         self._odd = {wrong.message for wrong in contradictions(ground.base)}  # the base's own affair
-        self._known = tuple(sorted(knob.name for knob in self._knobs if knob.name in FORESEEN))
+        self._known = tuple(sorted(knob.name for knob in self._knobs if knob.name in (*FORESEEN, *DRAFTS)))
 
     def __repr__(self) -> str:
         where = self.ground.rig.title if self.ground.rig is not None else "an unknown machine"
@@ -171,8 +173,8 @@ class Foresight:
         found, aim = self.outcome(config), self.ground.aim
         if found is None or found.effective_tok_s <= 0:
             return READING_S
-        tasks = max(TASKS_LEAST, TASKS_EACH * aim.concurrency)
-        return max(READING_LEAST_S, tasks * aim.output_tokens / found.effective_tok_s)
+        per_s = found.effective_tok_s / aim.output_tokens
+        return tasks_for(aim.concurrency, [per_s]) / per_s
 
     # What the planner is asked, for those who want more than one figure of it
 
@@ -210,6 +212,8 @@ class Foresight:
         setup, rig, aim = self.setup(config), rig_of(config, self.ground), self.ground.aim
         if setup is None or rig is None or setup.layout.cards > len(rig.cards):
             return None
+        if setup.spec is not None and setup.spec.method == "ngram":
+            setup = replace(setup, spec=None)  # drafts from the text are worth what the text is
         basis = self.ground.basis
         found = prospect(setup, rig, basis.constants, context=self.ground.need_tokens, tuning=basis.tuning)
         if found.pool_tokens <= 0:

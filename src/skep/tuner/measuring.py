@@ -22,18 +22,20 @@ from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.presets import Preset
 from skep.errors import EndpointError, UserError
 from skep.records import HostFacts
-from skep.stats.intervals import mean_t_interval
 from skep.store.database import Store
 from skep.tuner.guard import Guard
 from skep.tuner.guard_sheets import Sheet
 from skep.tuner.house import DidNotStart, House, of_these_knobs
-from skep.tuner.measuring_figures import foreseen_per_s, reading_of, seed_of, tasks_for
+from skep.tuner.measuring_figures import foreseen_per_s, point_of, reading_of, seed_of
+from skep.tuner.measuring_pace import CURVE_RUNS, Waves, run_tasks, tasks_for
 from skep.tuner.measuring_side import Patience, Side, SideFailed, driven
 from skep.tuner.ports import BenchProgress, Curve, Judge, Measure, OnProgress
-from skep.tunings import Aim, Config, Curved, CurvePoint, Failure, Judged, Reading, Round, Sitting
+from skep.tunings import Aim, Config, Curved, Failure, Judged, Reading, Round, Sitting
 from skep.workload.calibration import Calibration
 
-CURVE_RUNS = 2
+WARM_S = 15.0  # of a warm-up, however short the readings are
+FIRST_TOK_S = 50.0  # prompts are read at least so fast, until somebody has shown how fast
+SLOWER = 4.0  # than whoever was slowest so far, before it is a hang
 POWER_CAP = "power_cap"  # the knob that is no part of a preset: per cent of each card's limit
 
 
@@ -75,6 +77,8 @@ class EngineBench:
         self._calibration: Calibration | None = None
         self._per_s: dict[str, float] = {}  # tasks a second of each configuration, by its key
         self._count: tuple[int, int] = (-1, 0)  # a round, and the tasks of each of its readings
+        self._reading_s: float | None = None  # that the last one took
+        self._first_s = 0.0  # the longest that somebody waited for a first token
 
     def __repr__(self) -> str:
         return f"<EngineBench of {self._tuned.tuning}, round {self._round}>"
@@ -119,7 +123,9 @@ class EngineBench:
         else:
             for bout in bouts:
                 await self._curves([bout], errand.levels)
-        points = [bout.point(level) for level in errand.levels for bout in bouts]
+        points = [
+            point_of(level, bout.config, bout.by_level.get(level, [])) for level in errand.levels for bout in bouts
+        ]
         return Curved(tuple(points), time.monotonic() - began)
 
     # Side by side
@@ -138,11 +144,10 @@ class EngineBench:
     async def _curves(self, bouts: Sequence[_Bout], levels: Sequence[int]) -> None:
         async with AsyncExitStack() as stack:
             await self._begin(stack, bouts)
-            for run in range(CURVE_RUNS):
-                for place, level in enumerate(reversed(levels) if run % 2 else levels):
-                    for bout in reversed(bouts) if (run + place) % 2 else bouts:
-                        if bout.failure is None:
-                            await bout.carry_out(self._point(bout, level, run, CURVE_RUNS * len(levels)))
+            for place, (run, level) in enumerate(_steps(levels)):
+                for bout in reversed(bouts) if place % 2 else bouts:
+                    if bout.failure is None:
+                        await bout.carry_out(self._point(bout, level, run, CURVE_RUNS * len(levels)))
 
     async def _begin(self, stack: AsyncExitStack, bouts: Sequence[_Bout]) -> None:
         for bout in bouts:
@@ -153,10 +158,16 @@ class EngineBench:
                 await bout.carry_out(self._warm(bout))
 
     async def _warm(self, bout: _Bout) -> None:
-        batch = await bout.side.warm_up(bout.maker, bout.width)
+        """No longer than what is measured then, and with no more agents than the goal has."""
+        goal, limit_s = self._tuned.aim.concurrency, self._patience.warm_up_s
+        if self._reading_s is not None:
+            limit_s = min(limit_s, max(WARM_S, self._reading_s))
+        batch = await bout.side.warm_up(bout.maker, min(bout.width, goal), limit_s)
         per_s = foreseen_per_s(batch, self._tuned.aim.output_tokens)
         if per_s is not None:
             self._per_s.setdefault(bout.config.key, per_s)
+        if (known := self._per_s.get(bout.config.key)) is not None:
+            bout.waves.took(goal, goal, goal / known)
 
     async def _up(self, bout: _Bout) -> None:
         """Started and known; its requests are stored from here on."""
@@ -177,7 +188,7 @@ class EngineBench:
         recording = await stack.enter_async_context(self._recording(endpoint, bout))
         bout.run_id = recording.run_id
         driver = await stack.enter_async_context(driven(endpoint, recording, bout.width, self._patience, self._meter))
-        bout.side = Side(bout.config, served, driver, recording, self._patience, bout.on_progress)
+        bout.side = Side(bout.config, served, driver, recording, self._hang_s(bout), bout.on_progress)
         stack.callback(bout.tell, "stopping")
 
     async def _maker(self, endpoint: Endpoint, bout: _Bout) -> TaskMaker:
@@ -210,11 +221,10 @@ class EngineBench:
     # Readings
 
     def _tasks(self, bouts: Sequence[_Bout]) -> int:
-        """Of each reading of this round, the same for all sides: enough for the fastest of them."""
+        """Of each reading of this round, the same for all sides."""
         if self._count[0] != self._round:
             known = [self._per_s[bout.config.key] for bout in bouts if bout.config.key in self._per_s]
-            count = tasks_for(self._tuned.aim.concurrency, max(known, default=None), self._patience.reading_s)
-            self._count = (self._round, count)
+            self._count = (self._round, tasks_for(self._tuned.aim.concurrency, known, self._patience.reading_s))
         return self._count[1]
 
     async def _reading(self, bout: _Bout, number: int, count: int, readings: int) -> None:
@@ -225,12 +235,25 @@ class EngineBench:
         found = reading_of(rows, self._tuned.aim, limited=limited, slo=self._slo, joules=joules)
         bout.readings_taken.append(found)
         self._per_s[bout.config.key] = found.requests / max(found.wall_s, 1e-9)
+        self._reading_s = found.wall_s
+        self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
 
     async def _point(self, bout: _Bout, level: int, run: int, total: int) -> None:
-        tasks = bout.maker.tasks(level, run, tasks_for(level, None, 0.0))
+        """Both runs of a level are as long; one that would take too long is left out."""
+        count = run_tasks(level, bout.waves.seconds(level), self._patience.reading_s)
+        if count is None:
+            return
+        count = bout.by_level[level][0].requests if level in bout.by_level else count
         place = sum(map(len, bout.by_level.values())) + 1
-        rows, limited = await bout.side.take(level, run, tasks, level, (place, total))
-        bout.by_level.setdefault(level, []).append(reading_of(rows, self._tuned.aim, limited=limited))
+        rows, limited = await bout.side.take(level, run, bout.maker.tasks(level, run, count), level, (place, total))
+        found = reading_of(rows, self._tuned.aim, limited=limited)
+        bout.by_level.setdefault(level, []).append(found)
+        bout.waves.took(level, found.requests, found.wall_s)
+
+    def _hang_s(self, bout: _Bout) -> float:
+        """Long prompts on a slow engine are read for minutes before the first token comes."""
+        read_s = self._tuned.aim.input_tokens * bout.width / FIRST_TOK_S
+        return max(self._patience.hang_s, SLOWER * self._first_s if self._first_s else read_s)
 
     # Around them
 
@@ -278,6 +301,7 @@ class _Bout:
     failure: Failure | None = None
     readings_taken: list[Reading] = field(default_factory=list)
     by_level: dict[int, list[Reading]] = field(default_factory=dict)
+    waves: Waves = field(default_factory=Waves)
     maker: TaskMaker = field(init=False)  # once it is up
     side: Side = field(init=False)
 
@@ -296,11 +320,11 @@ class _Bout:
     def sitting(self) -> Sitting:
         return Sitting(self.config, self.start_s, tuple(self.readings_taken), self.failure, self.run_id)
 
-    def point(self, level: int) -> CurvePoint:
-        found = self.by_level.get(level, [])
-        speeds = [one.effective_tok_s for one in found if one.effective_tok_s is not None and not one.limited]
-        ttft_ms, tpot_ms = (found[-1].ttft_ms, found[-1].tpot_ms) if found else (None, None)
-        return CurvePoint(level, self.config, mean_t_interval(speeds), ttft_ms, tpot_ms)
+
+def _steps(levels: Sequence[int]) -> list[tuple[int, int]]:
+    """Runs and levels, up and down again; the highest comes last: one that dies there has shown all the others."""
+    *lower, highest = sorted(levels)
+    return [*((0, one) for one in lower), *((1, one) for one in reversed(lower)), (0, highest), (1, highest)]
 
 
 def _power(config: Config) -> float | None:

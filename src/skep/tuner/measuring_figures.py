@@ -1,21 +1,17 @@
-"""From the rows of one reading to its figures, and how many tasks the next one needs. Pure."""
+"""From the rows of one reading to its figures. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from skep.bench.limits import Limits
 from skep.bench.metrics import repeat_of, task_tok_s, tpot_values, ttft_values
 from skep.records import Request
-from skep.tunings import Aim, Reading
-
-LEAST_EACH = 3  # tasks of an agent
-LEAST = 6
-FEW_EACH = 2  # where three take too long
-TOO_LONG_S = 40.0
-MOST_DOUBLINGS = 6
+from skep.stats.intervals import mean_t_interval
+from skep.tunings import Aim, Config, CurvePoint, Reading
 
 
 def reading_of(
@@ -54,19 +50,14 @@ def foreseen_per_s(batch: Sequence[Request], output_tokens: int) -> float | None
     return len(answered) / (wall_s * max(1.0, whole / max(first + short * each, 1e-9)))
 
 
-def tasks_for(concurrency: int, per_s: float | None, least_s: float) -> int:
-    """Three for each agent, doubled until they take `least_s` at so many a second; fewer where three take too long."""
-    least = max(LEAST, LEAST_EACH * concurrency)
-    if per_s is None or per_s <= 0:
-        return least
-    if least / per_s > TOO_LONG_S:
-        return max(LEAST, FEW_EACH * concurrency)
-    count = least
-    for _ in range(MOST_DOUBLINGS):
-        if count / per_s >= least_s:
-            break
-        count *= 2
-    return count
+def point_of(level: int, config: Config, found: Sequence[Reading]) -> CurvePoint:
+    """Of the runs of one level. A speed is never below nothing, however wide two runs lie apart."""
+    speeds = [one.effective_tok_s for one in found if one.effective_tok_s is not None and not one.limited]
+    interval = mean_t_interval(speeds)
+    figure = None if interval is None else replace(interval, low=max(0.0, interval.low))
+    firsts = [one.ttft_ms for one in found if one.ttft_ms is not None]
+    gaps = [one.tpot_ms for one in found if one.tpot_ms is not None]
+    return CurvePoint(level, config, figure, median(firsts) if firsts else None, median(gaps) if gaps else None)
 
 
 def seed_of(*parts: object) -> int:

@@ -38,9 +38,9 @@ class Patience:
     """How long what may take."""
 
     reading_s: float = 6.0  # at least, by as many tasks as that takes
-    warm_up_s: float = 45.0  # then it is taken as warm
-    hang_s: float = 120.0  # without a token of anybody
-    request_s: float = 900.0
+    warm_up_s: float = 45.0  # at most; then it is taken as warm
+    hang_s: float = 120.0  # without a token of anybody, where prompts are not long
+    request_s: float = 3600.0  # silence ends it before
 
 
 class SideFailed(Exception):
@@ -58,14 +58,14 @@ class Side:
         served: Served,
         driver: Driver,
         recording: Recording,
-        patience: Patience,
+        hang_s: float,
         on_progress: OnProgress,
     ) -> None:
         self.config = config
         self.recording = recording
         self._served = served
         self._driver = driver
-        self._patience = patience
+        self._hang_s = hang_s
         self._on_progress = on_progress
         self._pace = Pace()
         self._what, self._place = "warming up", (0, 0)
@@ -76,10 +76,10 @@ class Side:
     def __repr__(self) -> str:
         return f"<Side {self.config.key} {self._what}, {self._done}/{self._total}, {self._failed} failed>"
 
-    async def warm_up(self, maker: TaskMaker, width: int) -> list[Request]:
+    async def warm_up(self, maker: TaskMaker, width: int, limit_s: float) -> list[Request]:
         """Its last batch."""
         self._begin("warming up", 0, (0, 0))
-        work = warm_up(self._driver, maker, width, on_row=self._took, limit_s=self._patience.warm_up_s)
+        work = warm_up(self._driver, maker, width, on_row=self._took, limit_s=limit_s)
         try:
             await self._watched(work)
         except EndpointError as error:
@@ -143,8 +143,8 @@ class Side:
             moved = self._asked + sender.reads()
             if moved != seen:
                 seen, since = moved, now
-            elif now - since > self._patience.hang_s:
-                words = f"no token came for {self._patience.hang_s:g} s with {len(sender.in_flight)} requests under way"
+            elif now - since > self._hang_s:
+                words = f"no token came for {self._hang_s:g} s with {len(sender.in_flight)} requests under way"
                 raise SideFailed(Failure("hang", words, self._served.last_words()))
             self._pace.seen(sender.reads(), now)
             self._tell()

@@ -17,7 +17,7 @@ _FEW = 3  # values of each knob that are combined in pairs
 _SLIGHT = 0.002  # a gain that is worth carrying into a combination
 _TOGETHER = 0.012  # what a combination should promise
 _LEAPS = 6  # times that one value is leapt for from one place
-_DETOURS = 5  # dead ends of one value, after which no way around them is looked for
+_DETOURS = 6  # dead ends of one value, after which no way around them is looked for
 _DEAD_ENDS = 3  # of one change, before it is let be for good
 
 

@@ -10,7 +10,8 @@ from skep.bench.limits import Limits
 from skep.planner.candidates import sizing_card
 from skep.planner.fitting_in import fits
 from skep.planner.forecast import Outcome
-from skep.tuner.foresight import TASKS_EACH, TASKS_LEAST, Foresight, rig_of
+from skep.tuner.foresight import Foresight, rig_of
+from skep.tuner.measuring_pace import tasks_for
 from skep.tunings import Config, Failure, Reading
 
 
@@ -48,14 +49,14 @@ class PlannedTruth:
         return self._terrain.start_s(config)
 
     def _reading(self, outcome: Outcome, concurrency: int) -> Reading:
-        tasks = max(TASKS_LEAST, TASKS_EACH * concurrency)
+        per_s = outcome.effective_tok_s / self._aim.output_tokens
+        tasks = tasks_for(concurrency, [per_s])
         ttft_ms, tpot_ms = 1000 * outcome.ttft_s, 1000 * outcome.tpot_s
         total_ms = ttft_ms + tpot_ms * self._aim.output_tokens
         seen = {"ttft": ttft_ms, "tpot": tpot_ms, "total": total_ms}
         over = max((seen[limit.name] / limit.ms for limit in self._limits), default=0.0)
-        wall_s = tasks * self._aim.output_tokens / outcome.effective_tok_s
         speed = outcome.effective_tok_s
-        return Reading(speed, speed, outcome.task_tok_s, ttft_ms, tpot_ms, wall_s, tasks, over_limit=over)
+        return Reading(speed, speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over)
 
     def _out_of_memory(self, config: Config) -> Failure | None:
         ground = self._terrain.ground

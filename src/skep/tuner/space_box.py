@@ -58,7 +58,13 @@ class Asked:
         return Knob("slots", "slots of a replica", tuple(sorted(rungs | {agents})), ordered=True, expected=expected)
 
     def ngram(self, depths: Sequence[int]) -> Knob:
-        return Knob("ngram", "n-gram drafts", tuple(depths), ordered=True, expected=0.04)
+        """More than half an answer at once is never right."""
+        fitting = tuple(depth for depth in depths if 2 * depth <= self.aim.output_tokens)
+        return Knob("ngram", "n-gram drafts", fitting, ordered=True, expected=0.04)
+
+    def prompts(self, first: int, last: int) -> tuple[int, ...]:
+        """Powers of two up to all prompts at once: beyond that a larger one changes nothing."""
+        return powers(first, min(last, max(2 * first, self.aim.concurrency * self.aim.input_tokens)))
 
 
 def steps_up_to(most: int) -> tuple[int, ...]:

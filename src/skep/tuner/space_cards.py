@@ -47,14 +47,10 @@ def _kv(asked: Asked) -> Iterator[Knob]:
 
 
 def _prefill(asked: Asked) -> Iterator[Knob]:
-    """Beyond all prompts at once a larger chunk changes nothing."""
-    base, aim = asked.base, asked.aim
-    least, most = _CHUNKS
-    enough = min(most, max(2048, aim.concurrency * aim.input_tokens))
-    chunks = powers(least, enough)
-    context = base.context_tokens or 0
+    base = asked.base
+    chunks, context = asked.prompts(*_CHUNKS), base.context_tokens or 0
     if base.engine == "vllm" and 0 < context <= _WHOLE_PROMPTS:
-        chunks = powers(least, max(enough, context))
+        chunks = powers(chunks[0], max(chunks[-1], context))
         yield Knob("chunked_prefill", "chunked prefill", (True, False), expected=0.02)
     yield Knob("batched_tokens", "prefill tokens a step", chunks, ordered=True, expected=0.04)
     if "prefix_cache" in asked.named or where(base, "prefix_cache") is False:

@@ -24,6 +24,10 @@ def _llama(preset: Preset) -> Iterator[str]:
     micro, batch = tokens_of(preset, "batched_tokens"), tokens_of(preset, "batch")
     if micro > batch:
         yield f"a micro-batch of {micro} tokens is more than the batch of {batch} that it is a part of"
+    draft = preset.options.draft
+    busy = preset.slots * (1 + (draft.depth if draft is not None else 0))
+    if busy > batch:
+        yield f"a batch of {batch} tokens does not hold the {busy} that {preset.slots} slots and their drafts decode"
     flash = where(preset, "flash_attention")
     kv = where(preset, "kv")
     if kv not in (plain_kv(preset.engine), "f32", "bf16") and not flash:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from skep.records import Interval
-from skep.stats.sequential import Standing, Verdict
-from skep.tuner.book import figure_of, over_limit, typical
-from skep.tunings import FAILURES, Change, Config, Decision, Failure, Judged, Sitting, Stage
+from skep.stats.sequential import Verdict
+from skep.tuner.book import over_limit, typical
+from skep.tunings import FAILURES, Change, Config, Decision, Failure, Sitting, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,59 +36,50 @@ class Evidence:
 
 
 def stage_of(
-    number: int, evidence: Evidence, decision: Decision, why: str, *, ratio: Interval | None = None,
-    failure: Failure | None = None,
+    number: int, evidence: Evidence, decision: Decision, why: str, figure: Interval | None, *,
+    ratio: Interval | None = None, failure: Failure | None = None,
 ) -> Stage:  # fmt: skip
-    sittings = evidence.sittings
+    read = [one for one in evidence.sittings if one.figures]
     return Stage(
         number=number,
         changes=evidence.changes,
         config=evidence.config,
         decision=decision,
         why=why,
-        figure=figure_of(sittings),
+        figure=figure,
         ratio=ratio,
         predicted=evidence.predicted,
-        ttft_ms=typical(sittings, "ttft_ms"),
-        tpot_ms=typical(sittings, "tpot_ms"),
-        starts=len(sittings),
-        readings=sum(len(one.figures) for one in sittings),
+        ttft_ms=typical(read, "ttft_ms"),
+        tpot_ms=typical(read, "tpot_ms"),
+        starts=len(read),
+        readings=sum(len(one.figures) for one in read),
         seconds=evidence.seconds,
         failure=failure,
-        runs=tuple(one.run_id for one in sittings if one.run_id is not None),
+        runs=tuple(one.run_id for one in evidence.sittings if one.run_id is not None),
     )
 
 
-def contested(number: int, evidence: Evidence, verdict: Verdict, standing: Standing | None) -> Stage:
-    """The end of a contest, a better one included; limits and answers are looked at elsewhere."""
-    ratio = standing.ratio if standing is not None else None
-    said = share_words(ratio)
-    if verdict is Verdict.BETTER:
-        return stage_of(number, evidence, Decision.ACCEPTED, f"{said}, {_starts(evidence)}", ratio=ratio)
-    if verdict is Verdict.WORSE:
-        return stage_of(number, evidence, Decision.WORSE, f"{said}, {_starts(evidence)}", ratio=ratio)
-    if standing is None:
-        why = "no reading of both sides counts: the client was the limit, or nothing was answered"
-        return stage_of(number, evidence, Decision.SAME, why)
-    seen = 100 * (math.exp(standing.reach) - 1)
-    why = f"{said}: less than {seen:.1f} % cannot be told from nothing by {_starts(evidence)}"
-    return stage_of(number, evidence, Decision.SAME, why, ratio=ratio)
+def speed_words(evidence: Evidence, verdict: Verdict, ratio: Interval | None) -> str:
+    """How a contest of speeds ended."""
+    if ratio is None:
+        return "no reading of both sides counts: the client was the limit, or nothing was answered"
+    if verdict is not Verdict.SAME:
+        return f"{share_words(ratio)}, {_starts(evidence)}"
+    if ratio.low > 1:
+        return f"{share_words(ratio)} in {_starts(evidence)}, but by all that is known not worth another look"
+    seen = 100 * (ratio.high / ratio.estimate - 1)
+    return f"{share_words(ratio)}: less than {seen:.1f} % cannot be told from nothing by {_starts(evidence)}"
 
 
-def failed(number: int, evidence: Evidence, failure: Failure) -> Stage:
-    what = FAILURES.get(failure.kind, failure.kind)
-    return stage_of(number, evidence, Decision.FAILED, f"{what}: {failure}", failure=failure)
+def limit_words(evidence: Evidence, slo: str | None, ratio: Interval | None) -> str:
+    """Where limits decided."""
+    here, there = over_limit(evidence.sittings), over_limit(evidence.beside)
+    what = "within" if here <= 1 else "beyond"
+    return f"{what} {slo or 'its limits'}: {here:.2f} times the limit against {there:.2f}; speed {share_words(ratio)}"
 
 
-def too_late(number: int, evidence: Evidence, slo: str | None, standing: Standing | None) -> Stage:
-    share = over_limit(evidence.sittings)
-    why = f"beyond {slo or 'its limits'}: the worst figure is {share:.2f} times its limit"
-    return stage_of(number, evidence, Decision.OVER_LIMIT, why, ratio=standing.ratio if standing else None)
-
-
-def answers_worse(number: int, evidence: Evidence, judged: Judged, standing: Standing | None) -> Stage:
-    ratio = standing.ratio if standing is not None else None
-    return stage_of(number, evidence, Decision.ANSWERS_WORSE, f"{judged.words}; {share_words(ratio)}", ratio=ratio)
+def failure_words(failure: Failure) -> str:
+    return f"{FAILURES.get(failure.kind, failure.kind)}: {failure}"
 
 
 def share_words(ratio: Interval | None) -> str:

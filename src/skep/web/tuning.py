@@ -18,6 +18,7 @@ from skep.report.tuning_words import headline
 from skep.store.tunings import KeptTuning, TuningState, TuningStore
 from skep.tuner.documents import curve_of, tuning_json
 from skep.tuner.explain import explain
+from skep.tuner.explain_limits import Standing
 from skep.tunings import Curved, CurvePoint, Stage, Tuning
 from skep.web.answers import csv_answer, json_answer, problem, wants_json
 from skep.web.layout import downloads, page
@@ -52,7 +53,9 @@ class Whole:
 
     @property
     def words(self) -> list[str]:
-        return explain(self.tuning, self.stages) if self.stages else []
+        kept = self.kept
+        standing = Standing(kept.state.value, kept.reason, kept.measured_s, self._points())
+        return explain(self.tuning, self.stages, standing) if self.stages else []
 
     @property
     def running(self) -> bool:
@@ -80,7 +83,8 @@ class Whole:
 
     def _standing(self) -> Markup:
         kept = self.kept
-        spent = f"{seconds(kept.measured_s)} of {seconds(self.tuning.budget_s)} spent on {kept.answers} measurements"
+        asked = f"{kept.answers} measurement{'' if kept.answers == 1 else 's'}"
+        spent = f"{seconds(kept.measured_s)} of {seconds(self.tuning.budget_s)} spent on {asked}"
         sessions = f" in {kept.sessions} sessions" if kept.sessions > 1 else ""
         presets = f" · saved as {', '.join(kept.presets)}" if kept.presets else ""
         reason = f" · {shortened(kept.reason, 200)}" if kept.reason and not self.running else ""

@@ -18,6 +18,8 @@ _TELLING = (
     "argv",
     "command",
     "env",
+    "extra",
+    "before",
     "hostname",
     "user",
     "key",

@@ -1,0 +1,125 @@
+"""What is believed of configurations that were not measured, and which values are suspected of dead ends."""
+
+import math
+
+import pytest
+from small_hills import GRAPHS, KV, SLOTS, Hills
+
+from skep.tuner.book import Book
+from skep.tuner.leaps import leap
+from skep.tuner.surrogate import Belief, Surrogate
+from skep.tuner.suspicion import Suspicion
+from skep.tunings import Config, Failure, Round, Sitting
+
+
+def config(graphs=False, slots=1, kv="bf16"):
+    return Config.of({"graphs": graphs, "slots": slots, "kv": kv})
+
+
+TERRAIN = Hills((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 1.5}}, pairs=(("slots", "kv"),))
+
+
+def test_before_anything_is_measured_the_planner_is_believed_but_not_to_the_letter():
+    belief = Surrogate(TERRAIN, config()).gain(config(graphs=True), config())
+    assert belief.mean == pytest.approx(math.log(1.5))
+    assert 0.05 < belief.deviation < 0.4
+
+
+def test_what_was_measured_wins_over_what_was_foreseen():
+    surrogate = Surrogate(TERRAIN, config())
+    for number, (one, score) in enumerate([(config(), 4.0), (config(graphs=True), 3.8)] * 3):
+        surrogate.took(one, number // 2, score, 0.0001)
+    belief = surrogate.gain(config(graphs=True), config())
+    assert belief.mean == pytest.approx(-0.2, abs=0.03)
+    assert belief.deviation < 0.05
+
+
+def test_an_effect_seen_here_is_expected_elsewhere():
+    surrogate = Surrogate(TERRAIN, config())
+    surrogate.took(config(), 1, 4.0, 0.0001)
+    surrogate.took(config(slots=4), 1, 4.7, 0.0001)
+    assert surrogate.gain(config(graphs=True, slots=4), config(graphs=True)).mean > 0.3
+
+
+def test_neighbours_on_a_ladder_are_thought_alike():
+    surrogate = Surrogate(TERRAIN, config())
+    surrogate.took(config(), 1, 4.0, 0.0001)
+    surrogate.took(config(slots=4), 1, 4.3, 0.0001)
+    near, far = (surrogate.gain(config(slots=slots), config()).mean for slots in (6, 2))
+    assert near > 0.05
+    assert far > 0
+
+
+def test_a_round_that_was_slow_for_all_says_nothing_about_any():
+    surrogate = Surrogate(TERRAIN, config())
+    surrogate.took(config(), 1, 4.0, 0.0001)
+    surrogate.took(config(slots=4), 1, 4.0, 0.0001)
+    before = surrogate.gain(config(slots=4), config()).mean
+    surrogate.took(config(), 2, 3.97, 0.0001)
+    surrogate.took(config(slots=4), 2, 3.97, 0.0001)
+    assert surrogate.gain(config(slots=4), config()).mean == pytest.approx(before, abs=0.01)
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(-0.5, 0.1), (0.0, 0.1), (0.3, 0.0), (-0.1, 0.0)])
+def test_hope_is_never_below_the_mean_nor_below_nothing(mean, deviation):
+    belief = Belief(mean, deviation)
+    assert belief.hope >= max(0.0, mean)
+    assert 0 <= belief.chance <= 1
+
+
+def test_the_quick_mean_is_the_mean():
+    surrogate = Surrogate(TERRAIN, config())
+    surrogate.took(config(), 1, 4.0, 0.001)
+    surrogate.took(config(slots=4), 1, 4.5, 0.001)
+    surrogate.took(config(kv="fp8"), 2, 4.1, 0.001)
+    other = config(graphs=True, slots=3, kv="fp8")
+    assert surrogate.mean_gain(other, config()) == pytest.approx(surrogate.gain(other, config()).mean)
+
+
+def test_nothing_is_under_suspicion_before_something_failed():
+    assert Suspicion().trust(config(graphs=True)) == 1
+
+
+def test_what_every_failure_has_is_trusted_less_than_what_only_one_has():
+    suspicion = Suspicion()
+    suspicion.ran(config())
+    suspicion.failed(config(graphs=True, slots=4))
+    suspicion.failed(config(graphs=True, slots=4, kv="fp8"))
+    suspicion.failed(config(graphs=True, slots=6))
+    assert suspicion.trust(config(graphs=True, slots=2)) < suspicion.trust(config(slots=4))
+
+
+def test_what_has_run_is_cleared():
+    suspicion = Suspicion()
+    suspicion.failed(config(graphs=True, slots=4))
+    before = suspicion.trust(config(graphs=True))
+    suspicion.ran(config(graphs=True, slots=2))
+    assert suspicion.trust(config(graphs=True)) > before
+
+
+def test_a_leap_turns_what_a_refused_value_needs_and_nothing_else():
+    terrain = Hills((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 2.0}})
+    terrain.refused = lambda one: "too large" if one["graphs"] and one["slots"] > 2 else None
+    here = config(slots=8)
+    found = leap(Book(terrain, here), here, "graphs", True)
+    assert found is not None
+    assert found["graphs"] is True
+    assert found["slots"] in (1, 2)
+    assert found["kv"] == "bf16"
+
+
+def test_where_no_configuration_may_have_a_value_there_is_no_leap():
+    terrain = Hills((GRAPHS, SLOTS, KV), {})
+    terrain.refused = lambda one: "never" if one["graphs"] else None
+    assert leap(Book(terrain, config()), config(), "graphs", True) is None
+
+
+def test_of_two_that_the_planner_can_weigh_the_heavier_is_not_tried_after_the_lighter_ran_out_of_memory():
+    terrain = Hills((GRAPHS, SLOTS, KV), {})
+    terrain.spare_bytes = lambda one: 100.0 - 10 * one["slots"] - 15 * one["graphs"]
+    book = Book(terrain, config())
+    failure = Failure("out-of-memory", "no memory left", "CUDA out of memory")
+    book.took(Round((Sitting(config(slots=4), 1.0, failure=failure),), 10.0))
+    assert book.refusal(config(graphs=True, slots=3)) is not None
+    assert book.refusal(config(slots=3)) is None
+    assert book.is_narrow(config(graphs=True, slots=3))
