@@ -9,13 +9,14 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from skep.engines.base import Launch
 from skep.engines.changes import changes
+from skep.engines.control_socket import control_socket
 from skep.engines.crew import Crew, Member
 from skep.engines.front import Front
 from skep.engines.housing import Housing
@@ -23,8 +24,7 @@ from skep.engines.lifecycle import RestartPolicy, State
 from skep.engines.rooms import House
 from skep.engines.sidecar import Sidecar
 from skep.errors import EngineError, GatewayError, SkepError
-from skep.units import MIB
-from skep.wire.link import Link, Message
+from skep.wire.link import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,6 @@ class Supervisor:
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._drain_s: float | None = None
-        self._controls: set[asyncio.Task[None]] = set()  # connections to the control socket
         self._reloading: asyncio.Task[SkepError | None] | None = None
         self._reload_begun = False
         self._stay = False  # a reload did not bring replicas up: wait for the next one instead of giving up
@@ -125,7 +124,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Raises if a replica does not come up at the start, or when all have been given up later."""
-        async with self._controlled(self.hive.socket_path):
+        async with control_socket(self.hive.socket_path, self._control):
             failure = await self._serve()
         if failure is not None:
             raise failure
@@ -259,48 +258,7 @@ class Supervisor:
             waiting.cancel()
             hurry.cancel()
 
-    # The control socket
-
-    @contextlib.asynccontextmanager
-    async def _controlled(self, path: Path | None) -> AsyncIterator[None]:
-        if path is None:
-            yield
-            return
-        control = await asyncio.start_unix_server(self._serve_control, path, limit=4 * MIB)
-        os.chmod(path, 0o600)  # noqa: PTH101
-        try:
-            yield
-        finally:
-            control.close()
-            path.unlink(missing_ok=True)  # noqa: ASYNC240 - one name, at the very end
-            await self._close_controls()
-
-    async def _serve_control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = Link(reader, writer)
-        task = asyncio.current_task()
-        assert task is not None
-        self._controls.add(task)
-        try:
-            while (message := await link.receive()) is not None:
-                try:
-                    answer = await self._control(message)
-                except (SkepError, OSError) as error:
-                    code = getattr(error, "exit_code", 1)
-                    answer = {"error": str(error), "hint": getattr(error, "hint", None), "exit_code": code}
-                except Exception as error:  # a bug of ours is told to who asked, and ends nothing
-                    answer = {"error": f"unexpected {type(error).__name__}: {error}", "hint": "please report it"}
-                link.send(answer)
-        except asyncio.CancelledError:
-            pass  # the hive is down; the end of the connection says so
-        finally:
-            await link.close()
-            self._controls.discard(task)
-
-    async def _close_controls(self) -> None:
-        for task in list(self._controls):
-            task.cancel()
-        while self._controls:
-            await asyncio.sleep(0)
+    # What is asked over the control socket
 
     async def _control(self, message: Message) -> Message:
         match message.get("op"):

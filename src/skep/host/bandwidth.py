@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from skep.units import MIB
@@ -39,11 +39,8 @@ def _once(source: int, cores: int, seconds: float, size: int) -> float:
         while time.perf_counter() - began < seconds:
             copied[place] += os.preadv(source, [buffers[place]], offset)
 
-    threads = [threading.Thread(target=copy, args=(place,)) for place in range(cores)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(cores) as pool:  # Ctrl-C waits for them: what they read is closed after that
+        list(pool.map(copy, range(cores)))
     return 2 * sum(copied) / (time.perf_counter() - began) / 1e9
 
 

@@ -34,6 +34,7 @@ from skep.tunings import Aim, Config, Curved, Failure, Judged, Reading, Round, S
 from skep.workload.calibration import Calibration
 
 WARM_S = 15.0  # of a warm-up, however short the readings are
+LENGTHS_S = 120.0  # for each prompt by which lengths are measured, at least
 FIRST_TOK_S = 50.0  # prompts are read at least so fast, until somebody has shown how fast
 SLOWER = 4.0  # than whoever was slowest so far, before it is a hang
 POWER_CAP = "power_cap"  # the knob that is no part of a preset: per cent of each card's limit
@@ -76,6 +77,7 @@ class EngineBench:
         self._round = tuned.first_round
         self._calibration: Calibration | None = None
         self._per_s: dict[str, float] = {}  # tasks a second of each configuration, by its key
+        self._sides: list[str] = []  # of this round, by their keys
         self._count: tuple[int, int] = (-1, 0)  # a round, and the tasks of each of its readings
         self._reading_s: float | None = None  # that the last one took
         self._first_s = 0.0  # the longest that somebody waited for a first token
@@ -135,7 +137,7 @@ class EngineBench:
         alone = len(bouts) == 1
         async with AsyncExitStack() as stack:
             await self._begin(stack, bouts)
-            count = self._tasks(bouts)
+            count = self._tasks()
             for number in range(readings):
                 for bout in reversed(bouts) if number % 2 else bouts:
                     if bout.failure is None and (alone or sum(one.failure is None for one in bouts) > 1):
@@ -195,7 +197,8 @@ class EngineBench:
         """Lengths are measured once: all configurations get the same prompts."""
         aim, seed = self._tuned.aim, seed_of(self._tuned.tuning, self._tuned.seed, bout.round)
         if self._calibration is None:
-            self._calibration = await calibrate_on(endpoint, aim.input_tokens, seed)
+            limit_s = max(LENGTHS_S, self._hang_s(bout))
+            self._calibration = await calibrate_on(endpoint, aim.input_tokens, seed, timeout_s=limit_s)
         load = Workload(prompt_tokens=aim.input_tokens, max_tokens=aim.output_tokens, fixed_output=True, seed=seed)
         return TaskMaker(load, self._calibration)
 
@@ -220,10 +223,10 @@ class EngineBench:
 
     # Readings
 
-    def _tasks(self, bouts: Sequence[_Bout]) -> int:
-        """Of each reading of this round, the same for all sides."""
+    def _tasks(self) -> int:
+        """Of each reading of this round, the same for all sides, also for one that is not up yet."""
         if self._count[0] != self._round:
-            known = [self._per_s[bout.config.key] for bout in bouts if bout.config.key in self._per_s]
+            known = [self._per_s[key] for key in self._sides if key in self._per_s]
             self._count = (self._round, tasks_for(self._tuned.aim.concurrency, known, self._patience.reading_s))
         return self._count[1]
 
@@ -261,6 +264,7 @@ class EngineBench:
         self, configs: Sequence[Config], purpose: str, width: int, on_progress: OnProgress, *, readings: int
     ) -> list[_Bout]:
         self._round += 1
+        self._sides = [config.key for config in configs]
         return [_Bout(config, purpose, self._round, width, readings, on_progress) for config in configs]
 
     def _together(self, configs: Sequence[Config]) -> bool:
