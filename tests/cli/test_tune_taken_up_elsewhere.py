@@ -2,16 +2,25 @@
 
 from dataclasses import replace
 
+import pytest
+
 from skep.cli.tune_ground import Wishes
+from skep.cli.tune_preset import free_name, write_preset, written_before
 from skep.cli.tuning import prepare, prepare_again
+from skep.records import Interval
 from skep.store.database import open_store
 from skep.store.tunings import TuningStore
+from skep.tunings import Decision, Stage
 
 
-def test_what_is_foreseen_is_kept_with_the_tuning(tmp_path, monkeypatch):
+@pytest.fixture
+def ready(tmp_path, monkeypatch):
     for name in ("DATA", "STATE", "CONFIG", "CACHE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
-    ready = prepare(Wishes("qwen3.6-27b", gpu="2x rtx-3090", simulate=True, budget="8h", seed=1))
+    return prepare(Wishes("qwen3.6-27b", gpu="2x rtx-3090", simulate=True, budget="8h", seed=1))
+
+
+def test_what_is_foreseen_is_kept_with_the_tuning(ready, tmp_path):
     with open_store(tmp_path / "skep.sqlite3") as store:
         kept = TuningStore(store)
         id_ = kept.begin(replace(ready.tuning, skep_version="1"))
@@ -24,3 +33,20 @@ def test_what_is_foreseen_is_kept_with_the_tuning(tmp_path, monkeypatch):
             assert again.terrain.refusal(config) == ready.terrain.refusal(config)
             assert again.terrain.start_s(config) == ready.terrain.start_s(config)
             assert again.terrain.spare_bytes(config) == ready.terrain.spare_bytes(config)
+
+
+def test_stopped_and_taken_up_and_stopped_again_the_same_best_is_one_preset(ready):
+    tuning = replace(ready.tuning, id="20261116-000000-abcdef")
+    better = tuning.baseline.turned({"graphs": True})
+    stages = [
+        Stage(0, (), tuning.baseline, Decision.BASELINE, "2 starts", Interval(95.0, 100.0, 105.0)),
+        Stage(
+            1, better.changes_from(tuning.baseline), better, Decision.ACCEPTED, "+40 %", Interval(135.0, 140.0, 145.0)
+        ),
+    ]
+    name = free_name(tuning)
+    path = write_preset(tuning, stages, name)
+    assert written_before(tuning, stages, (name,)) == name
+    path.write_text(path.read_text() + "# my own note\n")
+    assert written_before(tuning, stages, (name,)) is None
+    assert free_name(tuning) != name

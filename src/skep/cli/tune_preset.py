@@ -120,6 +120,17 @@ def _write(path: Path, text: str, *, overwrite: bool) -> None:
         raise UserError(f"`{path}` is there already", hint="choose another name, or add --overwrite") from None
 
 
+def written_before(tuning: Tuning, stages: Sequence[Stage], names: Sequence[str]) -> str | None:
+    """Which of the presets made of this tuning is the best so far, and still as it was written."""
+    folder, best = presets_folder(user_paths(os.environ)), stage_for(tuning, stages, None)
+    for name in reversed(names):
+        path = folder / f"{name}.toml"
+        text = preset_toml(tuned_preset(tuning, best, stages[0], name))
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            return name
+    return None
+
+
 def free_name(tuning: Tuning) -> str:
     """`MODEL-tuned-ID`, with a number behind it where such a preset is there already."""
     folder = presets_folder(user_paths(os.environ))

@@ -15,7 +15,7 @@ from skep.cli.swarm_words import one_line
 from skep.cli.tune_bench import bench_for, check_bank, machine_for
 from skep.cli.tune_ground import Wishes
 from skep.cli.tune_kept import Kept, check_page, document, kept, logs_folder, opened, print_all, took_words, write_page
-from skep.cli.tune_preset import free_name, stage_for, write_preset
+from skep.cli.tune_preset import free_name, stage_for, write_preset, written_before
 from skep.cli.tune_view import Standing, Watch, live_view
 from skep.cli.tune_words import unmet
 from skep.cli.tuning import Ready, prepare, prepare_again, tell
@@ -179,6 +179,8 @@ def _save_best(tuning_id: str) -> str | None:
     found = kept(tuning_id)
     if found.tuning.simulated or not accepted(found.stages):
         return None
+    if (known := written_before(found.tuning, found.stages, found.row.presets)) is not None:
+        return known
     name = free_name(found.tuning)
     try:
         write_preset(found.tuning, found.stages, name)
