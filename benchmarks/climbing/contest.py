@@ -69,7 +69,7 @@ class Arena:
         return 1.0 - (find.figure or 0.0) / self.survey.best_figure
 
     def climb(self, budget_s: float) -> Climbed:
-        climb = Climb(self.terrain, self.rig.baseline, self.rig.aim, budget_s=budget_s, seed=self.seed)
+        climb = Climb(self.terrain, self.rig.baseline, self.rig.aim, budget_s=budget_s)
         bench, starts = self.bench(), 0
         while (errand := climb.following()) is not None:
             if isinstance(errand, Judge):

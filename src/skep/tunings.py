@@ -36,6 +36,10 @@ class Config:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Config], tuple[tuple[tuple[str, Value], ...]]]:
+        """Without the hash: another process has others."""
+        return Config, (self.values,)
+
     @cached_property
     def _hash(self) -> int:
         return hash(self.values)

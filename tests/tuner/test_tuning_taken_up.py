@@ -59,7 +59,7 @@ class Hill:
 def session(journal, *, errands: int | None = None):
     """So many errands, the next of which is broken off; None: to the end."""
     tuning = journal.tuning
-    climb = Climb(Hill(), tuning.baseline, tuning.aim, budget_s=tuning.budget_s, seed=tuning.seed)
+    climb = Climb(Hill(), tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
     left = iter(range(errands)) if errands is not None else None
 
     class Breaking(SimulatedBench):

@@ -44,7 +44,7 @@ class Ready:
 
     def climb(self) -> Climb:
         tuning = self.tuning
-        return Climb(self.terrain, tuning.baseline, tuning.aim, budget_s=tuning.budget_s, seed=tuning.seed)
+        return Climb(self.terrain, tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
 
 
 def prepare(wishes: Wishes) -> Ready:

@@ -51,10 +51,13 @@ class Chooser:
             if not self._owed and max((move.hope for move in moves), default=0.0) < BOLD:
                 moves = self._ranked([*moves, *self._moves.further(incumbent)], incumbent)
             if moves or self._owed:
-                return self._chosen(moves)
-            if self._moves.grain + 1 == len(GRAINS):
+                chosen = self._chosen(moves)
+                if chosen:
+                    return chosen
+            elif self._moves.grain + 1 == len(GRAINS):
                 return None
-            self._moves.grain += 1
+            else:
+                self._moves.grain += 1
 
     def ranked(self, incumbent: Config) -> list[Move]:
         """All single changes that are open, best first."""
@@ -85,7 +88,7 @@ class Chooser:
         for move in moves:
             if len(chosen) < SIDE_BY_SIDE and move.config not in chosen and not self._is_decidable(move):
                 chosen.append(move.config)
-        return tuple(chosen) or moves[0]
+        return tuple(chosen) or (moves[0] if moves else ())  # nothing: all that was owed is refused by now
 
     def _ranked(self, moves: Sequence[Move], incumbent: Config) -> list[Move]:
         hopeful = (move for move in moves if move.hope >= self.grain.floor)

@@ -32,9 +32,8 @@ _TURNED_DOWN = {Verdict.WORSE: Decision.WORSE, Verdict.SAME: Decision.SAME}
 
 
 class Climb:
-    def __init__(self, terrain: Terrain, baseline: Config, aim: Aim, *, budget_s: float, seed: int = 0) -> None:
+    def __init__(self, terrain: Terrain, baseline: Config, aim: Aim, *, budget_s: float) -> None:
         self.aim, self.baseline, self.incumbent = aim, baseline, baseline
-        self.seed = seed
         self.stages: list[Stage] = []
         self.curve: Curved | None = None
         self.failure: Failure | None = None  # of the baseline: nothing can be tuned
@@ -273,7 +272,8 @@ class Climb:
         if judged.ok:
             self._accept(trial, judged.words)
         else:
-            self._reject(trial, Decision.ANSWERS_WORSE, judged.words)
+            unknown = Decision.UNDECIDED if judged.skipped else Decision.ANSWERS_WORSE
+            self._reject(trial, unknown, judged.words)
 
     def _accept(self, trial: Trial, words: str = "") -> None:
         self._trial = None

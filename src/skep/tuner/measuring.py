@@ -108,8 +108,8 @@ class EngineBench:
         try:
             before = await self._sheet(self._guard, errand.incumbent, on_progress)
         except DidNotStart as error:
-            words = f"the best so far did not start to be asked: {error.failure}"
-            return Judged(ok=True, words=words, seconds=time.monotonic() - began, skipped=True)
+            words = f"its answers could not be held against the baseline's, which did not start: {error.failure}"
+            return Judged(ok=False, words=words, seconds=time.monotonic() - began, skipped=True)
         try:
             after = await self._sheet(self._guard, errand.challenger, on_progress)
         except DidNotStart as error:

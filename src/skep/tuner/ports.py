@@ -19,7 +19,7 @@ class Measure:
 
     configs: tuple[Config, ...]  # the best so far first, then its challengers
     readings: int
-    purpose: str  # "baseline" | "screen" | "confirm" | "repeat"
+    purpose: str  # "baseline" | "screen" | "confirm"
     words: str  # for who watches: "graphs off → on, start 2"
 
 
