@@ -7,7 +7,7 @@ PYTHON ?= $(shell scripts/find-python)
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-slow test-web screenshots test-vllm test-llama-server install lint fmt docs clean
+.PHONY: help demo test test-slow test-web test-ray screenshots test-vllm test-llama-server install lint fmt docs clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -24,15 +24,19 @@ test: $(VENV)/.installed-dev  ## everything CI checks: ruff, mypy, pytest
 	$(BIN)/pytest --collect-only -q -q > /dev/null 2>&1 & $(BIN)/mypy; checked=$$?; wait; exit $$checked
 	$(BIN)/skep pull smollm2-135m
 	$(BIN)/skep pull humaneval
-	$(BIN)/pytest -n 5 -m "not slow and not browser"
+	$(BIN)/pytest -n 5 -m "not slow and not browser and not ray"
 
 test-slow: $(VENV)/.installed-dev  ## the tests that take many seconds each
 	$(BIN)/skep pull smollm2-135m
 	$(BIN)/skep pull humaneval
-	$(BIN)/pytest -m "slow and not browser"
+	$(BIN)/pytest -m "slow and not browser and not ray"
 
 test-web: $(VENV)/.installed-browser  ## the dashboard in a real Chromium, which must be on PATH
 	$(BIN)/pytest -m browser tests/browser
+
+test-ray: $(VENV)/.installed-ray  ## real Ray clusters on this machine, embedded engines as replicas
+	$(BIN)/skep pull smollm2-135m
+	$(BIN)/pytest -m ray --timeout=400 tests/nodes
 
 screenshots: $(VENV)/.installed-browser  ## the dashboard's pictures in docs/images, by day, by night and on a phone
 	$(BIN)/python scripts/screenshots.py
@@ -83,6 +87,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.created
 	$(PIP_INSTALL) -q -e '.[embedded,quality,dev]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-ray: $(VENV)/.installed-dev
+	$(PIP_INSTALL) -q -e '.[embedded,quality,ray,dev]'
+	@touch $@
 
 $(VENV)/.installed-browser: $(VENV)/.installed-dev
 	$(PIP_INSTALL) -q -e '.[embedded,quality,browser,dev]'

@@ -16,6 +16,7 @@ LAYERS = [
     [
         {"frontdoor", "listening", "putback", "tryout"},
         {"wiring"},
+        {"placing"},
         {"launching", "presetfile"},
         {"configfile", "keyfile"},
         {"settings"},

@@ -9,7 +9,15 @@ import typer
 
 from skep.cli.main import app
 from skep.cli.reference import cli_reference
-from skep.configfile import GatewayTable, MonitorTable, OptionsTable, ServeTable, SettingsFile, UpstreamTable
+from skep.configfile import (
+    ClusterTable,
+    GatewayTable,
+    MonitorTable,
+    OptionsTable,
+    ServeTable,
+    SettingsFile,
+    UpstreamTable,
+)
 from skep.gateway.admission import RejectCode
 from skep.gateway.dialect import ERRORS
 from skep.records import LevelSummary, SweepSummary
@@ -52,7 +60,7 @@ def test_every_rejection_has_an_error_code():
 
 @pytest.mark.parametrize(
     "table",
-    [SettingsFile, GatewayTable, MonitorTable, ServeTable, OptionsTable, UpstreamTable],
+    [SettingsFile, ClusterTable, GatewayTable, MonitorTable, ServeTable, OptionsTable, UpstreamTable],
     ids=lambda table: table.__name__,
 )
 def test_every_key_of_the_configuration_file_is_in_its_page(table):

@@ -16,8 +16,8 @@ from skep.errors import UserError
 from skep.monitor.config import Monitor, check_command, check_webhook
 from skep.monitor.quiet import parse_quiet_hours
 from skep.places import DEFAULT_PORT, Paths
-from skep.settings import EMBEDDED_MODEL, Gateway, Serve, Settings, Upstream, Wishes, default_context
-from skep.units import parse_bytes, parse_seconds
+from skep.settings import EMBEDDED_MODEL, Cluster, Gateway, Serve, Settings, Upstream, Wishes, default_context
+from skep.units import parse_bytes, parse_percent, parse_seconds
 from skep.wire.heads import parse_url
 
 TAKEN_NAMES = ("gateway", "skep", "requests")  # of logs and rows of skep itself
@@ -70,7 +70,10 @@ class OptionsTable(_Table):
 class ServeTable(_Table):
     model: str = EMBEDDED_MODEL
     engine: str = "embedded"
-    replicas: int = Field(default=1, ge=1, le=64)
+    replicas: int = Field(default=1, ge=1, le=1024)
+    max_replicas: int | None = Field(default=None, ge=1, le=1024)
+    scale_up_wait: str = "5s"
+    scale_down_after: str = "10m"
     slots: int = Field(default=4, ge=1, le=1024)
     context: int | None = Field(default=None, ge=64)
     threads: int | None = Field(default=None, ge=1)
@@ -91,10 +94,16 @@ class ServeTable(_Table):
     def to_serve(self) -> Serve:
         check_words(self.env, *self.extra, self.binary or "", self.checkpoint or "", self.model)
         if self.room is not None:
-            _size(self.room, "serve.room")
+            parse_bytes(self.room, key="serve.room")
         if self.pinned and (self.on_demand or self.idle_unload is not None):
             other = "idle_unload" if self.idle_unload is not None else "on_demand"
             raise UserError(f"`pinned` and `{other}` of `{self.model}` contradict each other", hint="leave one out")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            what = f"`max_replicas` {self.max_replicas} of `{self.model}` is below `replicas` {self.replicas}"
+            raise UserError(what, hint="raise it, or leave it out")
+        if self.max_replicas is not None and (self.on_demand or self.idle_unload is not None):
+            hint = "leave one out: what is loaded on demand has a fixed number of replicas"
+            raise UserError(f"`max_replicas` and `on_demand` of `{self.model}` contradict each other", hint=hint)
         return Serve(
             model=self.model,
             engine=self.engine,
@@ -113,10 +122,11 @@ class ServeTable(_Table):
             binary=self.binary,
             on_demand=self.on_demand or self.idle_unload is not None,
             pinned=self.pinned,
-            idle_unload_s=None
-            if self.idle_unload is None
-            else _seconds(self.idle_unload, "serve.idle_unload", above=0),
+            idle_unload_s=_seconds(self.idle_unload, "serve.idle_unload", above=0),
             room=self.room,
+            max_replicas=self.max_replicas,
+            scale_up_wait_s=parse_seconds(self.scale_up_wait, key="serve.scale_up_wait"),
+            scale_down_after_s=parse_seconds(self.scale_down_after, key="serve.scale_down_after", above=0),
         )
 
 
@@ -158,13 +168,13 @@ class GatewayTable(_Table):
             host=self.host,
             port=self.port,
             max_queue=self.max_queue,
-            max_wait_s=_seconds(self.max_wait, "gateway.max_wait"),
+            max_wait_s=parse_seconds(self.max_wait, key="gateway.max_wait"),
             api_key=api_key,
-            aging_s=_seconds(self.aging, "gateway.aging", above=0),
-            dead_after_s=_seconds(self.dead_after, "gateway.dead_after", above=0),
-            first_byte_timeout_s=_seconds(self.first_byte_timeout, "gateway.first_byte_timeout", above=0),
-            idle_timeout_s=_seconds(self.idle_timeout, "gateway.idle_timeout", above=0),
-            total_timeout_s=_seconds(self.total_timeout, "gateway.total_timeout", above=0),
+            aging_s=parse_seconds(self.aging, key="gateway.aging", above=0),
+            dead_after_s=parse_seconds(self.dead_after, key="gateway.dead_after", above=0),
+            first_byte_timeout_s=parse_seconds(self.first_byte_timeout, key="gateway.first_byte_timeout", above=0),
+            idle_timeout_s=parse_seconds(self.idle_timeout, key="gateway.idle_timeout", above=0),
+            total_timeout_s=parse_seconds(self.total_timeout, key="gateway.total_timeout", above=0),
             body_limit_bytes=_body_limit(self.body_limit),
             cors_origins=tuple(_page_origin(text) for text in self.cors_origins),
             tls_certificate=_file(self.tls_certificate, folder),
@@ -200,15 +210,24 @@ class MonitorTable(_Table):
         told = self.model_dump(exclude={"slower", "ttft", "disk_free"})
         return Monitor(
             **{**told, "command": tuple(self.command), "quiet_except": tuple(self.quiet_except)},
-            slower_pct=_percent(self.slower, "monitor.slower"),
-            ttft_ms=None if self.ttft is None else 1000 * _seconds(self.ttft, "monitor.ttft", above=0),
-            disk_free_bytes=_size(self.disk_free, "monitor.disk_free"),
+            slower_pct=parse_percent(self.slower, key="monitor.slower"),
+            ttft_ms=None if self.ttft is None else 1000 * parse_seconds(self.ttft, key="monitor.ttft", above=0),
+            disk_free_bytes=parse_bytes(self.disk_free, key="monitor.disk_free"),
         )
+
+
+class ClusterTable(_Table):
+    address: str = "auto"
+    hive: str = "skep"
+
+    def to_cluster(self) -> Cluster:
+        return make_cluster(self.address, self.hive)
 
 
 class SettingsFile(_Table):
     gateway: GatewayTable = GatewayTable()
     monitor: MonitorTable = MonitorTable()
+    cluster: ClusterTable | None = None
     serve: list[ServeTable] | None = Field(default=None, min_length=1)
     upstream: list[UpstreamTable] = Field(default_factory=list)
     aliases: dict[str, str] = Field(default_factory=dict)
@@ -222,14 +241,25 @@ class SettingsFile(_Table):
         return Settings(
             gateway=self.gateway.to_gateway(env.get("SKEP_API_KEY") or None, folder),
             serve=tuple(table.to_serve() for table in serve),
-            drain_s=_seconds(self.drain, "drain"),
-            start_deadline_s=None if self.start_deadline is None else _seconds(self.start_deadline, "start_deadline"),
+            drain_s=parse_seconds(self.drain, key="drain"),
+            start_deadline_s=_seconds(self.start_deadline, "start_deadline"),
             fallback=self.fallback,
             max_loaded=self.max_loaded,
             upstream=tuple(table.to_upstream() for table in self.upstream),
             aliases=self.aliases,
             monitor=self.monitor.to_monitor(),
+            cluster=None if self.cluster is None else self.cluster.to_cluster(),
         )
+
+
+def make_cluster(address: str, hive: str = "skep", *, guest: bool = False) -> Cluster:
+    """From what a person typed."""
+    if address != "auto" and not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:@]+):[0-9]{1,5}", address):
+        hint = "`auto`: the cluster that this machine is a node of; or its head's address, such as 10.0.0.1:6379"
+        raise UserError(f"`{address}` is no address of a Ray cluster", hint=hint)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", hive):
+        raise UserError(f"`{hive}` is no name for a hive", hint="use letters, digits, dots, dashes: team-a")
+    return Cluster(address, hive, guest)
 
 
 def check_words(env: Mapping[str, str], *words: str) -> None:
@@ -280,35 +310,12 @@ def make_upstream(
     return Upstream(base, slots, chosen, model or None, reserve, soft_slots, health_path, key_env)
 
 
-def _seconds(text: str, key: str, *, above: float | None = None) -> float:
-    try:
-        seconds = parse_seconds(text)
-    except UserError as error:
-        raise UserError(f"`{key}`: {error.message}", hint=error.hint) from None
-    if above is not None and seconds <= above:
-        raise UserError(f"`{key}` = `{text}` leaves no time", hint="write it as 30s, 5m or 2h")
-    return seconds
-
-
-def _size(text: str, key: str) -> int:
-    try:
-        return parse_bytes(text)
-    except UserError as error:
-        raise UserError(f"`{key}`: {error.message}", hint=error.hint) from None
-
-
-def _percent(text: str, key: str) -> float | None:
-    """`10%` is 10.0, `off` is None."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%?\s*", text)
-    if text.strip().lower() == "off":
-        return None
-    if found is None or not 0 < float(found[1]) < 100:
-        raise UserError(f"`{key}` = `{text}` is not a share in percent", hint='write it as "10%", or "off"')
-    return float(found[1])
+def _seconds(text: str | None, key: str, *, above: float | None = None) -> float | None:
+    return None if text is None else parse_seconds(text, key=key, above=above)
 
 
 def _body_limit(text: str) -> int:
-    limit = _size(text, "gateway.body_limit")
+    limit = parse_bytes(text, key="gateway.body_limit")
     if limit < MIN_BODY_BYTES:
         raise UserError(f"`gateway.body_limit` = `{text}` lets no request in", hint="write it as 64MiB")
     return limit
@@ -378,6 +385,7 @@ def _known_keys(place: tuple[int | str, ...]) -> list[str]:
         "serve": ServeTable,
         "upstream": UpstreamTable,
         "monitor": MonitorTable,
+        "cluster": ClusterTable,
     }
     table = tables.get(str(place[0]), SettingsFile) if len(place) > 1 else SettingsFile
     if "options" in place[1:-1]:

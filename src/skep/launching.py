@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skep.catalog.devices import Device
+from skep.catalog.names import model_id
 from skep.engines.base import Launch, engine_named
 from skep.engines.diagnosis import before_start
 from skep.engines.installed import find_program
@@ -89,22 +90,17 @@ def plan_launches(
             find_program(serve.engine, serve.binary)  # before weights are fetched for it
         taken = {gpu for launch in served for gpu in launch.gpus}
         placed: list[tuple[int, ...]] = []
-        if _on_cards(serve) and not _divides_itself(serve, machine):
+        if on_cards(serve) and not _divides_itself(serve, machine):
             placed = divide(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
         served += _launches(serve, settings, paths, progress, running, machine, placed)
-    launches = (*served, *(_remote(upstream, settings.gateway) for upstream in settings.upstream))
-    names = [launch.name for launch in launches]
-    for name in names:
-        if names.count(name) > 1:
-            hint = "give one [[serve]] table more `replicas`, or an [[upstream]] a `name` of its own"
-            raise UserError(f"two replicas are named `{name}`", hint=hint)
+    launches = (*served, *remote_launches(settings))
+    check_names(launches)
     ports = [launch.port for launch in launches if launch.port]
     for port in ports:
         if ports.count(port) > 1:
             hint = "set `engine_port` further apart, or leave it out"
             raise UserError(f"two replicas are given port {port}", hint=hint)
     for launch in launches:
-        _check_shares(launch)
         if launch.engine != REMOTE:
             engine_named(launch.engine).check(launch)
             _foresee(launch, machine)
@@ -112,14 +108,32 @@ def plan_launches(
     check_lodging(launches, dict(machine.room), settings.max_loaded)
     if starting:
         check_free(launches, machine.cards)
+    check_aliases(settings.aliases, launches)
+    return launches
+
+
+def check_names(launches: Sequence[Launch]) -> None:
+    """Each its own, and shares of slots that can be."""
+    names = [launch.name for launch in launches]
+    for launch in launches:
+        if names.count(launch.name) > 1:
+            hint = "give one [[serve]] table more `replicas`, or an [[upstream]] a `name` of its own"
+            raise UserError(f"two replicas are named `{launch.name}`", hint=hint)
+        _check_shares(launch)
+
+
+def check_aliases(aliases: Mapping[str, str], launches: Sequence[Launch]) -> None:
     models = {launch.model for launch in launches}
-    for alias, model in settings.aliases.items():
+    for alias, model in aliases.items():
         if model not in models and "" not in models:  # the name of an upstream's model may be still to be asked
             raise UserError(
                 f"the alias `{alias}` stands for `{model}`, which is not served",
                 hint=f"served: {', '.join(sorted(models))}",
             )
-    return launches
+
+
+def remote_launches(settings: Settings) -> tuple[Launch, ...]:
+    return tuple(_remote(upstream, settings.gateway) for upstream in settings.upstream)
 
 
 def _remote(upstream: Upstream, gateway: Gateway) -> Launch:
@@ -156,12 +170,15 @@ def _check_shares(launch: Launch) -> None:
 
 
 def _foresee(launch: Launch, machine: Machine) -> None:
-    """What is certain to fail on these cards is said before the start."""
-    _check_heads(launch)
     numbers = [card.index for card in machine.cards]
-    if not launch.gpus or not machine.devices:
-        return
-    found = before_start(launch, [machine.devices[numbers.index(gpu)] for gpu in launch.gpus])
+    known = launch.gpus if machine.devices else ()
+    foresee(launch, [machine.devices[numbers.index(gpu)] for gpu in known])
+
+
+def foresee(launch: Launch, cards: Sequence[Device]) -> None:
+    """What is certain to fail on these cards is said before the start. Empty: they are not known."""
+    _check_heads(launch)
+    found = before_start(launch, cards) if cards else None
     if found is not None and found.final:
         raise UserError(f"`{launch.name}` would not start: {found.cause}", hint=found.remedy)
 
@@ -178,7 +195,7 @@ def _check_heads(launch: Launch) -> None:
         raise UserError(f"tp = {tp} does not divide the {heads} attention heads of `{launch.model}`", hint=hint)
 
 
-def _on_cards(serve: Serve) -> bool:
+def on_cards(serve: Serve) -> bool:
     """The embedded engine is built for the CPU; what needs no weights needs no card."""
     if serve.engine in ("embedded", *NO_WEIGHTS):
         if serve.gpus or serve.options.cards > 1:
@@ -204,41 +221,25 @@ def _launches(
     placed: Sequence[tuple[int, ...]],
 ) -> list[Launch]:
     weights, cache = _weights(serve, paths, progress)
+    checkpoint = str(weights) if weights is not None else checkpoint_of(serve)
     last_port = serve.engine_port + serve.replicas - 1
     if serve.engine_port and (last_port > 65535 or serve.engine_port <= settings.gateway.port <= last_port):
         hint = f"the replicas want {serve.engine_port} to {last_port}, the gateway {settings.gateway.port}"
         raise UserError(f"--engine-port {serve.engine_port} leaves no room", hint=hint)
     replicas = sum(other.replicas for other in settings.serve)
     threads = serve.threads or max(1, machine.cores // replicas)
-    model = model_id(serve.model)
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "model"
+    stem = stem_of(serve.model)
     known = {} if serve.threads else {launch.name: launch.threads for launch in running}
     launches = [
-        Launch(
-            name=f"{stem}-{number}",
-            engine=serve.engine,
-            model=model,
-            weights=weights,
-            slots=serve.slots,
-            context_tokens=serve.context_tokens,
-            threads=known.get(f"{stem}-{number}", threads),  # one replica more is no reason to restart the others
+        replace(
+            # one replica more is no reason to restart the others
+            launch_of(serve, name, weights, checkpoint, threads=known.get(name, threads)),
             port=serve.engine_port + number if serve.engine_port else 0,
-            extra=serve.extra,
-            reserve=serve.reserve,
-            soft_slots=serve.soft_slots,
-            about=serve.about,
-            checkpoint=str(weights) if weights is not None else _checkpoint(serve),
-            options=serve.options,
             gpus=placed[number] if placed else (),
-            env=serve.env,
-            binary=serve.binary,
-            on_demand=serve.on_demand and not serve.pinned,
-            pinned=serve.pinned,
-            idle_unload_s=serve.idle_unload_s,
         )
-        for number in range(serve.replicas)
+        for number, name in enumerate(f"{stem}-{n}" for n in range(serve.replicas))
     ]
-    size = _size_of(weights) if weights is not None else None
+    size = size_of(weights) if weights is not None else None
     return [
         replace(
             launch,
@@ -250,14 +251,36 @@ def _launches(
     ]
 
 
-def model_id(name: str) -> str:
-    """What clients call it: files and folders by their own name, everything else as it is written."""
-    if name.endswith(".gguf"):
-        return Path(name).stem.lower()
-    return Path(name).name.lower() if name.startswith(("/", "./", "../", "~")) else name
+def stem_of(model: str) -> str:
+    """What the names of its replicas begin with."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", model_id(model)).strip("-.") or "model"
 
 
-def _checkpoint(serve: Serve) -> str | None:
+def launch_of(serve: Serve, name: str, weights: Path | None, checkpoint: str | None, *, threads: int) -> Launch:
+    """One replica, wherever it stands."""
+    return Launch(
+        name=name,
+        engine=serve.engine,
+        model=model_id(serve.model),
+        weights=weights,
+        slots=serve.slots,
+        context_tokens=serve.context_tokens,
+        threads=threads,
+        extra=serve.extra,
+        reserve=serve.reserve,
+        soft_slots=serve.soft_slots,
+        about=serve.about,
+        checkpoint=checkpoint,
+        options=serve.options,
+        env=serve.env,
+        binary=serve.binary,
+        on_demand=serve.on_demand and not serve.pinned,
+        pinned=serve.pinned,
+        idle_unload_s=serve.idle_unload_s,
+    )
+
+
+def checkpoint_of(serve: Serve) -> str | None:
     """Where the engine finds its weights itself. A path that is not there is found here, not by a dying engine."""
     if serve.engine in NO_WEIGHTS:
         return None
@@ -281,6 +304,11 @@ def _weights(serve: Serve, paths: Paths, progress: PullProgress) -> tuple[Path |
     if named.endswith(".gguf") and ":" not in named and not os.path.exists(os.path.expanduser(named)):  # noqa: PTH110, PTH111
         raise UserError(f"the model file `{named}` does not exist", hint="check `model` or `checkpoint`")
     path = pull(named, cache_dir=paths.cache, progress=progress).path
+    return path, check_gguf(serve, path)
+
+
+def check_gguf(serve: Serve, path: Path) -> int | None:
+    """A file that is here, held against what is asked of it. How much cache it takes; None: not known."""
     header = check_file(path)
     trained = header.context_length
     if trained is not None and serve.context_tokens > trained:
@@ -289,11 +317,11 @@ def _weights(serve: Serve, paths: Paths, progress: PullProgress) -> tuple[Path |
     try:
         each = geometry_of(header).kv_bytes_per_token(KV_BYTES.get(serve.options.kv or "f16", 2.0))
     except SkepError:
-        return path, None  # llama.cpp may know an architecture that is not known here
-    return path, int(each * serve.slots * (serve.context_tokens or trained or 0))
+        return None  # llama.cpp may know an architecture that is not known here
+    return int(each * serve.slots * (serve.context_tokens or trained or 0))
 
 
-def _size_of(weights: Path) -> int:
+def size_of(weights: Path) -> int:
     """Of all parts, where it is the first of several."""
     part = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", weights.name)
     if part is None:

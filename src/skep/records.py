@@ -193,6 +193,17 @@ class Disagreement:
 
 
 @dataclass(frozen=True, slots=True)
+class Workers:
+    """Who made a level's load, where that was on other machines, and how well their clocks are known against ours."""
+
+    number: int
+    nodes: tuple[str, ...]  # addresses
+    clock_error_ms: float  # of a run's wall time, at most; durations of one request have none
+    clock_error_share: float  # of the wall time, in the run where it was worst
+    drift_ppm: float | None  # of the clock that drifted most; None: none to be seen in so short a time
+
+
+@dataclass(frozen=True, slots=True)
 class LevelSummary:
     """All runs of one level together. `wall_s` is the sum over its runs."""
 
@@ -231,6 +242,7 @@ class LevelSummary:
     errors: tuple[tuple[str, int], ...] = ()  # by kind
     energy: Energy | None = None
     clocks: tuple[Disagreement, ...] = ()
+    workers: Workers | None = None  # None: this machine made the load
 
 
 @dataclass(frozen=True, slots=True)

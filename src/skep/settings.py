@@ -41,6 +41,10 @@ class Serve:
     pinned: bool = False  # stays loaded, whoever needs the room
     idle_unload_s: float | None = None
     room: str | None = None  # memory it takes, where that cannot be worked out: "8GiB"
+    max_replicas: int | None = None  # more than `replicas`: as many as the load asks for, up to so many
+    scale_up_wait_s: float = 5.0  # a request that waits longer asks for more replicas
+    scale_down_after_s: float = 600.0  # one replica fewer would have done for so long
+    kind: str = ""  # of cluster node it was planned for; empty: any
 
 
 def default_context(engine: str) -> int:
@@ -86,6 +90,15 @@ class Gateway:
 
 
 @dataclass(frozen=True, slots=True)
+class Cluster:
+    """The Ray cluster that the replicas stand on."""
+
+    address: str  # of its head, host:port; "auto": the one that this machine is a node of
+    hive: str = "skep"  # hives of one cluster have names
+    guest: bool = False  # the replicas are another door's: nothing is started here but a gateway
+
+
+@dataclass(frozen=True, slots=True)
 class Wishes:
     """What the command line asked for. It wins over the file, also when `skep reload` reads the file again."""
 
@@ -98,6 +111,7 @@ class Wishes:
     gateway: Mapping[str, Any] = field(default_factory=dict)
     upstream: tuple[Upstream, ...] = ()  # instead of the file's
     only_upstreams: bool = False
+    cluster: Cluster | None = None
 
     def apply(self, settings: Settings) -> Settings:
         serve, upstream = settings.serve, self.upstream or settings.upstream
@@ -113,6 +127,7 @@ class Wishes:
             serve=tuple(replace(table, **self.serve) for table in serve),
             upstream=upstream,
             fallback=self.fallback or settings.fallback,
+            cluster=self.cluster or (None if self.only_upstreams else settings.cluster),
             wishes=self,
         )
 
@@ -128,6 +143,7 @@ class Settings:
     upstream: tuple[Upstream, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)  # name or pattern to model; the first that fits
     monitor: Monitor = field(default_factory=Monitor)
+    cluster: Cluster | None = None  # None: the replicas stand on this machine
     wishes: Wishes = field(default_factory=Wishes)
 
 
@@ -140,9 +156,14 @@ def settings_of(document: Mapping[str, Any]) -> Settings:
         "serve": tuple(_serve_of(table) for table in document["serve"]),
         "upstream": tuple(Upstream(**table) for table in document["upstream"]),
         "monitor": Monitor(**{**monitor, **told}),
+        "cluster": _cluster_of(document["cluster"]),
         "wishes": wishes_of(document["wishes"]),
     }
     return Settings(**{**document, **tables})
+
+
+def _cluster_of(table: Mapping[str, Any] | None) -> Cluster | None:
+    return None if table is None else Cluster(**table)
 
 
 def _serve_of(table: Mapping[str, Any]) -> Serve:
@@ -159,5 +180,6 @@ def wishes_of(document: Mapping[str, Any]) -> Wishes:
     told = {
         "upstream": tuple(Upstream(**table) for table in document["upstream"]),
         "served": tuple(_serve_of(table) for table in document["served"]),
+        "cluster": _cluster_of(document["cluster"]),
     }
     return Wishes(**{**document, **told})

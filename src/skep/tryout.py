@@ -20,9 +20,9 @@ from pathlib import Path
 from skep.catalog.presets import Preset
 from skep.engines.base import Launch
 from skep.engines.control import held
-from skep.engines.crew import Member
 from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import State
+from skep.engines.member import Member
 from skep.engines.placement import RAM
 from skep.engines.replica import Replica
 from skep.engines.supervisor import Hive, Supervisor

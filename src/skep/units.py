@@ -39,12 +39,26 @@ def format_seconds(s: float) -> str:
     return f"{int(s // 86400)} d {int(s % 86400 // 3600):02d} h"
 
 
-def parse_bytes(text: str) -> int:
-    return round(_parse(text, _SIZE_UNITS, "size", "512MiB or 2GB"))
+def parse_bytes(text: str, *, key: str = "") -> int:
+    """`key` is named where the text is wrong."""
+    return round(_parse(text, _SIZE_UNITS, "size", "512MiB or 2GB", key))
 
 
-def parse_seconds(text: str) -> float:
-    return _parse(text, _DURATION_UNITS, "duration", "500ms, 90s, 5m, 1h or 30d")
+def parse_seconds(text: str, *, key: str = "", above: float | None = None) -> float:
+    seconds = _parse(text, _DURATION_UNITS, "duration", "500ms, 90s, 5m, 1h or 30d", key)
+    if above is not None and seconds <= above:
+        raise UserError(f"`{key}` = `{text}` leaves no time", hint="write it as 30s, 5m or 2h")
+    return seconds
+
+
+def parse_percent(text: str, *, key: str) -> float | None:
+    """`10%` is 10.0, `off` is None."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%?\s*", text)
+    if text.strip().lower() == "off":
+        return None
+    if found is None or not 0 < float(found[1]) < 100:
+        raise UserError(f"`{key}` = `{text}` is not a share in percent", hint='write it as "10%", or "off"')
+    return float(found[1])
 
 
 def parse_int_list(text: str, *, name: str) -> tuple[int, ...]:
@@ -58,8 +72,9 @@ def parse_int_list(text: str, *, name: str) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, example: str) -> float:
+def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, example: str, key: str) -> float:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in units:
-        raise UserError(f"`{text}` is not a {what}", hint=f"write it as {example}")
+        where = f"`{key}`: " if key else ""
+        raise UserError(f"{where}`{text}` is not a {what}", hint=f"write it as {example}")
     return float(match[1]) * units[match[2].lower()]

@@ -21,11 +21,13 @@ from skep.engines.lifecycle import RestartPolicy
 from skep.engines.supervisor import Hive, Rebuild, Supervisor
 from skep.errors import GatewayError, StoreError, UserError
 from skep.keyfile import keys_path, loose_mode, read_keys
-from skep.launching import PullProgress, plan_launches, read_machine
+from skep.launching import Machine, PullProgress, plan_launches, read_machine
 from skep.places import Paths, make_runtime
 from skep.settings import OWN_ENGINES, Gateway, Monitor, Settings, settings_of
 
 if TYPE_CHECKING:
+    from skep.cluster.embassy import Embassy
+    from skep.cluster.surveying import Surveys
     from skep.monitor.turns import Turns
     from skep.store.database import Store
 
@@ -40,9 +42,8 @@ def build_hive(settings: Settings, paths: Paths, listener: socket.socket, progre
     scheme = "https" if gateway.tls_certificate else "http"
     host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
     machine = read_machine()
-    replicas = plan_launches(settings, paths, progress, machine=machine)
     return Hive(
-        replicas=replicas,
+        replicas=launches_for(settings, paths, progress, machine=machine),
         gateway_argv=(sys.executable, "-m", "skep.frontdoor"),
         gateway_setup=gateway_setup(settings, paths),
         url=f"{scheme}://{host}:{listener.getsockname()[1]}",
@@ -50,6 +51,7 @@ def build_hive(settings: Settings, paths: Paths, listener: socket.socket, progre
         log_dir=paths.logs,
         policy=_policy(settings),
         drain_s=settings.drain_s,
+        settings=asdict(settings),
         wishes=asdict(settings.wishes),
         room=machine.room,
         max_loaded=settings.max_loaded,
@@ -57,6 +59,50 @@ def build_hive(settings: Settings, paths: Paths, listener: socket.socket, progre
         monitor_setup=asdict(settings.monitor),
         monitor_due=something_to_watch(paths.store),
     )
+
+
+def launches_for(
+    settings: Settings,
+    paths: Paths,
+    progress: PullProgress = lambda _done, _total: None,
+    *,
+    running: Sequence[Launch] = (),
+    machine: Machine | None = None,
+    starting: bool = True,
+    surveys: Surveys | None = None,
+) -> tuple[Launch, ...]:
+    """The replicas that these settings mean, on this machine or on the nodes of a cluster as they are now."""
+    if settings.cluster is None:
+        return plan_launches(settings, paths, progress, running=running, machine=machine, starting=starting)
+    from skep.cluster.surveying import Surveys
+    from skep.placing import place_launches, shared_paths
+
+    where, surveys = settings.cluster, surveys or Surveys()
+    found = surveys.look(where.address, look=not where.guest, paths=shared_paths(settings), hive=where.hive)
+    return place_launches(settings, paths, found, progress, running=running)
+
+
+def surveys_for(settings: Settings) -> Surveys | None:
+    if settings.cluster is None:
+        return None
+    from skep.cluster.surveying import Surveys
+
+    return Surveys()
+
+
+def embassy_of(settings: Settings, paths: Paths) -> Embassy | None:
+    """The link to the cluster that the replicas stand on."""
+    if settings.cluster is None:
+        return None
+    from skep.cluster.embassy import Embassy
+    from skep.cluster.ledger import ABANDONED_AFTER_S
+
+    setup = {
+        **asdict(settings.cluster),
+        "policy": asdict(_policy(settings)),
+        "abandoned_after_s": ABANDONED_AFTER_S,
+    }
+    return Embassy(setup, paths.logs / "envoy.log")
 
 
 def monitor_argv(settings: Settings) -> tuple[str, ...]:
@@ -91,17 +137,26 @@ def _policy(settings: Settings) -> RestartPolicy:
     )
 
 
-def rebuild_hive(began: Settings, settings: Settings, hive: Hive, paths: Paths, running: Sequence[Launch]) -> Hive:
-    """The hive that these settings make of a running one. Its door stays as it began: address, TLS, SKEP_API_KEY."""
+def rebuild_hive(
+    began: Settings,
+    settings: Settings,
+    hive: Hive,
+    paths: Paths,
+    running: Sequence[Launch],
+    surveys: Surveys | None = None,
+) -> Hive:
+    """The hive that these settings make of a running one. Its door stays as it began, and where."""
     old, new = began.gateway, settings.gateway
     door = {key: getattr(old, key) for key in ("host", "port", "tls_certificate", "tls_key", "api_key")}
-    settings = replace(settings, gateway=replace(new, **door))
+    clusters = began.cluster, settings.cluster
+    settings = replace(settings, gateway=replace(new, **door), cluster=began.cluster)
     setup = gateway_setup(settings, paths)
     pairs = {
         "host": (old.host, new.host),
         "port": (old.port, new.port),
         "tls": ((old.tls_certificate, old.tls_key), (new.tls_certificate, new.tls_key)),
         "body_limit": (hive.gateway_setup["server"], setup["server"]),
+        "cluster": clusters,
         "store_requests": (hive.gateway_setup["store"], setup["store"]),
     }
     nobody = setup["keys_wanted"] and not setup["keys"] and not setup["api_key"]
@@ -109,10 +164,11 @@ def rebuild_hive(began: Settings, settings: Settings, hive: Hive, paths: Paths, 
     loose = loose_mode(keys_path(paths))
     return replace(
         hive,
-        replicas=plan_launches(settings, paths, running=running, starting=False),
+        replicas=launches_for(settings, paths, running=running, starting=False, surveys=surveys),
         gateway_setup=setup,
         policy=_policy(settings),
         drain_s=settings.drain_s,
+        settings=asdict(settings),
         wishes=asdict(settings.wishes),
         max_loaded=settings.max_loaded,
         monitor_argv=monitor_argv(settings),
@@ -220,15 +276,17 @@ def run_hive(
             paths.socket.unlink(missing_ok=True)  # left by a process that was killed: the lock says nobody serves it
             hive = build_hive(settings, paths, listener, progress)
 
+            surveys = surveys_for(settings)
+
             def rebuild(document: dict[str, Any], now: Hive, running: Sequence[Launch]) -> Hive:
                 try:
                     wanted = settings_of(document)
                 except (KeyError, TypeError) as error:
                     hint = "`skep down && skep up -d` starts the new one"
                     raise UserError(f"these settings are of another version of skep: {error}", hint=hint) from None
-                return rebuild_hive(settings, wanted, now, paths, running)
+                return rebuild_hive(settings, wanted, now, paths, running, surveys)
 
-            asyncio.run(_supervise(hive, listener, notify, parent_fd, rebuild))
+            asyncio.run(_supervise(hive, listener, notify, parent_fd, rebuild, lambda: embassy_of(settings, paths)))
     finally:
         with contextlib.suppress(OSError):  # not empty: the socket of another one, which is running
             paths.runtime.rmdir()
@@ -240,8 +298,11 @@ async def _supervise(
     notify: Callable[[Supervisor], None],
     parent_fd: int | None,
     rebuild: Rebuild,
+    embassy: Callable[[], Embassy | None],
 ) -> None:
-    supervisor = Supervisor(hive, listener, notify, rebuild)
+    abroad = embassy()
+    elsewhere, aides = (None, ()) if abroad is None else (abroad.member, (abroad,))
+    supervisor = Supervisor(hive, listener, notify, rebuild, elsewhere=elsewhere, aides=aides)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.stop)

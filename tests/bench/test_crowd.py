@@ -8,17 +8,17 @@ import re
 import signal
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from skep.bench.client_health import ClientHealth
-from skep.bench.crowd import Crowd, shared
+from skep.bench.crowd import shared, told
 from skep.bench.driver import Driver
 from skep.bench.endpoint import Endpoint, find_endpoint
+from skep.bench.local_crowd import LocalCrowd
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Task
-from skep.bench.worker import SEND_EVERY_S, Job, News, decode_news, framed
+from skep.bench.worker import SEND_EVERY_S, Job, News, decode_news, framed, is_last
 from skep.errors import SkepError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
@@ -54,7 +54,7 @@ def is_running(pid):
 
 
 async def close_all(crowd):
-    pids = [process.pid for process in crowd._processes]
+    pids = [process.pid for process in crowd.processes]
     await crowd.close()
     assert not any(map(is_running, pids))
 
@@ -64,8 +64,10 @@ async def close_all(crowd):
 
 def test_rows_and_jobs_come_through_as_they_were():
     row = Request(4, 1, 2, "fix", 0.5, 1.5, arrivals_s=(0.7, 0.7, 1.2), answer="日本", scheduled_s=0.25)
-    frame = framed(News([row], 1.0, 2.0, 0.5, last=True))
-    assert decode_news(frame[4:]) == News([row], 1.0, 2.0, 0.5, last=True)
+    news = News([row], 1.0, 2.0, 0.5, made=1, last=True)
+    frame = framed(news)
+    assert decode_news(frame[4:]) == news
+    assert (is_last(frame[4:]), is_last(framed(News([row]))[4:])) == (True, False)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
 
 
@@ -91,7 +93,7 @@ def test_rows_with_an_emoji_in_halves_are_not_lost():
     async def run():
         async with await asyncio.start_server(answer_in_halves, "127.0.0.1", 0) as server:
             origin, _ = parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            crowd, rows = Crowd(), []
+            crowd, rows = LocalCrowd(), []
             work = Job(Endpoint(origin, "/v1", "m"), tasks(4), 1, time.monotonic(), 20.0, keep_text=True)
             with contextlib.suppress(SkepError):
                 await crowd.run([work], rows.append)
@@ -106,23 +108,24 @@ def test_rows_with_an_emoji_in_halves_are_not_lost():
 
 def test_every_task_is_made_once_by_one_of_the_processes(engine):
     async def run():
-        crowd, rows = Crowd(), []
+        crowd, rows = LocalCrowd(), []
         jobs = [await job(engine, some, places) for places, some in shared(4, tasks(11), 2)]
-        health = await crowd.run(jobs, rows.append)
+        first = await crowd.run(jobs, rows.append)
         again = await crowd.run(jobs[:1], rows.append)
         await close_all(crowd)
-        return rows, health, again
+        return rows, first, again
 
-    rows, health, again = asyncio.run(run())
+    rows, first, again = asyncio.run(run())
     assert sorted(row.index for row in rows) == sorted([*range(11), *range(0, 11, 2)])
     assert all(row.ok and row.answer and row.prompt for row in rows)
-    assert health.cpu_share > 0
-    assert again.lag_max_ms >= again.lag_p99_ms >= 0
+    assert first.health.cpu_share > 0
+    assert again.health.lag_max_ms >= again.health.lag_p99_ms >= 0
+    assert first.workers is None
 
 
 def test_a_schedule_is_kept_in_another_process(engine):
     async def run():
-        crowd, rows = Crowd(), []
+        crowd, rows = LocalCrowd(), []
         await crowd.run([await job(engine, tasks(3), 1, offsets=[0.0, 0.02, 0.04])], rows.append)
         await close_all(crowd)
         return sorted(rows, key=lambda row: row.index)
@@ -150,21 +153,38 @@ def test_a_process_with_more_places_gets_more_tasks(width, processes):
     assert max(rounds) / min(rounds) < 1.1
 
 
-def test_one_late_moment_of_one_process_is_not_the_p99_of_all(engine):
+def test_one_late_moment_of_one_process_is_not_the_p99_of_all():
     """Two processes with a p99 of 1 ms, one of which was 80 ms late once."""
-
-    async def run():
-        health = ClientHealth()
-        for latest in (80.0, 2.0):
-            told = asyncio.StreamReader()
-            told.feed_data(framed(News([], 1.0, latest, 0.1, last=True)))
-            process = SimpleNamespace(stdin=SimpleNamespace(write=lambda _: None), stdout=told)
-            await Crowd()._follow(process, await job(engine, [], 1), lambda _: None, health)
-        return health
-
-    health = asyncio.run(run())
+    health = ClientHealth()
+    for latest in (80.0, 2.0):
+        health.add_worst(1.0, latest, 0.1)
     assert health.lag_max_ms == 80.0
     assert not health.limited
+
+
+async def frames_of(*news):
+    for one in news:
+        yield framed(one)[4:]
+
+
+def test_a_worker_that_says_less_than_it_made_is_an_error():
+    row = Request(4, 1, 2, "fix", 0.5, 1.5)
+    whole = frames_of(News([row]), News([row], made=2, last=True))
+    assert asyncio.run(told(whole, lambda _: None)).made == 2
+    with pytest.raises(SkepError, match="told of 1 of 2 requests"):
+        asyncio.run(told(frames_of(News([row], made=2, last=True)), lambda _: None))
+    assert asyncio.run(told(frames_of(News([row])), lambda _: None)) is None
+
+
+def test_no_more_is_begun_in_another_process_when_the_time_is_over(engine):
+    async def run():
+        crowd, rows = LocalCrowd(), []
+        work = [await job(engine, tasks(40), 2, until_s=0.0)]
+        await crowd.run(work, rows.append)
+        await close_all(crowd)
+        return rows
+
+    assert sorted(row.index for row in asyncio.run(run())) == [0, 1]
 
 
 # Ends
@@ -172,10 +192,10 @@ def test_one_late_moment_of_one_process_is_not_the_p99_of_all(engine):
 
 def test_a_killed_process_is_one_clear_error_and_takes_the_others_along(engine):
     async def run():
-        crowd, rows = Crowd(), []
+        crowd, rows = LocalCrowd(), []
         jobs = [await job(engine, tasks(1), 1) for _ in range(2)]
         await crowd.run(jobs, rows.append)
-        pids = [process.pid for process in crowd._processes]
+        pids = [process.pid for process in crowd.processes]
         slow = [await job(engine, tasks(1, tokens=100_000), 1) for _ in range(2)]
         work = asyncio.create_task(crowd.run(slow, rows.append))
         await asyncio.to_thread(engine.wait_for, running=2)
@@ -192,10 +212,10 @@ def test_a_killed_process_is_one_clear_error_and_takes_the_others_along(engine):
 
 def test_a_cancelled_run_leaves_no_process_and_no_request_behind(engine):
     async def run():
-        crowd = Crowd()
+        crowd = LocalCrowd()
         work = asyncio.create_task(crowd.run([await job(engine, tasks(2, tokens=100_000), 2)], lambda _: None))
         await asyncio.to_thread(engine.wait_for, running=2)
-        pids = [process.pid for process in crowd._processes]
+        pids = [process.pid for process in crowd.processes]
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
@@ -207,7 +227,7 @@ def test_a_cancelled_run_leaves_no_process_and_no_request_behind(engine):
 
 def test_rows_of_a_killed_process_that_came_before_are_kept(engine):
     async def run():
-        crowd, rows = Crowd(), []
+        crowd, rows = LocalCrowd(), []
         some = [*tasks(3), Task(4, 0, 3, "fix", [{"role": "user", "content": "long"}], 100_000)]
         came = asyncio.Event()
 
@@ -218,7 +238,7 @@ def test_rows_of_a_killed_process_that_came_before_are_kept(engine):
 
         work = asyncio.create_task(crowd.run([await job(engine, some, 1)], took))
         await came.wait()
-        os.kill(crowd._processes[0].pid, signal.SIGKILL)
+        os.kill(crowd.processes[0].pid, signal.SIGKILL)
         with pytest.raises(SkepError):
             await work
         return rows
@@ -235,9 +255,8 @@ def driven(engine, path, number, width, *, processes, offsets=None):
         endpoint = await find_endpoint(engine.url, None)
         with open_store(path) as store:
             async with Recording(store, endpoint, HOST, Identity("sweep", "f", {})) as recording:
-                driver = Driver(
-                    endpoint, recording, timeout_s=30.0, keep_text=False, most_connections=16, processes=processes
-                )
+                how = {"timeout_s": 30.0, "keep_text": False, "most_connections": 16}
+                driver = Driver(endpoint, recording, **how, processes=processes)
                 try:
                     rows, _ = await driver.run_tasks(width, 0, tasks(number), width, lambda _: None, offsets)
                 finally:

@@ -512,3 +512,21 @@ def request(address, **fields):
 def until_end(sock):
     while sock.recv(65536):
         pass
+
+
+def test_nodes_and_what_the_load_decides_on_are_shown_where_there_are_any():
+    standing = {"model": "m", "replicas": 2, "ready": 2, "least": 1, "most": 4, "why": "would be 3: no room"}
+    there = reading(rows=[row(node="node-7"), row("gateway", kind="gateway", queued=0, scaling=[standing])])
+    lines = drawn(view_of(there))
+    assert "scaling   m: 2 of 1..4 replicas (would be 3: no room)" in lines
+    title = next(line for line in lines if line.startswith("REPLICA"))
+    replica = next(line for line in lines if line.startswith("m-0"))
+    assert title.split()[:3] == ["REPLICA", "NODE", "MODEL"]
+    assert replica.split()[:3] == ["m-0", "node-7", "m"]
+    assert "NODE" not in "".join(drawn(view_of(reading())))
+
+
+def test_a_lost_cluster_is_said():
+    lost = {"name": "cluster", "kind": "cluster", "state": "lost", "why": "no answer from its head", "restarts": None}
+    assert "cluster lost: no answer from its head" in drawn(view_of(reading(rows=[row(), lost])))
+    assert [shown.name for shown in replicas_of(reading(rows=[row(), lost]))] == ["m-0"]

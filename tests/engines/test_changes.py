@@ -4,7 +4,7 @@ import pytest
 
 from skep.engines.base import Launch
 from skep.engines.changes import Changes, changes
-from skep.engines.front import merged
+from skep.engines.front import merged, together
 
 ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1)
 TWO = replace(ONE, name="m-1")
@@ -49,16 +49,24 @@ def status(name="m-0", *, state="up", active=1, queued=2):
 
 def test_a_gateway_and_the_one_it_replaces_are_told_as_one():
     """The one that takes new connections comes first, and says in which state replicas are."""
-    together = merged([status(active=1), status(active=2, state="draining", queued=0), status("gone-0")])
-    assert (together["queued"], together["in_flight"]) == (4, 4)
-    assert together["busy"] == {"m-0": 5, "gone-0": 2}
-    assert together["queues"] == {"m": {"interactive": 0, "normal": 4, "batch": 0}}
-    assert [(row["name"], row["active"], row["releasing"], row["state"]) for row in together["replicas"]] == [
+    told = merged([status(active=1), status(active=2, state="draining", queued=0), status("gone-0")])
+    assert (told["queued"], told["in_flight"]) == (4, 4)
+    assert told["busy"] == {"m-0": 5, "gone-0": 2}
+    assert told["queues"] == {"m": {"interactive": 0, "normal": 4, "batch": 0}}
+    assert [(row["name"], row["active"], row["releasing"], row["state"]) for row in told["replicas"]] == [
         ("m-0", 3, 2, "up"),
         ("gone-0", 1, 1, "up"),
     ]
-    assert together["tokens"] == {"m-0": 200, "gone-0": 100}
-    assert together["ended"] == {"answered": 21}
+    assert told["tokens"] == {"m-0": 200, "gone-0": 100}
+    assert told["ended"] == {"answered": 21}
+
+
+def test_the_longest_wait_of_all_gateways_counts():
+    one = {"queued": 1, "busy": 2, "wait_s": 3.0, "idle_s": None}
+    other = {"queued": 2, "busy": 0, "wait_s": 9.0, "idle_s": 4.0}
+    older = {"queued": 0, "busy": 1, "idle_s": 1.0}  # of a version that does not tell it
+    assert together(None, one) == one
+    assert together(together(one, other), older) == {"queued": 3, "busy": 3, "wait_s": 9.0, "idle_s": 1.0}
 
 
 def test_without_a_gateway_there_is_nothing_to_tell():

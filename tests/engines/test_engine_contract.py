@@ -12,6 +12,7 @@ import pytest
 
 from skep.catalog.options import Draft, Options
 from skep.engines.base import Launch, engine_named
+from skep.engines.enginekey import key_headers
 from skep.engines.installed import is_installed
 from skep.engines.keeper import descendants
 from skep.engines.lifecycle import RestartPolicy, State
@@ -28,6 +29,9 @@ POLICY = RestartPolicy(
     start_deadline_s=600.0, warm_deadline_s=300.0, first_delay_s=0.05, failures_before_ready=1, grace_s=2.0
 )
 SLOTS = 2
+HOST, KEY = "127.0.0.2", "a-key-of-this-hive"
+KEYLESS = ("ollama",)
+KEY_IN_ARGV = ("sglang",)
 
 
 def smollm2():
@@ -105,6 +109,11 @@ def launch(request, tmp_path, monkeypatch):
     return made
 
 
+def commands():
+    """As `ps` shows them to everybody: the keeper's, the engine's."""
+    return [Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(os.getpid())]
+
+
 class Kept:
     """One launch behind a Replica, and waiting for what it becomes."""
 
@@ -119,9 +128,10 @@ class Kept:
             await asyncio.wait_for(self._changed.wait(), 600)
         return self.replica.pid
 
-    async def ask(self, method, path, **body):
+    async def ask(self, method, path, headers=None, **body):
         origin, _ = parse_url(self.replica.life.url)
-        return await fetch_once(origin, method, path, body=body or None, timeout_s=60)
+        headers = key_headers(self.replica.launch) if headers is None else headers
+        return await fetch_once(origin, method, path, body=body or None, headers=headers, timeout_s=60)
 
     async def chat(self, **more):
         message = [{"role": "user", "content": "Tell a long story about bees."}]
@@ -135,6 +145,9 @@ class Kept:
 
 
 def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a_kill_and_ends(launch, tmp_path):
+    """On the address and with the key that it is given; the key is nowhere to be read."""
+    launch = replace(launch, host=HOST, api_key=KEY)
+
     async def life():
         kept = Kept(launch, tmp_path)
         kept.engine.check(launch)
@@ -142,6 +155,13 @@ def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a_kill_
             tasks.create_task(kept.replica.run())
             first = await kept.until(State.READY, State.FAILED)
             assert kept.replica.life.why is None
+
+            assert kept.replica.life.url.startswith(f"http://{HOST}:")
+            for shown in ({}, {"authorization": "Bearer another"}):
+                refused = await kept.ask("GET", "/v1/models", headers=shown)
+                assert refused.status == (200 if launch.engine in KEYLESS else 401)
+            assert (await kept.ask("GET", kept.engine.health_path, headers={})).status == 200
+            assert sum(KEY in line for line in commands()) == (launch.engine in KEY_IN_ARGV)
 
             whole = (await kept.chat(max_tokens=6)).json()
             assert whole["choices"][0]["message"]["content"].strip()
@@ -176,6 +196,7 @@ def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a_kill_
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
         assert descendants(os.getpid()) == before
+        assert KEY not in (tmp_path / "engine.log").read_text() + repr(kept.replica.launch)
 
     before = descendants(os.getpid())
     asyncio.run(life())

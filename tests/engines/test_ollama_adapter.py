@@ -10,7 +10,7 @@ import pytest
 from skep.bench.reading import Reading
 from skep.catalog.options import Draft, Options
 from skep.engines.base import Launch
-from skep.engines.company import free_port
+from skep.engines.binding import free_port
 from skep.engines.ollama import Ollama, manifest_of
 from skep.errors import UserError
 from skep.testing.speaker import write_program

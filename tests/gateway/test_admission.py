@@ -455,7 +455,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     def table(self, *slots, draining=None, reserve=0, soft=None):
         return tuple(
             spec(
-                f"r{i}", n, "slots" if i == 0 else "", f"http://r{i}/{self.generation}",
+                f"r{i}", n, confirms="slots" if i == 0 else "", url=f"http://r{i}/{self.generation}",
                 draining=i == draining, reserve=min(reserve, n - 1), soft_slots=soft,
             )
             for i, n in enumerate(slots)
@@ -570,7 +570,7 @@ class AdmissionMachine(RuleBasedStateMachine):
                     continue  # it may rather wait for another replica, and those behind it with it
                 if any(other.avoid is not None and self.now < other.avoid_until for other in pool.queue):
                     continue
-                open_to_it = [r for r in pool.alive(self.now) if pool.allows(r, entry.arrival.priority)]
+                open_to_it = [r for r in pool.alive(self.now) if may_take(pool, r, entry.arrival.priority)]
                 assert not open_to_it, (entry, open_to_it)
 
     def teardown(self):
@@ -587,6 +587,10 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert self.decider.in_flight == self.decider.queued == 0
         assert all(replica.busy == 0 and not replica.prompt_bytes for replica in self.decider.replicas())
         assert not self.decider._leases
+
+
+def may_take(pool, replica, priority):
+    return replica.allows(priority, alone=pool.queue.only_batch())
 
 
 def busy_of(decider, spec):

@@ -1,11 +1,13 @@
 """Which replica gets a request, without a gateway."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import hypothesis.strategies as st
 from hypothesis import given
 
-from skep.gateway.routing import Homes, least_loaded, rendezvous, seed_of
+from skep.gateway.admission import Admission
+from skep.gateway.routing import Homes, Ring, rendezvous, seed_of
+from skep.gateway.values import Arrival, ReplicaSpec
 
 
 @dataclass
@@ -20,12 +22,6 @@ class Place:
         return seed_of(self.name)
 
 
-places = st.builds(
-    lambda counts: [Place(f"r{i}", slots, min(busy, slots)) for i, (slots, busy) in enumerate(counts)],
-    st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=6),
-)
-
-
 def test_the_rendezvous_spreads_conversations_and_moves_few_when_a_replica_goes():
     """Without one of four replicas, only its own conversations move."""
     all_four = [Place(f"r{i}") for i in range(4)]
@@ -38,26 +34,54 @@ def test_the_rendezvous_spreads_conversations_and_moves_few_when_a_replica_goes(
             assert rendezvous(number * 2654435761 % 2**32, left).name == home
 
 
-@given(places, st.none() | st.integers(0, 2**32), st.integers(0, 5))
-def test_the_choice_is_always_one_of_the_free_ones(all_of_them, conversation, turns):
-    homes = Homes()
-    free = [place for place in all_of_them if place.busy < place.slots]
-    for _ in range(turns if free else 0):
-        assert homes.choose(conversation, free, all_of_them) in free
+pools = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=6)
 
 
-@given(places, st.integers(0, 2**32))
-def test_a_new_conversation_costs_no_evenness(all_of_them, conversation):
+def filled(counts):
+    """A decider with replicas of so many slots, of which so many are busy."""
+    decider = Admission()
+    table = [ReplicaSpec(f"r{i}", "m", f"http://r{i}", slots) for i, (slots, _) in enumerate(counts)]
+    for known, (one, (slots, busy)) in enumerate(zip(table, counts, strict=True)):
+        drained = [replace(other, draining=True) for other in table[:known]]
+        decider.set_replicas((*drained, one), 0.0)
+        for number in range(min(busy, slots)):
+            decider.arrive(Arrival(f"{one.name}-{number}", "m"), 0.0)
+    decider.set_replicas(tuple(table), 0.0)
+    return decider
+
+
+@given(pools, st.none() | st.integers(0, 2**32), st.integers(0, 5))
+def test_the_choice_is_always_one_that_has_room(counts, conversation, turns):
+    decider = filled(counts)
+    for turn in range(turns):
+        room = {replica.name for replica in decider.table() if replica.busy < replica.slots}
+        actions = decider.arrive(Arrival(f"q{turn}", "m", conversation=conversation), 1.0)
+        assert {action.replica.name for action in actions} <= room
+        assert bool(actions) == bool(room)
+
+
+@given(pools, st.integers(0, 2**32))
+def test_a_new_conversation_costs_no_evenness(counts, conversation):
     """It has nothing cached anywhere, so the least loaded replica is as good as any."""
-    free = [place for place in all_of_them if place.busy < place.slots]
-    if free:
-        chosen = Homes().choose(conversation, free, all_of_them)
-        assert chosen.busy / chosen.slots == least_loaded(free).busy / least_loaded(free).slots
+    decider = filled(counts)
+    shares = {replica.name: replica.busy / replica.slots for replica in decider.table()}
+    for action in decider.arrive(Arrival("q", "m", conversation=conversation), 1.0):
+        assert shares[action.replica.name] == min(shares.values())
 
 
 def test_the_oldest_conversation_is_forgotten_first():
     homes = Homes(remembered=2)
-    both = [Place("r0"), Place("r1")]
-    for conversation in (1, 2, 3):
-        homes.choose(conversation, both, both)
-    assert len(homes) == 2
+    for conversation in (1, 2, 1, 3):
+        homes.remember(conversation, "r0")
+    assert [homes.of(conversation) for conversation in (1, 2, 3)] == ["r0", None, "r0"]
+
+
+def test_the_ring_passes_over_replicas_that_may_not_be_tried():
+    """The next one takes its conversations, and only those; where none of many may be tried, nobody does."""
+    places = [Place(f"r{i}") for i in range(200)]
+    ring = Ring(places)
+    for talk in range(300):
+        first = ring.next(talk, lambda _: True)
+        assert ring.next(talk, lambda place, first=first: place is not first) is not first
+        assert ring.next(talk, lambda place, first=first: place is first or place is places[0]) in (first, places[0])
+        assert ring.next(talk, lambda _: False) is None

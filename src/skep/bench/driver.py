@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from skep.bench.client_health import ClientHealth, watch_client
 from skep.bench.counters import counted, read_counters
-from skep.bench.crowd import Crowd, shared
+from skep.bench.crowd import Crowd, Fared, shared
 from skep.bench.endpoint import Endpoint
 from skep.bench.loads import Load, OnRow, scheduled, steady
+from skep.bench.local_crowd import LocalCrowd
 from skep.bench.recording import Recording
 from skep.bench.request import Sender, Task
 from skep.bench.tokens import delivered
 from skep.bench.worker import Job
+from skep.bench.workers import WORKERS
 from skep.records import Request
 from skep.store.rows import ClientSample, LevelFact
 from skep.wire.client import Pool
@@ -41,17 +42,22 @@ class Driver:
         most_connections: int,
         processes: int | None = 1,
         meter: Meter | None = None,
+        crowd: Crowd | None = None,
     ) -> None:
-        """`processes` None: one, and more for a level at which one was not enough."""
+        """`processes` None: one, and more for a level at which one was not enough.
+
+        `crowd`: makes all of the load, be it one request, and is closed with the driver.
+        """
         self.endpoint = endpoint
         self.recording = recording
         self.pool = Pool(endpoint.origin, max_idle=most_connections)
         self.sender = Sender(endpoint, self.pool, recording.origin_s, timeout_s=timeout_s, keep_text=keep_text)
         self._timeout_s = timeout_s
         self._keep_text = keep_text
-        self._processes = processes or 1
+        self._crowd = crowd or LocalCrowd()
+        self._processes = processes or self._crowd.few
         self._may_grow = processes is None
-        self._crowd = Crowd()
+        self.away = crowd is not None
         self._meter = meter
 
     async def close(self) -> None:
@@ -70,10 +76,10 @@ class Driver:
     ) -> tuple[list[Request], bool]:
         """`width` at once, or each at its offset. The rows, and whether the client was the limit.
 
-        `until_s`: on the run's clock, when no more is begun; load processes take no notice of it.
+        `until_s`: on the run's clock, when no more is begun.
         """
-        if self._processes > 1:
-            spread = self._spread(tasks, width, offsets)
+        if self.away or self._processes > 1:
+            spread = self._spread(tasks, width, offsets, until_s)
             return await self._measured(level, repeat, spread, width, on_row, is_closed=offsets is None)
 
         async def load(sender: Sender, took: OnRow) -> None:
@@ -89,20 +95,22 @@ class Driver:
     ) -> tuple[list[Request], bool]:
         """Any load, in this process. `is_closed`: `width` are to be in flight all the time."""
 
-        async def here(took: OnRow) -> ClientHealth:
+        async def here(took: OnRow) -> Fared:
             await self.pool.prepare(width)
             async with watch_client() as health:
                 await load(self.sender, took)
             self.pool.trim()
-            return health
+            return Fared(health)
 
         return await self._measured(level, repeat, here, width, on_row, is_closed=is_closed)
 
-    def _spread(self, tasks: Sequence[Task], width: int, offsets: Sequence[float] | None) -> _Run:
+    def _spread(
+        self, tasks: Sequence[Task], width: int, offsets: Sequence[float] | None, until_s: float | None
+    ) -> _Run:
         due = offsets or [0.0] * len(tasks)
         parts = shared(width, [*zip(tasks, due, strict=True)], self._processes)
 
-        async def spread(took: OnRow) -> ClientHealth:
+        async def spread(took: OnRow) -> Fared:
             jobs = [
                 Job(
                     endpoint=self.endpoint,
@@ -112,6 +120,7 @@ class Driver:
                     timeout_s=self._timeout_s,
                     keep_text=self._keep_text,
                     offsets=[offset for _, offset in some] if offsets is not None else [],
+                    until_s=until_s,
                 )
                 for places, some in parts
             ]
@@ -132,7 +141,8 @@ class Driver:
         before = await read_counters(self.pool, self.endpoint.headers)
         if self._meter is not None:
             self._meter.begin()
-        health = await run(took)
+        fared = await run(took)
+        health = fared.health
         drawn = self._meter.end() if self._meter is not None else None
         after = await read_counters(self.pool, self.endpoint.headers) if before else {}
         whole = (
@@ -142,11 +152,12 @@ class Driver:
         limited = health.limited or (share is not None and share < BEHIND)
         if level:
             self._keep(level, repeat, health, share, limited=limited)
-            for name, fact in (("counters", counted(before, after)), ("energy", drawn)):
+            facts = (("counters", counted(before, after)), ("energy", drawn), (WORKERS, fared.workers))
+            for name, fact in facts:
                 if fact:
                     self.recording.found(LevelFact(level, repeat, name, fact))
         if limited and self._may_grow and health.cpu_share > BUSY:  # a machine busy with others is not helped by more
-            self._processes = min(2 * self._processes, os.cpu_count() or 1)
+            self._processes = max(self._processes, min(2 * self._processes, self._crowd.most))
         return rows, limited
 
     def _keep(self, level: int, repeat: int, health: ClientHealth, share: float | None, *, limited: bool) -> None:
@@ -165,4 +176,4 @@ class Driver:
 
 
 class _Run(Protocol):
-    async def __call__(self, took: OnRow) -> ClientHealth: ...
+    async def __call__(self, took: OnRow) -> Fared: ...

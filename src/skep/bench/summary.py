@@ -10,6 +10,7 @@ from typing import Any
 from skep.bench.counters import MEANS
 from skep.bench.limits import Limits, promise_of
 from skep.bench.metrics import Key, by_repeat, classes_of, levels_of
+from skep.bench.workers import with_workers
 from skep.records import Energy, Interval, LevelSummary, Promise, Request, Speedup, SweepSummary
 from skep.stats.intervals import ratio_of_medians_interval
 from skep.stats.turning import LevelPoint, find_turning
@@ -29,7 +30,8 @@ def summarise(
     """`closed`: a level is a number of agents, not a rate."""
     limited = {(sample.level, sample.repeat) for sample in samples if sample.client_limited}
     counted = _without_limited(rows, limited)
-    levels = levels_of(counted, limited, _energy(facts, counted), _counters(facts, counted), closed=closed)
+    figures = levels_of(counted, limited, _energy(facts, counted), _counters(facts, counted), closed=closed)
+    levels = with_workers(figures, facts)
     serial = next((level for level in levels if level.concurrency == 1), None) if closed else None
     swarm = levels[-1] if closed and levels and levels[-1].concurrency > 1 else None
     same = serial is not None and swarm is not None and serial.requests == swarm.requests

@@ -16,6 +16,7 @@ from itertools import count, islice, takewhile
 from random import Random
 from typing import Any
 
+from skep.bench.crowd import Crowd
 from skep.bench.driver import Driver, Meter
 from skep.bench.endpoint import Endpoint
 from skep.bench.loads import Load, OnRow, Talk, scheduled, steady, talks, together
@@ -47,7 +48,10 @@ MOST_REQUESTS = 100_000  # of one level; all their times are kept
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One run of one level: what is sent, how much of it if that is known, and for how long."""
+    """One run of one level: what is sent, how much of it if that is known, and for how long.
+
+    `dealt`: the same as tasks with their offsets, for workers elsewhere; None where it cannot be known beforehand.
+    """
 
     level: int
     repeat: int
@@ -55,6 +59,7 @@ class Part:
     width: int
     total: int
     label: str = ""
+    dealt: Callable[[], tuple[list[Task], list[float] | None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +81,10 @@ async def run_timed(
     on_progress: OnProgress = lambda _: None,
     *,
     meter: Meter | None = None,
+    crowd: Crowd | None = None,
 ) -> SweepSummary:
     async with Recording(store, endpoint, host, Identity(plan.kind, plan.fingerprint, plan.config)) as recording:
-        timed = _Timed(plan, endpoint, recording, on_progress, meter)
+        timed = _Timed(plan, endpoint, recording, on_progress, meter, crowd)
         try:
             await timed.run(parts, maker)
         finally:
@@ -101,7 +107,10 @@ def open_part(maker: TaskMaker, level: int, repeat: int, *, rate: float, arrival
     async def load(sender: Sender, on_row: OnRow) -> None:
         await scheduled(sender, on_row, zip(offsets, tasks, strict=False))
 
-    return Part(level, repeat, load, min(CONNECTIONS, max(1, round(rate))), len(offsets), f"{rate:g}/s")
+    def dealt() -> tuple[list[Task], list[float] | None]:
+        return [*islice(tasks, len(offsets))], offsets
+
+    return Part(level, repeat, load, min(CONNECTIONS, max(1, round(rate))), len(offsets), f"{rate:g}/s", dealt)
 
 
 def lasting(tasks: Sequence[Task]) -> Iterator[Task]:
@@ -131,7 +140,10 @@ def replay_part(items: Sequence[TraceItem], calibration: Calibration, *, seed: i
         else:
             await steady(sender, on_row, tasks, min(len(tasks), AGENTS_WITHOUT_TIMES))
 
-    return Part(1, 0, load, AGENTS_WITHOUT_TIMES, len(tasks), "replay")
+    def dealt() -> tuple[list[Task], list[float] | None]:
+        return tasks, offsets if len(offsets) == len(tasks) else None
+
+    return Part(1, 0, load, AGENTS_WITHOUT_TIMES, len(tasks), "replay", dealt)
 
 
 def classes_part(
@@ -227,6 +239,7 @@ class _Timed:
         recording: Recording,
         on_progress: OnProgress,
         meter: Meter | None,
+        crowd: Crowd | None,
     ) -> None:
         self._endpoint = endpoint
         self._recording = recording
@@ -238,6 +251,8 @@ class _Timed:
             keep_text=plan.keep_text,
             most_connections=CONNECTIONS,
             meter=meter,
+            processes=1 if crowd is None else None,
+            crowd=crowd,
         )
         self._pace = Pace()
         self._part: Part | None = None
@@ -250,7 +265,7 @@ class _Timed:
             for place, part in enumerate(parts):
                 self._part, self._done, self._left = part, 0, len(parts) - place
                 self._tell()
-                await self._driver.run_load(part.level, part.repeat, part.load, part.width, self._took, is_closed=False)
+                await self._run(part)
                 self._runs += 1
                 if self._recording.broken is not None:
                     raise self._recording.broken
@@ -259,6 +274,14 @@ class _Timed:
 
     async def close(self) -> None:
         await self._driver.close()
+
+    async def _run(self, part: Part) -> None:
+        where = (part.level, part.repeat)
+        if self._driver.away and part.dealt is not None:
+            tasks, offsets = part.dealt()
+            await self._driver.run_tasks(*where, tasks, max(1, min(part.width, len(tasks))), self._took, offsets)
+        else:
+            await self._driver.run_load(*where, part.load, part.width, self._took, is_closed=False)
 
     async def _warm_up(self, maker: TaskMaker) -> None:
         tasks = maker.warm_up(WARM_UP, 0, 16)

@@ -3,12 +3,14 @@
     python -m skep.bench.worker
 
 One process keeps about a thousand streams; beyond that, or beside a client that needs its core, several share a level.
-Frames are a length in four bytes and MessagePack. All processes of a machine share one monotonic clock.
+Frames are a length in four bytes and MessagePack. All processes of a machine share one monotonic clock; whoever gives
+a job to another machine gives its origin on that machine's clock (`skep.bench.timebase`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import struct
 import sys
 from dataclasses import dataclass, field
@@ -37,6 +39,7 @@ class Job:
     timeout_s: float
     keep_text: bool
     offsets: list[float] = field(default_factory=list)  # with a schedule: when each task is due
+    until_s: float | None = None  # on the run's clock: no more is begun then
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +50,32 @@ class News:
     lag_p99_ms: float = 0.0
     lag_max_ms: float = 0.0
     cpu_share: float = 0.0
+    made: int = 0  # rows of the whole job; said with the last
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """As much of `News` as whoever only hands it on needs."""
+
     last: bool = False
 
 
 encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
 decode_news = msgspec.msgpack.Decoder(News).decode
+_decode_end = msgspec.msgpack.Decoder(_End).decode
+
+
+def is_last(news: bytes) -> bool:
+    return _decode_end(news).last
 
 
 def framed(message: Job | News) -> bytes:
-    data = encode(message)
+    return length_before(encode(message))
+
+
+def length_before(data: bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
@@ -78,7 +97,8 @@ async def carry_out(job: Job, send: _Outbox) -> ClientHealth:
             if job.offsets:
                 await scheduled(sender, send.took, zip(job.offsets, job.tasks, strict=True))
             else:
-                await steady(sender, send.took, job.tasks, min(job.width, len(job.tasks)))
+                width = min(job.width, len(job.tasks))
+                await steady(sender, send.took, job.tasks, width, until_s=job.until_s)
     finally:
         await pool.close()
     return health
@@ -88,6 +108,7 @@ class _Outbox:
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self._rows: list[Request] = []
+        self._made = 0
 
     def greet(self) -> None:
         """Ready for a job."""
@@ -95,11 +116,13 @@ class _Outbox:
 
     def took(self, row: Request) -> None:
         self._rows.append(row)
+        self._made += 1
 
     def flush(self, health: ClientHealth | None = None) -> None:
         rows, self._rows = self._rows, []
         if health is not None:
-            news = News(rows, health.lag_p99_ms, health.lag_max_ms, health.cpu_share, last=True)
+            made, self._made = self._made, 0
+            news = News(rows, health.lag_p99_ms, health.lag_max_ms, health.cpu_share, made, last=True)
             self._writer.write(framed(news))
         elif rows:
             self._writer.write(framed(News(rows)))
@@ -136,6 +159,8 @@ async def serve() -> None:
 def main() -> None:
     import uvloop
 
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream is a file, and 1024 are few
     uvloop.run(serve())
 
 

@@ -36,7 +36,7 @@ def run_against_command(
     for line in beforehand(found, wishes.target):
         note(f"warning: {line}")
     note(f"{found.name}: {rerun.shape}, C={','.join(map(str, rerun.levels))} as published ({found.source})")
-    summary = measure(plan, wishes.target)
+    summary = measure(plan, wishes.target, wishes.cluster)
     for line in shortfalls(plan, summary):
         note(line)
     with existing(paths.store) as store:

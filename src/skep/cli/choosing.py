@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,6 +17,9 @@ from skep.settings import Serve, default_context
 if TYPE_CHECKING:
     from skep.catalog.options import Options
     from skep.catalog.presets import Preset
+    from skep.planner.choice import Plan
+    from skep.planner.ranking import Predicted
+    from skep.planner.rig_words import Found
     from skep.records import HostFacts
 
 ENGINES = ("embedded", "llamacpp", "ollama", "sglang", "vllm")
@@ -67,12 +71,14 @@ def serve_for(wanted: Wanted) -> Serve | None:
     from skep.host.facts import read_host
 
     host = read_host()
-    if host.gpus and wanted.engine in (None, *FOR_PLANS) and not _unplanned(wanted):
-        return _of_plan(wanted)
-    return _as_told(wanted, host)
+    if host.gpus and wanted.engine in (None, *FOR_PLANS) and not unplanned(wanted):
+        best = planned(wanted)
+        note(f"planned: {best}")
+        return best.serve
+    return as_told(wanted, cards=bool(host.gpus))
 
 
-def _unplanned(wanted: Wanted) -> bool:
+def unplanned(wanted: Wanted) -> bool:
     """A checkpoint of the hub that the catalogue does not know, for an engine that is named: started as told."""
     from skep.catalog.models import find_geometry
 
@@ -88,17 +94,22 @@ def _unplanned(wanted: Wanted) -> bool:
 
 
 def _of_preset(preset: Preset, wanted: Wanted) -> Serve:
+    serve = preset_serve(preset, wanted)
+    for line in about_preset(preset, serve):
+        note(line)
+    check_cards(preset)
+    return serve
+
+
+def preset_serve(preset: Preset, wanted: Wanted) -> Serve:
+    """As it is written, with what may be told to any recipe."""
     from skep.presetfile import serve_of
 
     for flag, value in (("engine", wanted.engine), ("tp", wanted.tp), *wanted.planned.items()):
         if value is not None:
             hint = f"`skep presets new NAME --from {preset.name}` makes one of your own to change"
             raise UserError(f"--{flag} would make another recipe of the preset `{preset.name}`", hint=hint)
-    serve = _told(serve_of(preset), wanted)
-    for line in about_preset(preset, serve):
-        note(line)
-    check_cards(preset)
-    return serve
+    return _told(serve_of(preset), wanted)
 
 
 def check_cards(preset: Preset) -> None:
@@ -114,13 +125,14 @@ def check_cards(preset: Preset) -> None:
         raise DoesNotFit(f"the preset `{preset.name}` wants {preset.hardware}, this machine has no GPU", hint=hint)
 
 
-def about_preset(preset: Preset, serve: Serve) -> list[str]:
-    """What it is, on what it was measured, and which of its figures do not apply here."""
+def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, version: str | None = None) -> list[str]:
+    """What it is, on what it was measured, and which of its figures do not apply here, or on another machine."""
     from skep.catalog.needs import Here, lost_words, missing_needs, other_cards, other_version, stand_in_words
     from skep.engines.base import engine_named
     from skep.host.facts import read_host
 
-    host, version = read_host(), engine_named(preset.engine, serve.binary).version()
+    if host is None:
+        host, version = read_host(), engine_named(preset.engine, serve.binary).version()
     here = Here(
         engine_version=version,
         driver_version=host.driver_version,
@@ -137,8 +149,11 @@ def about_preset(preset: Preset, serve: Serve) -> list[str]:
     return [said, *(f"warning: {words}" for words in odd if words)]
 
 
-def for_the_embedded(wanted: Wanted) -> bool:
-    """A GGUF file or a model that can be pulled by name, unless another engine is asked for."""
+def for_the_embedded(wanted: Wanted, *, llama_cards: bool | None = None) -> bool:
+    """A GGUF file or a model that can be pulled by name, unless another engine is asked for.
+
+    `llama_cards`: there is a card beside a llama-server; None: looked for on this machine.
+    """
     from skep.catalog.pullable import find_pullable
 
     if wanted.engine is not None:
@@ -149,6 +164,8 @@ def for_the_embedded(wanted: Wanted) -> bool:
     gguf = name.endswith(".gguf")
     if not gguf and find_pullable(name) is None:
         return False
+    if llama_cards is not None:
+        return not (gguf and llama_cards)
     from skep.engines.installed import is_installed
     from skep.host.facts import read_host
 
@@ -156,8 +173,31 @@ def for_the_embedded(wanted: Wanted) -> bool:
     return not (gguf and is_installed("llamacpp", wanted.binary) and read_host().gpus)
 
 
-def _of_plan(wanted: Wanted) -> Serve:
-    """The planner's best on this machine's cards."""
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The planner's best on some machine, as a table to serve; replicas as one such machine holds them."""
+
+    serve: Serve
+    plan: Plan
+    agents: int  # that it was planned for
+
+    @property
+    def tok_s(self) -> float:
+        """Predicted, of all its replicas."""
+        return self._at.effective_tok_s
+
+    @property
+    def _at(self) -> Predicted:
+        return min(self.plan.predicted, key=lambda point: abs(point.concurrency - self.agents))
+
+    def __str__(self) -> str:
+        setup, at = self.plan.setup, self._at
+        agents = f"{at.effective_tok_s:,.0f} tok/s at C={at.concurrency} ({at.low:,.0f} to {at.high:,.0f})"
+        return f"{setup.engine}, {setup.quant.title}, {setup.layout}, {setup.slots} slots a replica; {agents}"
+
+
+def planned(wanted: Wanted, rig: Found | None = None, *, say: Callable[[str], None] = note) -> Planned:
+    """On this rig; None: this machine's cards."""
     from skep.bench.planning import Flags
     from skep.cli.simulating import INPUT_TOKENS, OUTPUT_TOKENS, best_plan
     from skep.engines.commands import launches_of
@@ -179,7 +219,7 @@ def _of_plan(wanted: Wanted) -> Serve:
         context=wanted.context,
         utilization=wanted.memory_share,
     )
-    plan = best_plan(flags)
+    plan = best_plan(flags, rig, say=say)
     setup = plan.setup
     checkpoint = wanted.checkpoint or own_checkpoint(wanted.name)
     if checkpoint is None:
@@ -189,9 +229,6 @@ def _of_plan(wanted: Wanted) -> Serve:
         )
     launches = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)
     launch = launches[0]
-    at = min(plan.predicted, key=lambda point: abs(point.concurrency - flags.agents))
-    agents = f"{at.effective_tok_s:,.0f} tok/s at C={at.concurrency} ({at.low:,.0f} to {at.high:,.0f})"
-    note(f"planned: {setup.engine}, {setup.quant.title}, {setup.layout}, {setup.slots} slots a replica; {agents}")
     serve = Serve(
         model=wanted.name,
         engine=setup.engine,
@@ -203,7 +240,7 @@ def _of_plan(wanted: Wanted) -> Serve:
         extra=launch.extra,
         gpus=tuple(gpu for each in launches for gpu in each.gpus),
     )
-    return _told(serve, wanted)
+    return Planned(_told(serve, wanted), plan, flags.agents)
 
 
 def own_checkpoint(name: str) -> str | None:
@@ -215,14 +252,14 @@ def _is_folder(name: str) -> bool:
     return (Path(name).expanduser() / "config.json").is_file()
 
 
-def _as_told(wanted: Wanted, host: HostFacts) -> Serve:
+def as_told(wanted: Wanted, *, cards: bool, where: str = "here") -> Serve:
     """Without cards to plan for: the engine as it was asked for, on this machine's CPU or as it finds its own cards."""
     if wanted.engine is None:
-        raise unknown_name(wanted.name)
+        raise unknown_name(wanted.name, where)
     if wanted.planned:
         flag = next(iter(wanted.planned))
-        where = "no NVIDIA GPU is here to plan for" if not host.gpus else f"{wanted.engine} is not planned for"
-        raise UserError(f"--{flag}: {where}", hint="leave it out, or try the rig with --simulate")
+        why = f"no NVIDIA GPU is {where} to plan for" if not cards else f"{wanted.engine} is not planned for"
+        raise UserError(f"--{flag}: {why}", hint="leave it out, or try the rig with --simulate")
     from skep.catalog.options import Options
 
     options = Options(kv=wanted.kv, tp=wanted.tp or 1)
@@ -251,14 +288,14 @@ def _told(serve: Serve, wanted: Wanted) -> Serve:
     )
 
 
-def unknown_name(name: str) -> UserError:
+def unknown_name(name: str, where: str = "here") -> UserError:
     from skep.catalog.models import find_geometry
     from skep.catalog.pullable import pullable_names
     from skep.presetfile import all_presets
 
     if find_geometry(name) is not None or "/" in name:
         hint = f"`skep up {name} --engine vllm` (or sglang, llamacpp, ollama) starts it; --simulate tries a rig"
-        return UserError(f"no NVIDIA GPU is here to plan `{name}` for, and no engine is named", hint=hint)
+        return UserError(f"no NVIDIA GPU is {where} to plan `{name}` for, and no engine is named", hint=hint)
     names = [*all_presets(user_paths(os.environ).config / "presets"), *pullable_names()]
     close = get_close_matches(name.lower(), names, n=3, cutoff=0.4)
     near = "did you mean " + " or ".join(f"`{one}`" for one in close) + "? " if close else ""

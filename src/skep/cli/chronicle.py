@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from skep.engines.supervisor import Supervisor
@@ -17,13 +17,22 @@ class Chronicle:
         """Called on every change; writes only what is new."""
         for row in supervisor.rows({}):
             state = (row["state"], row["pid"] if row["state"] == "ready" else None)
-            if self._said.get(row["name"]) == state:
-                continue
-            self._said[row["name"]] = state
-            details = {"name": row["name"], "pid": row["pid"], "url": row["url"], "why": row["why"]}
-            told = " ".join(f"{key}={_quoted(value)}" for key, value in details.items() if value is not None)
-            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            self._write(f"{now} {row['kind']}.{row['state']} {told}")
+            details = {key: row.get(key) for key in ("name", "node", "pid", "url", "why")}
+            self._say(row["name"], state, f"{row['kind']}.{row['state']}", details)
+            for standing in row.get("scaling", ()):
+                details = {key: standing[key] for key in ("model", "replicas", "least", "most", "why")}
+                self._say(f"{standing['model']} scaled", tuple(details.values()), "model.scaled", details)
+
+        for left in supervisor.left_behind:
+            self._say(f" {left}", (), "hive.left_behind", {"what": left})
+
+    def _say(self, what: str, state: tuple[object, ...], event: str, details: Mapping[str, object]) -> None:
+        if self._said.get(what) == state:
+            return
+        self._said[what] = state
+        told = " ".join(f"{key}={_quoted(value)}" for key, value in details.items() if value is not None)
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._write(f"{now} {event} {told}")
 
 
 def _quoted(value: object) -> str:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
 from skep.cli.output import byte_progress, note, number, print_json, print_table
+from skep.engines.shown import scaling_words
 from skep.errors import EngineError, SkepError
 from skep.places import Paths
 from skep.settings import Settings
@@ -126,14 +127,20 @@ def _await_ready(child: subprocess.Popen[bytes], read_fd: int) -> dict[str, Any]
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    columns = ("NAME", "STATE", "PID", "SLOTS", "BUSY", "QUEUED", "RESTARTS", "URL", "NOTE")
-    right = ("PID", "SLOTS", "BUSY", "QUEUED", "RESTARTS")
-    print_table(columns, [_cells(row) for row in rows], right=right)
+    """With the nodes that they stand on, where some stand elsewhere."""
+    columns = ["NAME", "STATE", "PID", "SLOTS", "BUSY", "QUEUED", "RESTARTS", "URL", "NOTE"]
+    cells = [_cells(row) for row in rows]
+    if any(row.get("node") for row in rows):
+        for row, line in zip([None, *rows], [columns, *cells], strict=True):
+            line.insert(1, "NODE" if row is None else row.get("node") or "–")
+    print_table(columns, cells, right=("PID", "SLOTS", "BUSY", "QUEUED", "RESTARTS"))
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     counts = [number(row.get(key), 0).replace(",", "") for key in ("pid", "slots", "busy", "queued", "restarts")]
     remarks = ["simulated" if row.get("simulated") else "", row.get("why") or ""]
+    remarks += [f"{row['share']} slots for this gateway"] if "share" in row else []
+    remarks += [scaling_words(standing) for standing in row.get("scaling", ())]
     return [row["name"], row["state"], *counts, row["url"] or "–", "; ".join(filter(None, remarks))]
 
 
@@ -183,6 +190,10 @@ class _Story:
             self._said[""] = "stopping"
             self.end()
             note("stopping: waiting for answers under way (Ctrl-C again: at once)")
+        for what in supervisor.left_behind:
+            if self._said.get(f" {what}") is None:
+                self._said[f" {what}"] = what
+                note(f"warning: {what}")
 
     def end(self) -> None:
         self._ended.set()

@@ -1,18 +1,63 @@
-"""The end of a log, and what comes after it."""
+"""The end of a log, and what comes after it: of a file here, or of a replica that stands elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from skep.errors import UserError
+from skep.engines.control import NotRunning, ask, socket_of
+from skep.errors import EngineError, UserError
+from skep.places import Paths
 
 POLL_S = 0.2
+POLL_ELSEWHERE_S = 1.0
+ANSWER_S = 20.0  # of another machine
+OF_SKEP = ("skep", "gateway", "monitor", "requests")  # always here, also while nobody answers
 TAIL_BYTES = 4 << 20
 
 
-def show_log(folder: Path, name: str, lines: int, *, follow: bool) -> None:
+def show_log(paths: Paths, name: str, lines: int, *, follow: bool) -> None:
+    """Whoever runs is asked first: a file of that name may be what another hive left here."""
+    try:
+        told = None if name in OF_SKEP else _elsewhere(paths, name, lines)
+    except EngineError:
+        if not (paths.logs / f"{name}.log").is_file():
+            raise
+        told = None
+    if told is None:
+        show_file(paths.logs, name, lines, follow=follow)
+    else:
+        _write(told["text"].encode())
+        if follow:
+            _follow_elsewhere(paths, name, told["offset"])
+
+
+def _follow_elsewhere(paths: Paths, name: str, offset: int) -> None:
+    """Also while it moves, and its log cannot be had for a moment; until Ctrl-C, or the end of the hive."""
+    with suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(POLL_ELSEWHERE_S)
+            with suppress(EngineError):
+                if (told := _elsewhere(paths, name, 0, offset)) is None:
+                    return
+                offset = told["offset"]
+                _write(told["text"].encode())
+
+
+def _elsewhere(paths: Paths, name: str, lines: int, offset: int | None = None) -> dict[str, Any] | None:
+    """None: its log is here, or nobody is there to ask."""
+    message = {"op": "log", "name": name, "lines": lines, "offset": offset}
+    try:
+        told = ask(socket_of(paths.lock, paths.socket), message, timeout_s=ANSWER_S)
+    except NotRunning:
+        return None
+    return told if "text" in told else None
+
+
+def show_file(folder: Path, name: str, lines: int, *, follow: bool) -> None:
     path = folder / f"{name}.log"
     if "/" in name or not path.is_file():
         known = sorted(found.stem for found in folder.glob("*.log"))

@@ -65,6 +65,7 @@ def sweep(
     api: of.Api = "openai",
     timeout: of.Timeout = of.FIFTEEN_MINUTES,
     processes: of.Processes = None,
+    cluster: of.Cluster = None,
     price: of.Price = None,
     store_prompts: of.Prompts = True,
     against_preset: Annotated[
@@ -105,6 +106,7 @@ def sweep(
         timeout=timeout,
         processes=processes,
         store_prompts=store_prompts,
+        cluster=cluster,
     )
     if against_preset is not None:
         from skep.cli.against_preset import run_against_command
@@ -130,6 +132,7 @@ def swarm(
     api: of.Api = "openai",
     timeout: of.Timeout = "1h",
     processes: of.Processes = None,
+    cluster: of.Cluster = None,
     store_prompts: of.Prompts = True,
     as_json: JsonOption = False,
 ) -> None:
@@ -147,7 +150,7 @@ def swarm(
     )
     target = Target(url or of.running_url(), model, key_env, api)
     limits = (timeout, processes, store_prompts)
-    raise typer.Exit(run_swarm_command(target, workload, agents, tasks, runs, limits, as_json=as_json))
+    raise typer.Exit(run_swarm_command(target, workload, agents, tasks, runs, limits, cluster=cluster, as_json=as_json))
 
 
 def open_loop(
@@ -165,12 +168,13 @@ def open_loop(
     key_env: of.KeyEnv = None,
     api: of.Api = "openai",
     timeout: of.Timeout = of.FIFTEEN_MINUTES,
+    cluster: of.Cluster = None,
     store_prompts: of.Prompts = True,
     as_json: JsonOption = False,
 ) -> None:
     """Requests that arrive at a rate, whatever the server does; latency counts from when each was due."""
     from skep.cli.benching import Target, workload_of
-    from skep.cli.timed import run_open_command
+    from skep.cli.timed import Telling, run_open_command
 
     workload = workload_of(
         shape="steady",
@@ -182,7 +186,8 @@ def open_loop(
     )
     target = Target(url or of.running_url(), model, key_env, api)
     schedule = (rate, arrivals, duration, runs)
-    raise typer.Exit(run_open_command(target, workload, schedule, timeout, as_json=as_json, keep_text=store_prompts))
+    how = Telling(as_json=as_json, keep_text=store_prompts, cluster=cluster)
+    raise typer.Exit(run_open_command(target, workload, schedule, timeout, how))
 
 
 def classes(
@@ -200,11 +205,12 @@ def classes(
 ) -> None:
     """Several kinds of traffic at once, each with its own shape and priority, reported one by one."""
     from skep.cli.benching import Target
-    from skep.cli.timed import run_classes_command
+    from skep.cli.timed import Telling, run_classes_command
 
     target = Target(url or of.running_url(), model, key_env)
     schedule = (duration, agents, runs, seed)
-    raise typer.Exit(run_classes_command(target, mix, schedule, timeout, as_json=as_json, keep_text=store_prompts))
+    how = Telling(as_json=as_json, keep_text=store_prompts)
+    raise typer.Exit(run_classes_command(target, mix, schedule, timeout, how))
 
 
 def replay(
@@ -217,13 +223,15 @@ def replay(
     seed: of.Seed = None,
     key_env: of.KeyEnv = None,
     timeout: of.Timeout = of.FIFTEEN_MINUTES,
+    cluster: of.Cluster = None,
     store_prompts: of.Prompts = True,
     as_json: JsonOption = False,
 ) -> None:
     """Recorded traffic again: its arrival times, lengths and shared prefixes, or its own words."""
     from skep.cli.benching import Target
-    from skep.cli.timed import run_replay_command
+    from skep.cli.timed import Telling, run_replay_command
 
     target = Target(url or of.running_url(), model, key_env)
-    how = (speed, limit, max_tokens, seed)
-    raise typer.Exit(run_replay_command(target, trace, how, timeout, as_json=as_json, keep_text=store_prompts))
+    wanted = (speed, limit, max_tokens, seed)
+    how = Telling(as_json=as_json, keep_text=store_prompts, cluster=cluster)
+    raise typer.Exit(run_replay_command(target, trace, wanted, timeout, how))

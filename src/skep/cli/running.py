@@ -18,7 +18,9 @@ WORDS = {
     "adjusted": "adjusted without a restart",
 }
 
-NameArgument = Annotated[str, typer.Argument(help="A replica's name as in `skep ps`.")]
+NameArgument = Annotated[
+    str, typer.Argument(help="A replica's name as in `skep ps`, or a node's: all that stand there.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -31,19 +33,25 @@ def drain(
     name: NameArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Return when it has finished what it had.")] = False,
 ) -> None:
-    """Send a replica nothing new; it finishes what it has. Until `skep undrain`."""
+    """Send a replica, or all of a node, nothing new; what they have is finished. Until `skep undrain`."""
     from skep.cli.output import note
 
     answer = _ask({"op": "drain", "name": name, "wait": wait}, timeout_s=None if wait else 10.0)
-    note(f"{name} gets nothing new" + (f"; {answer['busy']} under way" if answer["busy"] else " and is empty"))
+    left = f"; {answer['busy']} under way" if answer["busy"] else " and is empty"
+    note(f"{_who(name, answer)} gets nothing new{left}")
 
 
 def undrain(name: NameArgument) -> None:
-    """Let a drained replica serve again."""
+    """Let a drained replica, or those of a drained node, serve again."""
     from skep.cli.output import note
 
-    _ask({"op": "undrain", "name": name})
-    note(f"{name} serves again")
+    answer = _ask({"op": "undrain", "name": name})
+    note(f"{_who(name, answer)} serves again")
+
+
+def _who(name: str, answer: dict[str, Any]) -> str:
+    """A replica, or a node with those that stand there."""
+    return name if answer["replicas"] == [name] else f"{name} ({', '.join(answer['replicas'])})"
 
 
 def reload(
@@ -76,7 +84,8 @@ def reload(
         settings = wished_settings(wishes, paths, {})  # SKEP_API_KEY stays what the running one has
         check_tls(settings.gateway)
         read_keys(keys_path(paths))
-        plan_launches(settings, paths, progress, starting=False)
+        if settings.cluster is None:  # on a cluster, what fits beside what runs is known to who runs it
+            plan_launches(settings, paths, progress, starting=False)
     message = {"op": "reload", "settings": asdict(settings), "wait": wait}
     answer = _ask(message, timeout_s=None if wait else 120.0)
     del answer["ok"]

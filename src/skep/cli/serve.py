@@ -12,13 +12,18 @@ import typer
 from skep.errors import UserError
 
 if TYPE_CHECKING:
-    from skep.settings import Serve, Wishes
+    from skep.cli.choosing import Wanted
+    from skep.settings import Cluster, Serve, Wishes
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 HostOption = Annotated[str | None, typer.Option(help="Address of the gateway; others than loopback want a key.")]
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")]
 ConfigOption = Annotated[Path | None, typer.Option(help="Configuration file (default: skep.toml if there is one).")]
 DetachOption = Annotated[bool, typer.Option("-d", "--detach", help="Go on in the background.")]
+ClusterOption = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster by its head's HOST:PORT; auto: this machine's.")
+]
+HiveOption = Annotated[str | None, typer.Option(help="Name of the hive, where a cluster has several.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +43,8 @@ def up(
     embedded: Annotated[
         bool, typer.Option("--embedded", help="The embedded model, even if there is a skep.toml.")
     ] = False,
-    replicas: Annotated[int | None, typer.Option(min=1, max=64, help="Engine processes.")] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, max=1024, help="Engine processes.")] = None,
+    max_replicas: Annotated[int | None, typer.Option(min=1, max=1024, help="As many under load.")] = None,
     slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Sequences a replica decodes at a time.")] = None,
     context: Annotated[int | None, typer.Option(min=64, help="Tokens of context per slot.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per replica.")] = None,
@@ -73,6 +79,8 @@ def up(
     fallback: Annotated[
         bool, typer.Option("--fallback", help="Try a dying engine again with the remedy, one change at a time.")
     ] = False,
+    cluster: ClusterOption = None,
+    hive: HiveOption = None,
     config: ConfigOption = None,
     detach: DetachOption = False,
     as_json: JsonOption = False,
@@ -80,7 +88,11 @@ def up(
     """Serve a model behind one endpoint, in the foreground or (-d) in the background."""
     from skep.settings import EMBEDDED_MODEL, Wishes
 
+    where = cluster_of(cluster, hive, config)
+    if where is not None:
+        refuse_together("--cluster", gpus=gpus is not None, **{"engine-port": bool(engine_port)})
     serve = {"replicas": replicas, "slots": slots, "context_tokens": context, "threads": threads}
+    serve |= {"max_replicas": max_replicas}
     plan = given(link=link, engine=engine, quant=quant, kv=kv, spec=spec, tp=tp, agents=agents)
     real = given(checkpoint=checkpoint, gpus=gpus, memory_share=memory_share, binary=binary)
     served: tuple[Serve, ...] = ()
@@ -99,8 +111,12 @@ def up(
 
         refuse_together("a model", embedded=embedded)
         told = {**plan, **real, "gpus": parse_gpus(gpus)}
-        chosen = serve_for(Wanted(model, replicas=replicas, slots=slots, context=context, **told))
-        served = (chosen,) if chosen is not None else ()
+        asked = Wanted(model, replicas=replicas, slots=slots, context=context, **told)
+        if where is not None:
+            served, serve = _on_nodes(asked, where.address, max_replicas), {"threads": threads}
+        else:
+            chosen = serve_for(asked)
+            served = (chosen,) if chosen is not None else ()
     elif plan or real:
         name = next(iter({**plan, **real})).replace("_", "-")
         raise UserError(f"--{name} is for a model named on the command line", hint="skep up MODEL --engine vllm")
@@ -110,8 +126,30 @@ def up(
         fallback=fallback,
         serve=given(**serve, engine_port=engine_port),
         gateway=given(host=host or None, port=port),
+        cluster=where,
     )
     start(wishes, config, detach=detach, as_json=as_json)
+
+
+def cluster_of(address: str | None, hive: str | None, config: Path | None, *, guest: bool = False) -> Cluster | None:
+    """As typed; what is not typed, as skep.toml has it."""
+    from skep.configfile import find_config, load_settings, make_cluster
+    from skep.places import user_paths
+
+    paths = user_paths(os.environ)
+    found = load_settings(find_config(config, paths), paths, os.environ).cluster
+    address = address or (found.address if found is not None else None)
+    if address is None:
+        if hive is not None:
+            raise UserError("--hive names a hive of a cluster", hint="add --cluster auto, or the head's HOST:PORT")
+        return None
+    return make_cluster(address, hive or (found.hive if found is not None else "skep"), guest=guest)
+
+
+def _on_nodes(wanted: Wanted, address: str, most: int | None) -> tuple[Serve, ...]:
+    from skep.cli.choosing_nodes import serves_for, survey_nodes
+
+    return serves_for(wanted, survey_nodes(address), most)
 
 
 def refuse_together(option: str, **others: bool) -> None:
@@ -135,10 +173,16 @@ def start(wishes: Wishes, config: Path | None, *, detach: bool, as_json: bool) -
     settings = load_settings(found, paths, os.environ)
     wishes = replace(wishes, folder=str(Path.cwd()), config=str(found.absolute()) if found else None)
     settings = wishes.apply(settings)
-    if not settings.serve and not settings.upstream:
+    guest = settings.cluster is not None and settings.cluster.guest
+    if not settings.serve and not settings.upstream and not guest:
         hint = "`skep gateway --upstream http://127.0.0.1:8000 --slots 8`, or an [[upstream]] table in skep.toml"
         raise UserError("no upstream is given", hint=hint)
-    hive.learn_flags(settings)
+    for table in settings.serve:
+        if table.max_replicas is not None and table.max_replicas < table.replicas:
+            what = f"--max-replicas {table.max_replicas} is below the {table.replicas} replicas of `{table.model}`"
+            raise UserError(what, hint="raise it, or set --replicas")
+    if settings.cluster is None:
+        hive.learn_flags(settings)
     if detach:
         hive.serve_detached(settings, paths, as_json=as_json)
     else:
@@ -158,7 +202,9 @@ def down(
     from skep.units import parse_seconds
 
     paths = user_paths(os.environ)
-    ask_down(socket_of(paths.lock, paths.socket), None if wait is None else parse_seconds(wait))
+    left = ask_down(socket_of(paths.lock, paths.socket), None if wait is None else parse_seconds(wait))
+    for what in left:
+        note(f"warning: {what}")
     note("skep is down")
 
 
@@ -191,7 +237,7 @@ def logs(
     from skep.cli.logview import show_log
     from skep.places import user_paths
 
-    show_log(user_paths(os.environ).logs, name, lines, follow=follow)
+    show_log(user_paths(os.environ), name, lines, follow=follow)
 
 
 def restart(name: Annotated[str, typer.Argument(help="A replica's name as in `skep ps`, or `gateway`.")]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from skep.errors import UserError
 from skep.places import user_paths
 from skep.planner.choice import Plan, choose, fits_nowhere
 from skep.planner.memory import weights_bytes
+from skep.planner.rig_words import Found
 
 AGENTS = 4  # to plan for, where nobody says how many: as `skep plan` has it
 INPUT_TOKENS, OUTPUT_TOKENS = 1024, 512
@@ -99,11 +101,13 @@ def simulated_serve(wanted: Simulation) -> tuple[str, dict[str, Any]]:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", model.id), serve
 
 
-def best_plan(flags: Flags) -> Plan:
+def best_plan(flags: Flags, rig: Found | None = None, *, say: Callable[[str], None] = note) -> Plan:
+    """On this rig; None: as the flags name it, or this machine."""
     goal, model = goal_of(flags), read_model(flags.model)
-    (rig,) = read_rigs(flags, user_paths(os.environ).store)
+    if rig is None:
+        (rig,) = read_rigs(flags, user_paths(os.environ).store)
     for line in (*model.notes, *rig.notes):
-        note(line)
+        say(line)
     pins, engines = pins_of(flags, model), engines_of(flags, model, rig)
     choice = choose(model.geometry, rig.rig, goal, pins, engines=engines, scale=False)
     if not choice.plans:

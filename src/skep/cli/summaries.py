@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from skep.bench.energy import cost_per_million_tokens
 from skep.cli.output import note, number, print_table
 from skep.records import Clock, LevelSummary, Promise, Speedup, SweepSummary, Turning
+from skep.report.checks import workers_sentence
 from skep.units import format_seconds
 
 UNITS = {Clock.DECODE: "tok/s", Clock.FIRST_TOKEN: "ms", Clock.TOKENS: "tokens"}
@@ -109,6 +110,8 @@ def remarks(summary: SweepSummary) -> list[str]:
             f"{number(one.engine)} {UNITS[one.clock]} by the engine: {one.cause}"
             for one in level.clocks
         )
+    if (load := workers_sentence(summary.levels)) is not None:
+        found.append(load)
     if summary.client_limited:
         found.append("warning: the client was the limit at some level (marked *); its figures are a lower bound")
     return found

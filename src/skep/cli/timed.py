@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from skep.bench.timed import Part, TimedPlan, classes_part, open_part, replay_pa
 from skep.cli.benching import Target, maker_for, meter_for, positive_seconds, run_measuring, text_of, toml_of
 from skep.cli.liveview import live_view
 from skep.cli.output import note, print_json
+from skep.cli.spreading import joined, load_from
 from skep.cli.summaries import print_summary
 from skep.cli.sweep import fail_for, sweep_json
 from skep.errors import UserError
@@ -32,14 +33,21 @@ from skep.workload.traces import TraceItem, read_trace
 MOST_RATE = 2000.0
 
 
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What is kept and shown, and whose machines make the load."""
+
+    as_json: bool
+    keep_text: bool
+    cluster: str | None = None
+
+
 def run_open_command(
     target: Target,
     workload: Workload,
     schedule: tuple[str, str, str, int],
     timeout: str,
-    *,
-    as_json: bool,
-    keep_text: bool,
+    how: Telling,
 ) -> int:
     rate, arrivals, duration, runs = schedule
     rates = rates_of(rate)
@@ -59,9 +67,13 @@ def run_open_command(
             for repeat in range(runs)
             for place, one in enumerate(rates, start=1)
         ]
-        return await _measured(_plan("open", config, endpoint, timeout, keep_text), parts, endpoint, maker)
+        return await _measured(
+            _plan("open", config, endpoint, timeout, how.keep_text), parts, endpoint, maker, how.cluster
+        )
 
-    return _show(run_measuring(run), as_json=as_json, title="rate /s", names=[f"{one:g}" for one in rates])
+    with joined(how.cluster):
+        summary = run_measuring(run)
+    return _show(summary, as_json=how.as_json, title="rate /s", names=[f"{one:g}" for one in rates])
 
 
 def run_classes_command(
@@ -69,9 +81,7 @@ def run_classes_command(
     mix: Path,
     schedule: tuple[str, int | None, int, int | None],
     timeout: str,
-    *,
-    as_json: bool,
-    keep_text: bool,
+    how: Telling,
 ) -> int:
     duration, agents, runs, seed = schedule
     classes = read_mix(mix, agents)
@@ -86,21 +96,23 @@ def run_classes_command(
         calibration = await calibrate_on(endpoint, None, seed)
         parts = [classes_part(classes, calibration, repeat, seed=seed, for_s=for_s) for repeat in range(runs)]
         maker = TaskMaker(Workload(seed=seed), calibration)
-        return await _measured(_plan("classes", config, endpoint, timeout, keep_text), parts, endpoint, maker)
+        return await _measured(
+            _plan("classes", config, endpoint, timeout, how.keep_text), parts, endpoint, maker, how.cluster
+        )
 
-    return _show(run_measuring(run), as_json=as_json)
+    with joined(how.cluster):
+        summary = run_measuring(run)
+    return _show(summary, as_json=how.as_json)
 
 
 def run_replay_command(
     target: Target,
     trace: Path,
-    how: tuple[float, int | None, int, int | None],
+    wanted: tuple[float, int | None, int, int | None],
     timeout: str,
-    *,
-    as_json: bool,
-    keep_text: bool,
+    how: Telling,
 ) -> int:
-    speed, limit, max_tokens, seed = how
+    speed, limit, max_tokens, seed = wanted
     items = read_items(trace, speed, limit)
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     config = {"trace": trace.name, "requests": len(items), "speed": speed, "max_tokens": max_tokens, "seed": seed}
@@ -113,9 +125,13 @@ def run_replay_command(
         calibration = await calibrate_on(endpoint, None, seed) if needs else Calibration()
         part = replay_part(items, calibration, seed=seed, default_tokens=max_tokens)
         maker = TaskMaker(Workload(seed=seed), calibration)
-        return await _measured(_plan("replay", config, endpoint, timeout, keep_text), [part], endpoint, maker)
+        return await _measured(
+            _plan("replay", config, endpoint, timeout, how.keep_text), [part], endpoint, maker, how.cluster
+        )
 
-    return _show(run_measuring(run), as_json=as_json)
+    with joined(how.cluster):
+        summary = run_measuring(run)
+    return _show(summary, as_json=how.as_json)
 
 
 def rates_of(text: str) -> list[float]:
@@ -150,9 +166,13 @@ def _plan(kind: str, config: dict[str, Any], endpoint: Endpoint, timeout: str, k
     return TimedPlan(kind, config, fingerprint, timeout_s=timeout_s, keep_text=keep_text)
 
 
-async def _measured(plan: TimedPlan, parts: Sequence[Part], endpoint: Endpoint, maker: TaskMaker) -> SweepSummary:
-    with open_store(user_paths(os.environ).store) as store, live_view() as show:
-        return await run_timed(plan, parts, endpoint, store, read_host(), maker, show, meter=meter_for(endpoint))
+async def _measured(
+    plan: TimedPlan, parts: Sequence[Part], endpoint: Endpoint, maker: TaskMaker, cluster: str | None
+) -> SweepSummary:
+    async with load_from(cluster, endpoint) as crowd:
+        with open_store(user_paths(os.environ).store) as store, live_view() as show:
+            meter = meter_for(endpoint)
+            return await run_timed(plan, parts, endpoint, store, read_host(), maker, show, meter=meter, crowd=crowd)
 
 
 def _show(summary: SweepSummary, *, as_json: bool, title: str = "traffic", names: Sequence[str] = ("all",)) -> int:

@@ -22,7 +22,7 @@ import typer
 
 from skep.cli.output import note, number, print_json
 from skep.cli.serve import JsonOption
-from skep.engines.shown import OUTCOMES, Shown, Status, replicas_of, up_s
+from skep.engines.shown import OUTCOMES, Shown, Status, replicas_of, scaling_words, scalings_of, up_s
 from skep.errors import SkepError
 from skep.stats.rates import WINDOW_S, Rate
 from skep.units import format_seconds, parse_seconds
@@ -35,6 +35,7 @@ HISTORY = 60  # readings
 ONCE_S = 1.0  # between the two readings of `--once` and `--json`
 SHORTEST_S, ANSWER_S = 0.1, 3.0
 LONGEST_BAR, SHORTEST_BAR, SHORTEST_NAME = 40, 8, 8
+AFTER_STATE = 5  # columns of a replica: slots, three figures, a note
 STYLES = {"up": "green", "ready": "green", "open": "bold red", "failed": "bold red", "backoff": "red"}
 BETWEEN = "yellow"  # half-open, draining, starting, warming, stopping
 
@@ -157,6 +158,8 @@ class View:
             if row["kind"] == "gateway" and (row["state"] != "ready" or row["restarts"] or row["why"]):
                 why = f": {row['why']}" if row["why"] else ""
                 said.append(f"gateway {row['state']}, restarts {row['restarts']}{why}")
+            elif row["kind"] == "cluster" and (row["state"] != "ready" or row["why"]):
+                said.append(f"cluster {row['state']}" + (f": {row['why']}" if row["why"] else ""))
         if not self.status.get("gateway"):
             said.append("the gateway gives no figures")
         place, rest = f"{self.status['url']}  ", f"{up}  pid {self.status['pid']}"
@@ -174,6 +177,7 @@ class View:
             [("requests  ", "bold"), (f"{now}, {page.figure(rates['requests_per_s'])}/s ended", "")],
             [("so far    ", "bold"), (outcomes, "")],
             [("tokens    ", "bold"), (speed, ""), (history, "cyan")],
+            *([("scaling   ", "bold"), (scaling_words(standing), "")] for standing in scalings_of(self.status)),
         ]
 
     def _queue_table(self, page: Page) -> list[Line]:
@@ -194,35 +198,44 @@ class View:
         return lines
 
     def _replica_table(self, page: Page) -> list[list[Line]]:
-        """The titles, then the lines of each replica."""
+        """The titles, then the lines of each replica; with the nodes, where some stand elsewhere."""
         replicas, speeds = replicas_of(self.status), self.rates()["replicas"]
-        cells = [["REPLICA", "MODEL", "STATE", "SLOTS", "ACTIVE", "TOK/S", "RESTARTS", "NOTE"]]
+        cells = [["REPLICA", "NODE", "MODEL", "STATE", "SLOTS", "ACTIVE", "TOK/S", "RESTARTS", "NOTE"]]
         for replica in replicas:
             busy = f"{page.figure(replica.active, 0)}/{replica.slots}"
             counts = (busy, page.figure(speeds.get(replica.name)), page.figure(replica.restarts, 0))
-            cells.append([replica.name, replica.model or page.unknown, replica.state, "", *counts, replica.mark])
+            told = (replica.name, replica.node or page.unknown, replica.model or page.unknown, replica.state)
+            cells.append([*told, "", *counts, replica.mark])
+        if not any(replica.node for replica in replicas):
+            cells = [[row[0], *row[2:]] for row in cells]
         spaces = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        spaces[3] = max(5, min(LONGEST_BAR, max((replica.slots for replica in replicas), default=0)))
-        for place, least in ((3, SHORTEST_BAR), (1, SHORTEST_NAME), (0, SHORTEST_NAME)):
+        bar = len(spaces) - AFTER_STATE
+        spaces[bar] = max(5, min(LONGEST_BAR, max((replica.slots for replica in replicas), default=0)))
+        for place, least in ((bar, SHORTEST_BAR), *((place, SHORTEST_NAME) for place in range(bar - 2, -1, -1))):
             excess = sum(spaces) + 2 * (len(spaces) - 1) - page.width
             spaces[place] = max(min(least, spaces[place]), spaces[place] - max(0, excess))
-        titles = f"{page.row(cells[0][:4], spaces[:4])}  {page.row(cells[0][4:7], spaces[4:7], '>')}  NOTE"
-        return [[[(titles, "bold")]], *(_block(page, *pair, spaces) for pair in zip(replicas, cells[1:], strict=True))]
+        counts_of = slice(bar + 1, bar + 4)
+        titles = page.row(cells[0][: bar + 1], spaces[: bar + 1]), page.row(cells[0][counts_of], spaces[counts_of], ">")
+        title: Line = [(f"{titles[0]}  {titles[1]}  NOTE", "bold")]
+        return [[title], *(_block(page, *pair, spaces) for pair in zip(replicas, cells[1:], strict=True))]
 
 
 def _block(page: Page, replica: Shown, cells: list[str], spaces: list[int]) -> list[Line]:
     """A note that has no room at the end of the line goes below it."""
     bar: Line = []
+    place = len(spaces) - AFTER_STATE
     if replica.active is not None:
-        parts = slot_cells(replica.active, replica.releasing, replica.slots, spaces[3])
+        parts = slot_cells(replica.active, replica.releasing, replica.slots, spaces[place])
         bar = [(page.slots[i] * part, ("green", "yellow", "dim")[i]) for i, part in enumerate(parts)]
-    bar.append((" " * (spaces[3] - sum(len(text) for text, _ in bar)), ""))
+    bar.append((" " * (spaces[place] - sum(len(text) for text, _ in bar)), ""))
     style = STYLES.get(replica.state, BETWEEN)
-    names, counts = page.row(cells[:2], spaces[:2]), page.row(cells[4:7], spaces[4:7], ">")
+    counts_of = slice(place + 1, place + 4)
+    names = page.row(cells[: place - 1], spaces[: place - 1])
+    counts = page.row(cells[counts_of], spaces[counts_of], ">")
     whole = "; ".join(part for part in (replica.mark, replica.why) if part)
-    left = page.width - sum(spaces[:7]) - 2 * 7
+    left = page.width - sum(spaces[:-1]) - 2 * (len(spaces) - 1)
     beside, below = (whole, "") if len(whole) <= left else (replica.mark, replica.why)
-    line = [(f"{names}  ", ""), (f"{replica.state:<{spaces[2]}}  ", style), *bar, (f"  {counts}  {beside}", "")]
+    line = [(f"{names}  ", ""), (f"{replica.state:<{spaces[place - 1]}}  ", style), *bar, (f"  {counts}  {beside}", "")]
     return [line, *page.wrapped(below, style, "  ")]
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from skep.catalog.options import Options, own_flag
 from skep.engines.base import Diagnosis, Launch
 from skep.engines.diagnosis import diagnose
+from skep.engines.enginekey import ENGINE_KEY, key_variables
 from skep.engines.installed import Program, bare_words, find_program, version_of
 from skep.engines.known_flags import HELPS, known_flags, remembered_flags, unknown_flags
 from skep.errors import UserError
 
-HOST = "127.0.0.1"
 VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
 P2P = {"off": ("NCCL_P2P_DISABLE", "1"), "nvlink": ("NCCL_P2P_LEVEL", "NVL")}
 DRAFTED_BY_MODEL = ("draft", "eagle", "dflash")
@@ -40,6 +40,7 @@ class Adapter(ABC):
     confirms = ""
     release_bound_s = 30.0
     simulated = False
+    keyed_by: tuple[str, ...] = (ENGINE_KEY,)  # the variables that its key goes by; none: it cannot have one
 
     def __init__(
         self, *, cache_dir: Path | None = None, tell: Callable[[str], None] | None = None, vendor: str = "nvidia"
@@ -88,7 +89,8 @@ class Adapter(ABC):
         return [os.path.expanduser(word) if word.startswith("~/") else word for word in arguments]  # noqa: PTH111
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        return {**self.cards(launch), **self.variables(launch), **dict(launch.env)}
+        own = {**self.cards(launch), **self.variables(launch), **dict(launch.env)}
+        return {**own, **key_variables(launch, *self.keyed_by)}
 
     def version(self) -> str | None:
         if self._program is None:
@@ -167,6 +169,8 @@ def common_refusals(launch: Launch) -> Iterable[Refusal]:
     own = own_flag(launch.engine, launch.extra)
     if own is not None:
         yield f"`extra` has {own[0]}, which skep itself says", own[1]
+    if launch.api_key and any(word.partition("=")[0].replace("_", "-") == "--api-key" for word in launch.extra):
+        yield "`extra` has --api-key, but the hive has a key of its own for its engines", "leave it out"
     if options.p2p not in (None, "off", "nvlink"):
         yield f"p2p `{options.p2p}` is none", 'write "nvlink" for NVLink only, "off" for not at all, or leave it out'
     if draft is not None and draft.method in DRAFTED_BY_MODEL and not draft.model:

@@ -20,6 +20,18 @@ EXIT_FINAL = 78  # an engine of ours that ends so would end so again: no restart
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """What a replica asks of a cluster: it stands on one node, wherever that much is free."""
+
+    cards: int = 0
+    cpus: float = 1.0
+    memory_bytes: int = 0
+    kind: str = ""  # of node it was planned for; empty: any
+    nodes: tuple[str, ...] = ()  # names of those it may stand on: a node that comes back has another id; empty: any
+    source: str | None = None  # what its weights are pulled by, on a node that does not have them
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One replica to be started, or one that runs already and is only fronted."""
 
@@ -47,10 +59,13 @@ class Launch:
     on_demand: bool = False  # loaded when somebody asks for its model
     pinned: bool = False  # stays loaded, whoever needs the room
     idle_unload_s: float | None = None  # on demand: unloaded after so long without a request; None: stays
+    host: str = "127.0.0.1"  # the address that the engine binds
+    api_key: str = field(default="", repr=False)  # that the engine wants to see, where others can reach it
+    place: Place | None = None  # it stands on some node of a cluster; None: here
 
     @property
     def authorization(self) -> str:
-        key = os.environ.get(self.key_env, "") if self.key_env else ""
+        key = os.environ.get(self.key_env, "") if self.key_env else self.api_key
         return f"Bearer {key}" if key else ""
 
     def same_process(self, other: Launch) -> bool:

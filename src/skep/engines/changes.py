@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 from skep.engines.base import Launch
 
@@ -39,4 +39,6 @@ def _sort(old: Launch | None, new: Launch) -> str:
         return "added"
     if old == new:
         return "unchanged"
+    if old.place is not None and new.place is not None:  # where it may stand matters when it is started anew
+        old, new = replace(old, place=None), replace(new, place=None)
     return "adjusted" if old.same_process(new) else "changed"

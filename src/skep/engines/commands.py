@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Sequence
 
 from skep.catalog.options import Draft, Options
-from skep.engines.adapter import DRAFTED_BY_MODEL, HOST, Adapter
+from skep.engines.adapter import DRAFTED_BY_MODEL, Adapter
 from skep.engines.base import Launch
+from skep.engines.binding import HOST
 from skep.engines.installed import bare_words
 from skep.engines.llamacpp import LlamaCpp
 from skep.engines.ollama import Ollama

@@ -6,14 +6,13 @@ Engines measure the free memory of their cards while they start, and would count
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import socket
 from collections.abc import Iterable
 
 from skep.engines.base import Launch
+from skep.engines.binding import HOST, free_port
+from skep.engines.enginekey import ENGINE_KEY
 
-HOST = "127.0.0.1"
 OWN_KEY = "SKEP_API_KEY"
 MANY_PORTS = 5000  # of the 28000 that the kernel gives out: those at first are long forgotten
 
@@ -22,7 +21,7 @@ class Company:
     def __init__(self) -> None:
         self._line: dict[str, frozenset[int]] = {}  # who starts or is about to, in order, with its cards
         self._moved = asyncio.Event()
-        self._secrets = {OWN_KEY}
+        self._secrets = {OWN_KEY, ENGINE_KEY}
         self._given: set[int] = set()
 
     def __repr__(self) -> str:
@@ -63,30 +62,11 @@ class Company:
     def environment(self) -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if name not in self._secrets}
 
-    def free_port(self) -> int:
+    def free_port(self, host: str = HOST) -> int:
         """Not the same one twice: an engine may bind it minutes after it was chosen."""
         if len(self._given) > MANY_PORTS:
             self._given.clear()
-        while (port := free_port()) in self._given:
+        while (port := free_port(host)) in self._given:
             pass
         self._given.add(port)
         return port
-
-
-def free_port() -> int:
-    """A port that nobody holds now. An engine that cannot tell its own is given it."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def is_taken(port: int) -> bool:
-    """Somebody listens there. What other reasons there are against it the engine says itself."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            return error.errno == errno.EADDRINUSE
-    return False

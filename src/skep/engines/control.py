@@ -29,7 +29,7 @@ class NotRunning(UserError):
 def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float | None = 10.0) -> dict[str, Any]:
     """The supervisor's answer. Raises NotRunning where there is none, EngineError for an answer that is an error."""
     with contextlib.closing(_connect(socket_path, timeout_s)) as sock:
-        answer = _exchange(sock, message)
+        answer, _ = _exchange(sock, message)
     if "error" in answer:
         error = EngineError(answer["error"], hint=answer.get("hint"))
         error.exit_code = answer.get("exit_code", error.exit_code)
@@ -37,21 +37,33 @@ def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float | None =
     return answer
 
 
-def ask_down(socket_path: Path, drain_s: float | None = None) -> None:
-    """Ask it to stop after draining for so long (None: its own time), and return when it has."""
+def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
+    """Ask it to stop after draining for so long (None: its own time), and return when it has.
+
+    What it could not end, in words: of a cluster that does not answer.
+    """
     with contextlib.closing(_connect(socket_path, 10.0)) as sock:
-        told = _exchange(sock, {"op": "down", "drain_s": drain_s})
-        left_s = told["drain_s"] + STOP_S
+        told, said = _exchange(sock, {"op": "down", "drain_s": drain_s})
+        left_s = told["drain_s"] + told.get("stop_s", STOP_S)
         sock.settimeout(left_s)
         try:
-            while sock.recv(4096):
-                pass
+            while part := sock.recv(4096):
+                said += part
         except TimeoutError:
             hint = "run `skep down` again: it does not wait for answers under way then"
             raise EngineError(f"skep did not stop within {left_s:g} s", hint=hint) from None
         except OSError:
             pass
     _await_end(told["pid"])
+    return _left_behind(said)
+
+
+def _left_behind(said: bytes) -> list[str]:
+    """Its last words; one that was killed has none."""
+    try:
+        return list(json.loads(said)["left_behind"])
+    except (ValueError, LookupError, TypeError):
+        return []
 
 
 def _await_end(pid: int) -> None:
@@ -128,11 +140,12 @@ def _connect(socket_path: Path, timeout_s: float | None) -> socket.socket:
     return sock
 
 
-def _exchange(sock: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
+def _exchange(sock: socket.socket, message: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """The answer, and what has come after it."""
     received = b""
     try:
         sock.sendall(json.dumps(message).encode() + b"\n")
-        while not received.endswith(b"\n"):
+        while b"\n" not in received:
             part = sock.recv(65536)
             if not part:
                 raise NotRunning
@@ -141,5 +154,6 @@ def _exchange(sock: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
         raise EngineError(
             f"skep does not answer on its control socket: {error}", hint="look at `skep logs skep`"
         ) from None
-    answer: dict[str, Any] = json.loads(received)
-    return answer
+    line, _, more = received.partition(b"\n")
+    answer: dict[str, Any] = json.loads(line)
+    return answer, more

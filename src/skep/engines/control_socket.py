@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from skep.errors import SkepError
@@ -19,8 +19,13 @@ Answer = Callable[[Message], Awaitable[Message]]
 
 
 @asynccontextmanager
-async def control_socket(path: Path | None, answer: Answer) -> AsyncIterator[None]:
-    """For this user alone, while the block runs; None: there is none."""
+async def control_socket(
+    path: Path | None, answer: Answer, last_words: Callable[[], Message] = dict
+) -> AsyncIterator[None]:
+    """For this user alone, while the block runs; None: there is none.
+
+    Whoever's last answer said that there is `more` hears the `last_words` when the block has ended.
+    """
     if path is None:
         yield
         return
@@ -31,7 +36,7 @@ async def control_socket(path: Path | None, answer: Answer) -> AsyncIterator[Non
         assert task is not None
         connections.add(task)
         try:
-            await _serve(Link(reader, writer), answer)
+            await _serve(Link(reader, writer), answer, last_words)
         finally:
             connections.discard(task)
 
@@ -48,11 +53,16 @@ async def control_socket(path: Path | None, answer: Answer) -> AsyncIterator[Non
             await asyncio.sleep(0)
 
 
-async def _serve(link: Link, answer: Answer) -> None:
+async def _serve(link: Link, answer: Answer, last_words: Callable[[], Message]) -> None:
+    told: Message = {}
     try:
-        with suppress(asyncio.CancelledError):  # the hive is down; the end of the connection says so
-            while (message := await link.receive()) is not None:
-                link.send(await _answered(message, answer))
+        while (message := await link.receive()) is not None:
+            told = {}  # one whose answer is cut short hears the end of the connection
+            told = await _answered(message, answer)
+            link.send(told)
+    except asyncio.CancelledError:  # the hive is down; the end of the connection says so
+        if told.get("more"):
+            link.send(last_words())
     finally:
         await link.close()
 

@@ -1,4 +1,4 @@
-"""The replicas of a hive: those that skep started and those it only fronts. They may come, go and rest meanwhile.
+"""The replicas of a hive: those that skep started, here or elsewhere, and those it only fronts. They come, go and rest.
 
 A *dormant* one has no process: its model is loaded when somebody wants it. Two that share a card are started one after
 the other, again and again: see `company`.
@@ -9,62 +9,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
-from skep.engines.base import Launch, Spoken, engine_named
+from skep.engines.base import Launch, engine_named
 from skep.engines.changes import Changes
 from skep.engines.company import Company
+from skep.engines.gatewaytable import row_of
 from skep.engines.lifecycle import RestartPolicy, State
+from skep.engines.member import Elsewhere, Member
+from skep.engines.otherdoors import OtherDoors
 from skep.engines.remote import Upstream
 from skep.engines.replica import Replica
-from skep.errors import EngineError
+from skep.errors import EngineError, SkepError
 from skep.wire.link import Message
 
 REST_POLL_S = 0.1
-
-
-class Life(Protocol):
-    @property
-    def state(self) -> State: ...
-    @property
-    def url(self) -> str | None: ...
-    @property
-    def why(self) -> str | None: ...
-    @property
-    def restarts(self) -> int: ...
-    @property
-    def serving(self) -> bool: ...
-
-
-class Member(Protocol):
-    """What `Replica` and `Upstream` have in common."""
-
-    launch: Launch
-    pid: int | None
-
-    @property
-    def started(self) -> Launch:
-        """What it is started with: `launch`, or what it has fallen back to."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def engine(self) -> Spoken: ...
-    @property
-    def life(self) -> Life: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def settled(self) -> bool:
-        """Nothing is to be waited for at the start: ready, or not skep's to start."""
-
-    async def run(self) -> None: ...
-    def stop(self) -> None: ...
-    def restart(self) -> None: ...
+RELOAD_ON = "what came before it in the reload is done, what came after is not; mend it and reload again"
 
 
 class Crew:
-    """`busy` asks the gateway how many slots of a replica are taken; `changed` is called after every change."""
+    """`busy` asks the gateway how many slots of a replica are taken; `changed` is called after every change.
+
+    `doors` has what the other doors say: who hears it calls `changed`.
+    """
 
     def __init__(
         self,
@@ -72,16 +38,23 @@ class Crew:
         policy: RestartPolicy,
         changed: Callable[[], None],
         busy: Callable[[str], Awaitable[int]],
+        elsewhere: Elsewhere | None = None,
+        doors: OtherDoors | None = None,
     ) -> None:
         self.members: list[Member] = []
         self._policy = policy
         self._log_dir = log_dir
         self._changed = changed
         self._busy = busy
+        self._elsewhere = elsewhere
+        self._doors = doors or OtherDoors()
         self._moved = asyncio.Event()  # some member changed
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._drained: set[str] = set()  # by the user, until the user says otherwise
+        self._drained_nodes: set[str] = set()  # likewise, whoever stands there
         self._resting: set[str] = set()  # on their way to a restart or an end
+        self._parting: set[str] = set()  # of these, those that only this door takes leave of
+        self._restarting: dict[str, int] = {}  # restarts that it had when it was told to
         self._promised: set[str] = set()  # models that have no replica for a moment: their requests wait
         self._dormant: set[str] = set()  # without a process until they are woken
         self._held: set[str] = set()  # models that are on their way to sleep
@@ -99,6 +72,14 @@ class Crew:
     @property
     def names(self) -> list[str]:
         return [member.launch.name for member in self.members]
+
+    @property
+    def nodes(self) -> list[str]:
+        return sorted({member.node for member in self.members if member.node is not None})
+
+    def at(self, node: str) -> list[str]:
+        """Who stands there."""
+        return [member.launch.name for member in self.members if member.node == node]
 
     def find(self, name: str) -> Member | None:
         return next((member for member in self.members if member.launch.name == name), None)
@@ -129,22 +110,7 @@ class Crew:
     def table(self) -> Message:
         """For the gateway."""
         specs = [
-            {
-                "name": member.launch.name,
-                "model": member.model,
-                "url": member.life.url,
-                "slots": member.started.slots,
-                "confirms": member.engine.confirms,
-                "engine": member.launch.about or member.engine.version() or member.launch.engine,
-                "simulated": member.engine.simulated,
-                "release_bound_s": member.engine.release_bound_s,
-                "health_path": member.launch.health_path or member.engine.health_path,
-                "draining": self._gets_nothing(member),
-                "reserve": member.started.reserve,
-                "soft_slots": member.started.soft_slots,
-                "context": member.started.context_tokens or None,
-                "authorization": member.launch.authorization,
-            }
+            row_of(member, closed=self._gets_nothing(member), others=self._doors.busy(member.launch.name))
             for member in self.members
             if member.life.serving
         ]
@@ -208,9 +174,8 @@ class Crew:
         await self._end(name)
         asleep = self.is_dormant(member) or member.model in self._held
         self.members = [other for other in self.members if other is not member]
-        self._drained.discard(name)
-        self._resting.discard(name)
-        self._dormant.discard(name)
+        for names in (self._drained, self._resting, self._parting, self._dormant):
+            names.discard(name)
         self._changed()
         return asleep
 
@@ -224,10 +189,13 @@ class Crew:
         drain_s: float,
         tasks: asyncio.TaskGroup,
         known: Callable[[], None] = lambda: None,
+        *,
+        patient: bool = True,
     ) -> None:
         """Those that go make room first; those that change do so one after the other, so that a model stays served.
 
-        New ones that are on demand have no process yet: they are there at once, and `known` is called.
+        New ones that are on demand have no process yet: they are there at once, and `known` is called. `patient`: those
+        that start are waited for, and one that does not is an error.
         """
         launches = {launch.name: launch for launch in wanted}
         awake = {launch.model for launch in launches.values() if not launch.on_demand}
@@ -237,18 +205,19 @@ class Crew:
         self._company.hide(launches.values())
         try:
             for name in plan.adjusted:
-                self._adjust(launches[name])
+                self.adjust(launches[name])
             if dormant:
                 self.enlist([launches[name] for name in dormant], tasks, asleep=True)
                 known()
-            await asyncio.gather(*(self._send_off(name, drain_s) for name in plan.removed))
+            await asyncio.gather(*(self.send_off(name, drain_s) for name in plan.removed))
             for name in plan.changed:
                 drained, before, launch = self._drained & {name}, self.find(name), launches[name]
-                asleep = await self._send_off(name, drain_s)
+                asleep = await self.send_off(name, drain_s)
                 self._drained |= drained
                 same = launch.on_demand or (before is not None and before.model == launch.model)
-                await self._take_on([launch], tasks, asleep=asleep and same)
-            await self._take_on([launches[name] for name in plan.added if name not in dormant], tasks)
+                await self._take_on([launch], tasks, asleep=asleep and same, patient=patient)
+            added = [launches[name] for name in plan.added if name not in dormant]
+            await self._take_on(added, tasks, patient=patient)
         finally:
             self._promised = set()
             self._changed()
@@ -256,37 +225,88 @@ class Crew:
     # Rest
 
     def drain(self, name: str) -> None:
-        self._drained.add(name)
+        """A replica; or a node, and with it whoever stands there or comes there."""
+        (self._drained if self.find(name) else self._drained_nodes).add(name)
         self._changed()
 
     def undrain(self, name: str) -> None:
-        self._drained.discard(name)
+        (self._drained if self.find(name) else self._drained_nodes).discard(name)
         self._changed()
+
+    @property
+    def drained(self) -> frozenset[str]:
+        """Replicas and nodes, by the user."""
+        return frozenset(self._drained | self._drained_nodes)
+
+    @property
+    def closed(self) -> frozenset[str]:
+        """For the other doors: what the user drained, and replicas that end or are started anew for everybody."""
+        here = {member.launch.name for member in self.members if member.launch.place is None}
+        ending = {one.launch.name for one in self.members if one.kept and one.life.state is State.STOPPING}
+        return frozenset(self.drained | (self._resting - self._parting) | ending) - here
+
+    @property
+    def kept_elsewhere(self) -> list[str]:
+        """Those that other doors may send to, and that end with this one."""
+        return [member.launch.name for member in self.members if member.kept and member.launch.place is not None]
+
+    def drained_node(self, name: str) -> str | None:
+        """The drained node that this one stands on."""
+        member = self.find(name)
+        return member.node if member is not None and member.node in self._drained_nodes else None
+
+    def drained_by_others(self, name: str) -> str | None:
+        """This replica or node, or the node that it stands on, if another door says so."""
+        member = self.find(name)
+        named = (name,) if member is None else (name, member.node)
+        return next((one for one in named if one in self._doors.drained), None)
+
+    async def busy(self, name: str) -> int:
+        """Slots in use, at all doors; of one that only this door takes leave of, here."""
+        return await self._busy(name) + (0 if name in self._parting else self._doors.busy(name))
 
     async def until_idle(self, name: str) -> bool:
         """False: it gets requests again, so that it may never be."""
-        while await self._busy(name):
-            if name not in self._drained:
+        since = self._doors.now()
+        while await self._in_use(name, since):
+            if name not in self._drained and self.drained_node(name) is None:
                 return False
             await asyncio.sleep(REST_POLL_S)
         return True
 
     async def rest(self, name: str, timeout_s: float) -> None:
-        """Send it nothing new and wait for its answers under way."""
+        """Send it nothing new, at no door, and wait for its answers under way."""
+        since = self._doors.now()
         self._resting.add(name)
         self._changed()
         try:
             async with asyncio.timeout(timeout_s):
-                while await self._busy(name):
+                while await self._in_use(name, since):
                     await asyncio.sleep(REST_POLL_S)
         except TimeoutError:
             pass
+
+    def restart(self, name: str) -> None:
+        """It rests until it has begun to; it is let in again where it cannot be told to."""
+        member = self.find(name)
+        if member is None:
+            return
+        self._restarting[name] = member.life.restarts
+        try:
+            member.restart()
+        except SkepError:
+            del self._restarting[name]
+            self._resting.discard(name)
+            self._changed()
+            raise
 
     # Inside
 
     def _make(self, launch: Launch) -> Member:
         if launch.url is not None:
             return Upstream(launch, self._member_changed)
+        if launch.place is not None and self._elsewhere is not None:
+            return self._elsewhere(launch, self._member_changed)
         return self._replica(launch)
 
     def _replica(self, launch: Launch) -> Replica:
@@ -312,35 +332,50 @@ class Crew:
             self._moved.set()
 
     def _gets_nothing(self, member: Member) -> bool:
-        return member.launch.name in self._drained or member.launch.name in self._resting
+        name = member.launch.name
+        by_others = not self._doors.drained.isdisjoint((name, member.node or name))
+        return name in self._drained or name in self._resting or member.node in self._drained_nodes or by_others
+
+    async def _in_use(self, name: str, since: float) -> bool:
+        """Or may be: another door may not have heard yet that it was closed `since` then."""
+        return bool(await self.busy(name)) or (name not in self._parting and self._doors.may_send(since))
 
     def _member_changed(self) -> None:
-        self._resting &= {member.launch.name for member in self.members if member.life.serving}
+        serving = {member.launch.name: member.life.restarts for member in self.members if member.life.serving}
+        anew = {name for name, before in self._restarting.items() if serving.get(name) != before}
+        self._resting = (self._resting & serving.keys()) - anew  # that it did not serve meanwhile may not be told
+        self._restarting = {name: before for name, before in self._restarting.items() if name not in anew}
         still = (State.READY, State.BACKOFF, State.FAILED)
         self._company.done(member.launch.name for member in self.members if member.life.state in still)
         self._moved.set()
         self._changed()
 
-    def _adjust(self, launch: Launch) -> None:
+    def adjust(self, launch: Launch) -> None:
         member = self.find(launch.name)
         if member is not None:
             member.launch = launch
             self._changed()
 
-    async def _send_off(self, name: str, drain_s: float) -> bool:
+    async def send_off(self, name: str, drain_s: float) -> bool:
+        """Once its answers are finished, or after so long."""
+        member = self.find(name)
+        if member is not None and not member.kept:
+            self._parting.add(name)
         await self.rest(name, drain_s)
         return await self.dismiss(name)
 
-    async def _take_on(self, launches: list[Launch], tasks: asyncio.TaskGroup, *, asleep: bool | None = None) -> None:
+    async def _take_on(
+        self, launches: list[Launch], tasks: asyncio.TaskGroup, *, asleep: bool | None = None, patient: bool
+    ) -> None:
         self.enlist(launches, tasks, asleep=asleep)
         self._changed()
-        for launch in launches:
-            await self._until_up(launch.name)
+        for launch in launches if patient else ():
+            await self.until_up(launch.name)
 
-    async def _until_up(self, name: str) -> None:
+    async def until_up(self, name: str, *, hint: str = RELOAD_ON) -> None:
+        """Or gone. Raises EngineError if it is given up."""
         while (member := self.find(name)) is not None and not member.settled and not self.is_dormant(member):
             if member.life.state is State.FAILED:
-                hint = "what came before it in the reload is done, what came after is not; mend it and reload again"
                 raise EngineError(f"replica `{name}` did not start: {member.life.why}", hint=hint)
             self._moved.clear()
             await self._moved.wait()

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from skep.engines.adapter import Refusal, common_refusals, flag, not_taken
 from skep.engines.base import REPORT_FD, Diagnosis, Launch
 from skep.engines.diagnosis import diagnose
+from skep.engines.enginekey import ENGINE_KEY, key_variables
 from skep.engines.llama import BATCH, KV_TYPES, batch_of, flash_of, llama_refusals
 from skep.errors import EngineError, UserError
 
@@ -64,6 +65,7 @@ class Embedded:
             "--slots": launch.slots,
             "--context": launch.context_tokens,
             "--threads": launch.threads,
+            "--host": launch.host,
             "--port": launch.port,
             "--report-fd": REPORT_FD,
         }
@@ -77,7 +79,7 @@ class Embedded:
             return None
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        return dict(launch.env)
+        return {**dict(launch.env), **key_variables(launch, ENGINE_KEY)}
 
     def explain(
         self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None

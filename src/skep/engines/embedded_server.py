@@ -11,11 +11,12 @@ import argparse
 import json
 import os
 import signal
-import socket
 import sys
 from typing import Any
 
 from skep.engines.base import EXIT_FINAL
+from skep.engines.binding import cannot_listen, refusal_of
+from skep.engines.enginekey import take_key
 from skep.engines.llama import NGRAM
 
 HTTP_THREADS_SPARE = 16  # idle keep-alive connections hold a thread each; health checks must get through
@@ -27,20 +28,20 @@ def http_threads(slots: int) -> int:
 
 
 def main() -> int:
-    args = _arguments()
+    args, key = _arguments(), take_key()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor says when to end
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if not os.path.isfile(args.model):  # noqa: PTH113 - no pathlib: this process should start quickly
         return _fail(f"the weights file `{args.model}` does not exist")
-    if args.port and not _port_free(args.port):
-        return _fail(f"port {args.port} is in use: choose another one, or 0 for any")
+    if (refused := refusal_of(args.host, args.port)) is not None:
+        return _fail(cannot_listen(args.host, args.port, refused))
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a debugger's would take seconds and bury the last words
     try:
         import xllamacpp
     except ImportError as error:
         return _fail(f"xllamacpp cannot be loaded: {error}")
     try:
-        server = xllamacpp.Server(_params(xllamacpp, args))
+        server = xllamacpp.Server(_params(xllamacpp, args, key))
     except Exception as error:
         return _fail(f"llama.cpp refused to start with `{args.model}`: {error}")
     os.write(args.report_fd, json.dumps({"url": server.listening_address}).encode() + b"\n")
@@ -64,13 +65,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--split", action="store_true")
     parser.add_argument("--no-prefix-cache", action="store_true")
     parser.add_argument("--ngram", type=int)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--report-fd", type=int, required=True)
     return parser.parse_args()
 
 
-def _params(xllamacpp: Any, args: argparse.Namespace) -> object:
+def _params(xllamacpp: Any, args: argparse.Namespace, key: str = "") -> object:
     params = xllamacpp.CommonParams()
+    params.api_keys = [key] if key else []
     params.model.path = args.model
     params.model_alias = {args.alias}
     params.n_parallel = args.slots
@@ -80,7 +83,7 @@ def _params(xllamacpp: Any, args: argparse.Namespace) -> object:
         params.kv_unified_per_slot = args.context
     params.cpuparams.n_threads = args.threads
     params.cpuparams_batch.n_threads = args.threads_batch or args.threads
-    params.hostnames = ["127.0.0.1"]
+    params.hostnames = [args.host]
     params.port = args.port
     params.n_threads_http = http_threads(args.slots)
     params.endpoint_metrics = True
@@ -107,16 +110,6 @@ def _draft(xllamacpp: Any, speculative: Any, depth: int) -> None:
     speculative.ngram_map_k.size_n = NGRAM
     speculative.ngram_map_k.size_m = depth
     speculative.ngram_map_k.min_hits = 1
-
-
-def _port_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def _fail(message: str) -> int:

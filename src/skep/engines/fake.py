@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from skep.engines.adapter import flag
 from skep.engines.base import REPORT_FD, Diagnosis, Launch
+from skep.engines.binding import HOST
 from skep.engines.diagnosis import diagnose
+from skep.engines.enginekey import ENGINE_KEY, key_variables
 
 
 class Fake:
@@ -21,13 +24,14 @@ class Fake:
 
     def argv(self, launch: Launch) -> list[str]:
         own = ["--model", launch.model, "--slots", str(launch.slots), "--port", str(launch.port)]
+        own += flag("--host", launch.host if launch.host != HOST else None)
         return [sys.executable, "-m", "skep.testing.fake_engine", *own, "--report-fd", REPORT_FD, *launch.extra]
 
     def version(self) -> str | None:
         return "fake"
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        return dict(launch.env)
+        return {**dict(launch.env), **key_variables(launch, ENGINE_KEY)}
 
     def explain(
         self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None

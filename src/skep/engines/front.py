@@ -201,7 +201,7 @@ def merged(told: Sequence[Message]) -> Message:
         queues[model] = added(queues.get(model, {}), classes)
     models: dict[str, Message] = {}
     for model, figures in (item for answer in told for item in answer.get("models", {}).items()):
-        models[model] = _together(models.get(model), figures)
+        models[model] = together(models.get(model), figures)
     sums: dict[str, dict[str, int]] = {"busy": {}, "tokens": {}, "ended": {}}
     for key, answer in itertools.product(sums, told):
         sums[key] = added(sums[key], answer[key])
@@ -209,13 +209,14 @@ def merged(told: Sequence[Message]) -> Message:
     return {**counts, **sums, "queues": queues, "replicas": list(replicas.values()), "models": models}
 
 
-def _together(one: Message | None, other: Message) -> Message:
-    """What two processes say of one model."""
+def together(one: Message | None, other: Message) -> Message:
+    """What two gateways say of one model."""
     if one is None:
         return other
     idle = [figures["idle_s"] for figures in (one, other) if figures["idle_s"] is not None]
     counts = {key: one[key] + other[key] for key in ("queued", "busy")}
-    return {**counts, "idle_s": min(idle) if idle else None}
+    wait_s = max(figures.get("wait_s", 0.0) for figures in (one, other))  # an older one does not tell it
+    return {**counts, "wait_s": wait_s, "idle_s": min(idle) if idle else None}
 
 
 def added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

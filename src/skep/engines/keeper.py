@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 from skep.engines.base import REPORT_FD
+from skep.engines.enginekey import ENGINE_KEY, KEY_HERE
 from skep.engines.logfile import RotatingLog
 
 PR_SET_PDEATHSIG = 1
@@ -71,7 +72,8 @@ class Keeper:
         return 0
 
     def _spawn(self, report_fd: int) -> subprocess.Popen[bytes]:
-        argv = [part.replace(REPORT_FD, str(report_fd)) for part in self._argv]
+        key = os.environ.get(ENGINE_KEY, "")
+        argv = [key if part == KEY_HERE else part.replace(REPORT_FD, str(report_fd)) for part in self._argv]
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -208,7 +210,8 @@ def main() -> int:
         # Only skep's word, or its end, ends the engine. Not SIG_IGN: the engine would inherit that.
         signal.signal(number, lambda *_: None)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    return Keeper(socket.socket(fileno=args.link_fd), RotatingLog(args.log), args.argv, args.mark).run()
+    log = RotatingLog(args.log, hidden=os.environ.get(ENGINE_KEY, ""))
+    return Keeper(socket.socket(fileno=args.link_fd), log, args.argv, args.mark).run()
 
 
 if __name__ == "__main__":

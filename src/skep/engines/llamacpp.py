@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from skep.catalog.options import Draft, Options
-from skep.engines.adapter import HOST, P2P, Adapter, Known, Refusal, common_refusals, either, flag, not_taken, source_of
+from skep.engines.adapter import P2P, Adapter, Known, Refusal, common_refusals, either, flag, not_taken, source_of
 from skep.engines.base import Launch
 from skep.engines.embedded_server import http_threads
+from skep.engines.enginekey import ENGINE_KEY
 from skep.engines.llama import BATCH, NGRAM, batch_of, flash_of, llama_refusals
 from skep.errors import UserError
 
@@ -36,6 +37,7 @@ _NOT = {
 class LlamaCpp(Adapter):
     name = "llamacpp"
     confirms = "slots"
+    keyed_by = (ENGINE_KEY, "LLAMA_API_KEY")
 
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         options = launch.options
@@ -74,7 +76,7 @@ class LlamaCpp(Adapter):
     def arguments(self, launch: Launch, known: Known = None) -> list[str]:
         options, source = launch.options, source_of(launch) or launch.model
         words = [*_source_words(source), "--alias", launch.model]
-        words += ["--host", HOST, "--port", str(launch.port), "--parallel", str(launch.slots)]
+        words += ["--host", launch.host, "--port", str(launch.port), "--parallel", str(launch.slots)]
         words += _context(launch, known)
         if not set(_GPU_LAYERS) & set(launch.extra):
             words += ["--n-gpu-layers", str(ALL_LAYERS)]

@@ -9,9 +9,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from skep.engines.adapter import HOST, Adapter, Known, Refusal, common_refusals, not_taken
+from skep.engines.adapter import Adapter, Known, Refusal, common_refusals, not_taken
 from skep.engines.base import Launch
 from skep.errors import UserError
+from skep.wire.heads import Origin
 
 KV_TYPES = ("f16", "q8_0", "q4_0")  # docs/faq.mdx
 _REGISTRY = "registry.ollama.ai"
@@ -49,6 +50,7 @@ class Ollama(Adapter):
     name = "ollama"
     health_path = "/api/version"
     release_bound_s = 5.0
+    keyed_by = ()  # it answers everybody who reaches it
 
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         options = launch.options
@@ -79,7 +81,7 @@ class Ollama(Adapter):
         """One model, kept loaded; a second server on the store deletes nothing in it and asks no cloud."""
         options = launch.options
         found = {
-            "OLLAMA_HOST": f"{HOST}:{launch.port}",
+            "OLLAMA_HOST": Origin(launch.host, launch.port).authority.decode(),
             "OLLAMA_NUM_PARALLEL": str(launch.slots),
             "OLLAMA_MAX_LOADED_MODELS": "1",
             "OLLAMA_KEEP_ALIVE": "-1",

@@ -10,6 +10,7 @@ from skep.errors import DoesNotFit, UserError
 from skep.units import format_bytes
 
 RAM = "ram"
+MOST_LISTED = 8  # replicas, in an error
 DEFAULT_SHARES = {"vllm": 0.9, "sglang": 0.88}  # of a card, where nobody says: the engines' own
 SHARE_STEP = 0.01
 LEAST_SHARE = 0.5  # of a card that is left: below it the weights hardly fit, and it is not offered
@@ -120,7 +121,8 @@ def check_together(launches: Sequence[Launch], has: Mapping[str, int]) -> None:
             launch, room = takers[0]
             raise DoesNotFit(f"`{launch.name}` wants {format_bytes(room)} of {what}, which has {format_bytes(total)}",
                              hint="fewer slots, a shorter context or a smaller quantization")  # fmt: skip
-        listed = ", ".join(f"{launch.name} {format_bytes(room)}" for launch, room in takers)
+        listed = ", ".join(f"{launch.name} {format_bytes(room)}" for launch, room in takers[:MOST_LISTED])
+        listed += f" and {len(takers) - MOST_LISTED} more" if len(takers) > MOST_LISTED else ""
         raise DoesNotFit(f"{len(takers)} replicas do not fit together on {what} of {format_bytes(total)}: {listed}",
                          hint=_apart(takers, resource))  # fmt: skip
 

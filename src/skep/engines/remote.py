@@ -58,6 +58,8 @@ class Upstream:
     """One server of others. `tried`: it was asked once, whatever came of it."""
 
     kind = "upstream"
+    node = None
+    kept = True
 
     def __init__(self, launch: Launch, changed: Callable[[], None]) -> None:
         self.launch = launch

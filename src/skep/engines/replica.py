@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -13,14 +14,16 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from skep.engines.base import Diagnosis, Engine, Launch
-from skep.engines.company import HOST, Company, is_taken
+from skep.engines.base import EXIT_FINAL, Diagnosis, Engine, Launch
+from skep.engines.binding import cannot_listen, is_final, refusal_of
+from skep.engines.company import Company
+from skep.engines.enginekey import key_headers
 from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import Do, Lifecycle, RestartPolicy, State
 from skep.engines.oomcount import read_oom_kills
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch_once
-from skep.wire.heads import parse_url
+from skep.wire.heads import Origin, parse_url
 from skep.wire.link import Link
 
 ENDED_BY_US = (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)  # how a process ends that was told to
@@ -36,6 +39,8 @@ class Replica:
     """
 
     kind = "replica"
+    node = None
+    kept = True
 
     def __init__(
         self,
@@ -51,7 +56,7 @@ class Replica:
         self.life = Lifecycle(policy)
         self.pid: int | None = None
         self.diagnosis: Diagnosis | None = None  # of its last end; None: it was ended by us, `life.why` says why
-        self._mark = f"{log.parent}:{launch.name};"  # ends with a mark of its own: no name is another's beginning
+        self.mark = f"{log.parent}:{launch.name};"  # ends with a mark of its own: no name is another's beginning
         self._log = log
         self._changed = changed
         self._company = company or Company()
@@ -202,15 +207,14 @@ class Replica:
 
     async def _spawn(self, tasks: asyncio.TaskGroup) -> None:
         launch = self.started
-        if launch.port and is_taken(launch.port):  # what listens there would be taken for the engine
-            why = f"error while attempting to bind on address ('{HOST}', {launch.port}): address already in use"
-            self._events.put_nowait(("exit", 1, [why]))
+        if (refused := _refused(launch)) is not None:
+            self._events.put_nowait(("exit", *refused))
             return
         if not self.engine.reports_address and not launch.port:
-            launch = replace(launch, port=self._company.free_port())
+            launch = replace(launch, port=self._company.free_port(launch.host))
         ours, theirs = socket.socketpair()
         argv = [sys.executable, "-m", "skep.engines.keeper", "--link-fd", str(theirs.fileno())]
-        argv += ["--log", str(self._log), "--mark", self._mark]
+        argv += ["--log", str(self._log), "--mark", self.mark]
         try:
             keeper = await asyncio.create_subprocess_exec(
                 *argv,
@@ -231,7 +235,7 @@ class Replica:
         self._link = await Link.over(ours)
         tasks.create_task(self._follow(keeper, self._link))
         if not self.engine.reports_address:
-            self._events.put_nowait(("address", f"http://{HOST}:{launch.port}"))
+            self._events.put_nowait(("address", str(Origin(launch.host, launch.port))))
 
     async def _follow(self, keeper: asyncio.subprocess.Process, link: Link) -> None:
         """The keeper's messages, as events. If the keeper itself is killed, its engine is ended from here."""
@@ -252,7 +256,7 @@ class Replica:
             if engine_pid is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(engine_pid, signal.SIGKILL)
-                await asyncio.to_thread(kill_marked, self._mark)
+                await asyncio.to_thread(kill_marked, self.mark)
             await link.close()
             await keeper.wait()
             self._events.put_nowait(("exit", *ended))
@@ -263,7 +267,9 @@ class Replica:
         origin, _ = parse_url(url)
         while self.life.state is State.STARTING and self._link is link:
             with contextlib.suppress(WireFailure):
-                answer = await fetch_once(origin, "GET", self.engine.health_path, timeout_s=5.0)
+                answer = await fetch_once(
+                    origin, "GET", self.engine.health_path, headers=key_headers(self.launch), timeout_s=5.0
+                )
                 if answer.status == 200 and self.pid is not None:
                     self._events.put_nowait(("healthy", link))
                     return
@@ -276,14 +282,16 @@ class Replica:
 
     async def _watch(self, url: str | None) -> None:
         """Health checks for as long as this process is ready."""
-        policy, failures = self.life.policy, 0
+        policy, failures, headers = self.life.policy, 0, key_headers(self.launch)
         origin, _ = parse_url(url or "")
         while True:
             await asyncio.sleep(policy.watch_every_s)
             if self.life.state is not State.READY or self.life.url != url:
                 return
             try:
-                await fetch_once(origin, "GET", self.engine.health_path, timeout_s=policy.watch_timeout_s)
+                await fetch_once(
+                    origin, "GET", self.engine.health_path, headers=headers, timeout_s=policy.watch_timeout_s
+                )
                 failures = 0
             except WireFailure:
                 failures += 1
@@ -299,9 +307,10 @@ class Replica:
             "messages": [{"role": "user", "content": "Say hello."}],
             "max_tokens": WARM_UP_TOKENS,
         }
+        headers, timeout_s = key_headers(self.launch), self.life.policy.warm_deadline_s
         try:
             answer = await fetch_once(
-                origin, "POST", "/v1/chat/completions", body=body, timeout_s=self.life.policy.warm_deadline_s
+                origin, "POST", "/v1/chat/completions", body=body, headers=headers, timeout_s=timeout_s
             )
         except WireFailure as failure:
             self._events.put_nowait(("warm_failed", link, str(failure)))
@@ -313,3 +322,17 @@ class Replica:
             self.diagnosis = found = await self._explain(None, said.splitlines())
             why = f"HTTP {answer.status} {said[:200]}" if found.remedy is None else str(found)
             self._events.put_nowait(("warm_failed", link, why))
+
+
+def _refused(launch: Launch) -> tuple[int, list[str]] | None:
+    """The end of an engine that could not listen: what listens there already would be taken for it.
+
+    What other reasons there are against it the engine says itself.
+    """
+    error = refusal_of(launch.host, launch.port)
+    if error is not None and is_final(error):
+        return EXIT_FINAL, [f"error: {cannot_listen(launch.host, launch.port, error)}"]
+    if error is not None and error.errno == errno.EADDRINUSE:
+        where = f"('{launch.host}', {launch.port})"
+        return 1, [f"error while attempting to bind on address {where}: address already in use"]
+    return None

@@ -106,10 +106,10 @@ class Reason(Enum):
 
 
 def guests_of(launches: Iterable[Launch], house_room: Mapping[str, int]) -> list[Guest]:
-    """The replicas that skep starts, by model. One of unknown size that names no card may use every one there is."""
+    """The replicas that skep starts here, by model. One of unknown size that names no card may use all there are."""
     by_model: dict[str, list[Launch]] = {}
     for launch in launches:
-        if launch.url is None:
+        if launch.url is None and launch.place is None:
             by_model.setdefault(launch.model, []).append(launch)
     every_card = frozenset(place for place in house_room if place.startswith("gpu"))
     return [_guest(model, replicas, every_card) for model, replicas in by_model.items()]

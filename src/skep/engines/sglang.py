@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from skep.catalog.options import Draft
 from skep.engines.adapter import (
-    HOST,
     OF_LLAMA,
     P2P,
     Adapter,
@@ -22,6 +21,7 @@ from skep.engines.adapter import (
     source_of,
 )
 from skep.engines.base import Launch
+from skep.engines.enginekey import KEY_HERE
 
 _ALGORITHMS = {"mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE", "ngram": "NGRAM", "dflash": "DFLASH"}
 _NOT = {
@@ -50,7 +50,8 @@ class Sglang(Adapter):
     def arguments(self, launch: Launch, known: Known = None) -> list[str]:  # noqa: ARG002 - the port's form
         options = launch.options
         words = ["--model-path", source_of(launch) or launch.model, "--served-model-name", launch.model]
-        words += ["--host", HOST, "--port", str(launch.port), "--max-running-requests", str(launch.slots)]
+        words += ["--host", launch.host, "--port", str(launch.port), "--max-running-requests", str(launch.slots)]
+        words += flag("--api-key", KEY_HERE if launch.api_key else None)  # no variable: `ps` shows it
         words += flag("--context-length", launch.context_tokens or None)
         words += flag("--quantization", options.quant) + flag("--dtype", options.dtype)
         words += flag("--kv-cache-dtype", options.kv)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 Status = dict[str, Any]
-NO_REPLICAS = ("gateway", "monitor")
+NO_REPLICAS = ("gateway", "monitor", "cluster")
 OUTCOMES = ("answered", "refused", "broken", "hung_up")
 
 
@@ -26,6 +26,7 @@ class Shown:
     restarts: int | None
     mark: str
     why: str
+    node: str = ""  # empty: here
 
 
 def replicas_of(status: Status) -> list[Shown]:
@@ -48,7 +49,19 @@ def _shown(row: dict[str, Any], entries: list[dict[str, Any]], *, told: bool) ->
     mark = "simulated" if any(source.get("simulated") for source in (row, *entries)) else ""
     model = next((source["model"] for source in (row, *entries) if source.get("model")), "")
     name, slots = told_by["name"], told_by["slots"]
-    return Shown(name, model, state, slots, active if entries else None, releasing, row.get("restarts"), mark, why)
+    node, restarts = row.get("node") or "", row.get("restarts")
+    return Shown(name, model, state, slots, active if entries else None, releasing, restarts, mark, why, node)
+
+
+def scalings_of(status: Status) -> list[dict[str, Any]]:
+    """The models whose replicas the load decides on."""
+    return [standing for row in status["rows"] for standing in row.get("scaling", ())]
+
+
+def scaling_words(standing: dict[str, Any]) -> str:
+    """`m: 2 of 1..4 replicas`, and why not more."""
+    why = f" ({standing['why']})" if standing["why"] else ""
+    return f"{standing['model']}: {standing['replicas']} of {standing['least']}..{standing['most']} replicas{why}"
 
 
 def up_s(pid: int) -> float | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from skep.engines.adapter import flag
 from skep.engines.base import REPORT_FD, Diagnosis, Launch
+from skep.engines.binding import HOST
 from skep.engines.diagnosis import diagnose
+from skep.engines.enginekey import ENGINE_KEY, key_variables
 from skep.engines.simulated_plan import plan_from_json
 from skep.errors import UserError
 
@@ -34,13 +37,14 @@ class Simulated:
             "--report-fd": REPORT_FD,
         }
         flat = [str(part) for option in options.items() for part in option]
-        return [sys.executable, "-m", "skep.engines.simulated_server", *flat, *launch.extra]
+        where = flag("--host", launch.host if launch.host != HOST else None)
+        return [sys.executable, "-m", "skep.engines.simulated_server", *flat, *where, *launch.extra]
 
     def version(self) -> str | None:
         return "simulated"
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        return dict(launch.env)
+        return {**dict(launch.env), **key_variables(launch, ENGINE_KEY)}
 
     def explain(
         self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None

@@ -13,7 +13,7 @@ BYTES_PER_TOKEN = 4.0
 _TEMPLATE_TOKENS = 3.0  # a chat begins and ends with some of its own
 _MESSAGE_TOKENS = 4.0  # role and separators
 _PICTURE_TOKENS = 256.0
-_KINDS = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
+_KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
 
 
 class Refused(Exception):

@@ -20,6 +20,8 @@ from typing import Any
 import uvloop
 
 from skep.engines.base import EXIT_FINAL
+from skep.engines.binding import HOST, cannot_listen, socket_for
+from skep.engines.enginekey import REFUSED, shows_key, take_key
 from skep.engines.simulated_answers import Writer
 from skep.engines.simulated_asks import Ask, Refused, error_document, parse_ask
 from skep.engines.simulated_clockwork import Clockwork
@@ -27,6 +29,7 @@ from skep.engines.simulated_metrics import Meters
 from skep.engines.simulated_plan import SimulatedPlan, plan_from_json
 from skep.errors import UserError
 from skep.planner.batching import Replica
+from skep.wire.heads import Origin
 from skep.wire.server import HttpServer, Incoming
 
 GENERATIONS = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat
@@ -39,9 +42,10 @@ _PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 class SimulatedServer:
     """The routes. Made inside the running loop; its loading begins then."""
 
-    def __init__(self, plan: SimulatedPlan, model: str) -> None:
+    def __init__(self, plan: SimulatedPlan, model: str, key: str = "") -> None:
         self.plan = plan
         self.model = model
+        self._key = key
         self.meters = Meters()
         replica = Replica(plan.step, plan.slots, plan.pool_tokens, plan.chunk_tokens)
         self.clockwork = Clockwork(replica, self.meters, asyncio.get_running_loop())
@@ -57,10 +61,13 @@ class SimulatedServer:
         }
 
     def handle(self, request: Incoming) -> None:
+        path = request.path
+        if path != "/health" and not shows_key(self._key, _authorization(request)):
+            _refuse(request, 401, REFUSED)
+            return
         if time.monotonic() < self._ready_s:
             _refuse(request, 503, "the simulated weights are being loaded")
             return
-        path = request.path
         if request.method == b"POST" and path in GENERATIONS:
             self._generate(request, chat=GENERATIONS[path])
         elif (route := self._routes.get((request.method, path))) is not None:
@@ -151,14 +158,17 @@ def _refuse(request: Incoming, status: int, message: str) -> None:
     _send(request, status, error_document(status, message))
 
 
-async def serve(plan: SimulatedPlan, model: str, listener: socket.socket, report_fd: int | None) -> None:
+def _authorization(request: Incoming) -> bytes | None:
+    return next((value for name, value in request.headers if name == b"authorization"), None)
+
+
+async def serve(plan: SimulatedPlan, model: str, listener: socket.socket, report_fd: int | None, key: str = "") -> None:
     """Until a signal says stop."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    await HttpServer(SimulatedServer(plan, model).handle).listen(listener)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    told = json.dumps({"url": url})
+    await HttpServer(SimulatedServer(plan, model, key).handle).listen(listener)
+    told = json.dumps({"url": str(Origin(*listener.getsockname()[:2]))})
     if report_fd is None:
         print(told, flush=True)  # noqa: T201 - whoever starts it by hand reads it
     else:
@@ -173,23 +183,24 @@ def main() -> int:
     parser.add_argument("--plan", required=True, help="JSON, as SimulatedPlan writes it")
     parser.add_argument("--slots", type=int, help="instead of the plan's")
     parser.add_argument("--context", type=int, help="tokens of a sequence, instead of the plan's")
+    parser.add_argument("--host", default=HOST)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--report-fd", type=int)
     args = parser.parse_args()
-    listener = socket.socket()
+    key, listener = take_key(), socket_for(args.host)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         plan = plan_from_json(args.plan)
-        listener.bind(("127.0.0.1", args.port))
+        listener.bind((args.host, args.port))
     except UserError as error:
         return _fail(error.message)
-    except OSError:
-        return _fail(f"port {args.port} is in use: choose another one, or 0 for any")
+    except OSError as error:
+        return _fail(cannot_listen(args.host, args.port, error))
     listener.listen(1024)
     changed = {"slots": args.slots, "context_tokens": args.context}
     plan = replace(plan, **{key: value for key, value in changed.items() if value is not None})
     print(f"simulated: {plan.about}", file=sys.stderr, flush=True)  # noqa: T201 - the first line of its log
-    uvloop.run(serve(plan, args.model, listener, args.report_fd))
+    uvloop.run(serve(plan, args.model, listener, args.report_fd, key))
     return 0
 
 

@@ -9,58 +9,54 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 from skep.engines.base import Launch
-from skep.engines.changes import changes
+from skep.engines.control import STOP_S
 from skep.engines.control_socket import control_socket
-from skep.engines.crew import Crew, Member
-from skep.engines.front import Front
+from skep.engines.crew import Crew
+from skep.engines.front import Front, together
+from skep.engines.hive import Hive as Hive  # noqa: PLC0414 - who runs a supervisor has one
+from skep.engines.hive import Rebuild as Rebuild  # noqa: PLC0414
 from skep.engines.housing import Housing
-from skep.engines.lifecycle import RestartPolicy, State
-from skep.engines.rooms import House
+from skep.engines.lifecycle import State
+from skep.engines.member import Elsewhere, Member, slots_of
+from skep.engines.otherdoors import OtherDoors
+from skep.engines.remaking import Remaking
+from skep.engines.scaler import Scaler
 from skep.engines.sidecar import Sidecar
+from skep.engines.verbs import Verbs
 from skep.errors import EngineError, GatewayError, SkepError
 from skep.wire.link import Message
 
+AIDES_STOP_S = 75.0  # as STOP_S, where replicas stand elsewhere
+DRAIN_POLL_S = 0.1
+NO_FIGURES: Message = {"pid": None, "url": None, "slots": None, "busy": None, "restarts": None, "why": None}
 
-@dataclass(frozen=True, slots=True)
-class Hive:
-    """What is to run: replicas behind one gateway."""
 
-    replicas: tuple[Launch, ...]
-    gateway_argv: tuple[str, ...]
-    gateway_setup: Message
-    url: str
-    socket_path: Path | None  # where it is controlled; None: only by who runs it
-    log_dir: Path
-    policy: RestartPolicy = field(default_factory=RestartPolicy)
-    drain_s: float = 30.0
-    wishes: Message = field(default_factory=dict)  # what the command line asked for; told to those who want to reload
-    left_out: tuple[str, ...] = ()  # settings that only a new start would bring about
-    warnings: tuple[str, ...] = ()  # for who asked for it
-    room: tuple[tuple[str, int], ...] = ()  # what the machine has of "ram", "gpu0", ...
-    max_loaded: int | None = None  # models at once, where some are loaded on demand
-    turn_s: float = 30.0  # a busy model that others wait for stays loaded at least so long
-    monitor_argv: tuple[str, ...] = ()  # the monitor's loop; empty: none beside this hive
-    monitor_setup: Mapping[str, Any] = field(default_factory=dict)  # what it reads by itself; another: a new start
-    monitor_due: bool = False  # there is something to watch from the start
+class Aide(Protocol):
+    """What runs beside the replicas, such as the link to a cluster. A SkepError of its ends the hive."""
+
+    async def run(self, supervisor: Supervisor) -> None:
+        """Until cancelled."""
+
+    async def stop(self) -> str | None:
+        """After the replicas were dismissed. What could not be ended, and what becomes of it; None: nothing is left."""
 
     @property
-    def house(self) -> House:
-        return House(dict(self.room), self.max_loaded, self.turn_s)
+    def settled(self) -> bool:
+        """Nothing is to be waited for at the start."""
 
-
-Rebuild = Callable[[Message, Hive, Sequence[Launch]], Hive]
+    def row(self) -> Message | None:
+        """Its line in `skep ps`: name, kind, state, url, why; None: none."""
 
 
 class Supervisor:
     """`run` serves until `stop` is asked for, by a caller or over the control socket; `notify` hears of changes.
 
     `rebuild` makes a hive of settings that came over the control socket, of the hive as it is, and of what runs.
+    `elsewhere` makes a member of a launch that has a place; `aides` run beside the replicas.
     """
 
     def __init__(
@@ -69,19 +65,21 @@ class Supervisor:
         listener: socket.socket,
         notify: Callable[[Supervisor], None],
         rebuild: Rebuild | None = None,
+        *,
+        elsewhere: Elsewhere | None = None,
+        aides: Sequence[Aide] = (),
     ) -> None:
-        self.hive = hive
         self._notify = notify
-        self._rebuild = rebuild
+        self._aides = aides
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._drain_s: float | None = None
-        self._reloading: asyncio.Task[SkepError | None] | None = None
-        self._reload_begun = False
-        self._stay = False  # a reload did not bring replicas up: wait for the next one instead of giving up
+        self._aide_failed: SkepError | None = None
         self._tasks = asyncio.TaskGroup()
         self.phase = "starting"
-        self.crew = Crew(hive.log_dir, hive.policy, self._crew_changed, self._busy)
+        self.left_behind: tuple[str, ...] = ()  # what could not be ended, in words
+        self.doors = OtherDoors()
+        self.crew = Crew(hive.log_dir, hive.policy, self._crew_changed, self._busy, elsewhere, self.doors)
         self._front = Front(
             list(hive.gateway_argv),
             listener,
@@ -95,20 +93,43 @@ class Supervisor:
             self.crew, self._tasks, status=self._front.status, say=self._front.say, changed=self._published
         )
         self._monitor = Sidecar(hive.monitor_argv, hive.log_dir / "monitor.log", begin=hive.monitor_due)
+        self._remaking = Remaking(
+            hive,
+            rebuild,
+            self._tasks,
+            self.crew,
+            front=self._front,
+            housing=self.housing,
+            monitor=self._monitor,
+            phase=lambda: self.phase,
+        )
+        self._scaler = Scaler(
+            self.crew,
+            bounds=self._remaking.bounds,
+            figures=self._all_figures,
+            scale=self._remaking.scale_by_load,
+            possible=lambda: self._remaking.possible,
+            changed=self._tell,
+        )
+        self._verbs = Verbs(self.crew, self._front, self.housing, remaking=self._remaking, scaler=self._scaler)
 
     def __repr__(self) -> str:
         return f"<Supervisor {self.phase} {self.crew!r}>"
 
     @property
+    def hive(self) -> Hive:
+        return self._remaking.hive
+
+    @property
     def ready(self) -> bool:
-        return self._front.listening and all(member.settled for member in self._expected)
+        settled = (*(member.settled for member in self._expected), *(aide.settled for aide in self._aides))
+        return self._front.listening and all(settled)
 
     @property
     def _expected(self) -> list[Member]:
         """Those that should serve. Others come when somebody wants them; that one cannot is told to who asks."""
-        return [
-            member for member in self.crew.members if not member.launch.on_demand and not self.crew.is_dormant(member)
-        ]
+        kept = [member for member in self.crew.members if member.kept]
+        return [member for member in kept if not member.launch.on_demand and not self.crew.is_dormant(member)]
 
     def stop(self, drain_s: float | None = None) -> None:
         """Drain for so long (default: the hive's own time), then end everything. Asked again: end it now."""
@@ -124,34 +145,78 @@ class Supervisor:
 
     async def run(self) -> None:
         """Raises if a replica does not come up at the start, or when all have been given up later."""
-        async with control_socket(self.hive.socket_path, self._control):
+        async with control_socket(self.hive.socket_path, self._control, self._last_words):
             failure = await self._serve()
         if failure is not None:
             raise failure
+
+    async def adopt(self, launches: Sequence[Launch]) -> None:
+        """These replicas and no others, which another door placed: they are fronted and not kept."""
+        await self._remaking.adopt(launches)
+
+    async def gateway_status(self) -> Message:
+        """What this gateway says of itself; empty while it says nothing."""
+        return await self._front.status()
+
+    @property
+    def drained(self) -> frozenset[str]:
+        """For the other doors: replicas and nodes that get nothing new. A hive that stops takes along what it keeps."""
+        return self.crew.closed.union(self.crew.kept_elsewhere if self.phase == "stopping" else ())
+
+    def hear(
+        self, figures: Mapping[str, Message], drained: Collection[str] = (), busy: Mapping[str, int] | None = None
+    ) -> None:
+        """What other doors say, together: where the load decides, theirs counts too, and what they drain is drained.
+
+        `busy`: slots in use there, by replica. With nothing at all: there are none, or they are not known any more.
+        """
+        closed = self.doors.drained
+        news = self.doors.hear(figures, drained, busy or {})
+        if closed != self.doors.drained:
+            self._crew_changed()
+        elif news:
+            self._front.publish()
+        if self.phase == "starting":  # whoever tells this may have settled
+            self._changed()
 
     async def _serve(self) -> SkepError | None:
         """Until it is asked to stop; why it had to."""
         async with self._tasks as tasks:
             front = tasks.create_task(self._front.run())
+            aides = [tasks.create_task(self._accompany(aide)) for aide in self._aides]
             self.crew.enlist(self.hive.replicas, tasks)
             self.housing.settle_in(self.hive.replicas, self.hive.house, begin=True)
             housing = tasks.create_task(self.housing.run())
             monitor = tasks.create_task(self._monitor.run())
+            scaler = tasks.create_task(self._scaler.run())
             await self._stop_asked.wait()
             failure = self._failure()
             self.phase = "stopping"
             self._tell()
-            if self._reloading is not None:
-                self._reloading.cancel()
+            scaler.cancel()
+            self._remaking.cancel()
             await self._monitor.stop()  # a probe of ours is no answer to wait for
             monitor.cancel()
             await self._drain()
             self.housing.stop()
             housing.cancel()
             await self.crew.dismiss_all()
+            for aide, task in zip(self._aides, aides, strict=True):
+                left = await aide.stop()
+                self.left_behind += () if left is None else (left,)
+                task.cancel()
             await self._front.stop()
             front.cancel()
+        if self.left_behind:
+            self._tell()
         return failure
+
+    async def _accompany(self, aide: Aide) -> None:
+        try:
+            await aide.run(self)
+        except SkepError as error:
+            self._aide_failed = error
+            self._stop_asked.set()
 
     def rows(self, status: Message) -> list[Message]:
         """What `skep ps` shows: one row a replica, and one for the gateway. `status` is the gateway's answer."""
@@ -163,7 +228,7 @@ class Supervisor:
                 "state": self.crew.state(member),
                 "pid": member.pid,
                 "url": member.life.url,
-                "slots": member.started.slots,
+                "slots": slots_of(member),
                 "busy": busy.get(member.launch.name, 0),
                 "model": member.model or None,
                 "engine": member.launch.about or member.engine.version() or member.launch.engine,
@@ -171,6 +236,8 @@ class Supervisor:
                 "restarts": member.life.restarts,
                 "why": member.life.why,
                 "room": dict(member.launch.room) or None,
+                "node": member.node,
+                **({} if slots_of(member) == member.started.slots else {"share": member.started.slots}),
             }
             for member in self.crew.members
         ]
@@ -181,14 +248,20 @@ class Supervisor:
                 "state": self._front_state(),
                 "pid": self._front.pid,
                 "url": self.hive.url,
-                "slots": sum(row["slots"] for row in rows if row["state"] == "ready"),
+                "slots": sum(row.get("share", row["slots"]) for row in rows if row["state"] == "ready"),
                 "busy": status.get("in_flight", 0),
                 "queued": status.get("queued", 0),
                 "restarts": max(0, self._front.restarts),
                 "why": self._front.why,
+                **self._scaled(),
             }
         )
-        return rows
+        return rows + [{**NO_FIGURES, **row} for aide in self._aides if (row := aide.row()) is not None]
+
+    def _scaled(self) -> Message:
+        """The models whose replicas the load decides on."""
+        found = [model for model, bounds in self._remaking.bounds().items() if bounds.scales]
+        return {"scaling": [self._scaler.standing(model) for model in found]} if found else {}
 
     def _front_state(self) -> str:
         if self.phase == "stopping":
@@ -202,15 +275,20 @@ class Supervisor:
             "openai_base_url": f"{self.hive.url}/v1",
             "models": list(self.crew.models),
             "pid": os.getpid(),
-            "replicas": [row for row in self.rows({}) if row["kind"] != "gateway"],
+            "replicas": [row for row in self.rows({}) if row["kind"] in ("replica", "upstream")],
         }
 
     # Inside
 
     async def _busy(self, name: str) -> int:
-        """Slots of the replica that are taken. A gateway that does not answer may have streams."""
+        """Slots of the replica that this gateway uses. One that does not answer may have streams."""
         status = await self._front.status()
         return int(status["busy"].get(name, 0)) if status else int(self._front.listening)
+
+    async def _all_figures(self) -> dict[str, Message]:
+        own: Mapping[str, Message] = (await self._front.status()).get("models", {})
+        heard = self.doors.figures
+        return {model: together(heard.get(model), said) for model, said in own.items()}
 
     def _wanted(self, model: str) -> None:
         self.housing.wanted(model)
@@ -228,7 +306,7 @@ class Supervisor:
             self.phase = "ready"
         states = [member.life.state for member in self._expected]
         all_failed = bool(states) and all(state is State.FAILED for state in states)
-        hopeless = all_failed and len(states) == len(self.crew.members) and not self._stay
+        hopeless = all_failed and len(states) == len(self.crew.members) and not self._remaking.stay
         if hopeless or self._front.broken or (self.phase == "starting" and State.FAILED in states):
             self._stop_asked.set()
         self._tell()
@@ -242,21 +320,40 @@ class Supervisor:
         """Why this hive cannot serve. A replica given up beside others that serve is a note in `ps`, no failure."""
         if self._front.broken:
             return GatewayError(f"the gateway does not start: {self._front.why}", hint="the end of its log says why")
+        if self._aide_failed is not None:
+            return self._aide_failed
         failed = [member for member in self._expected if member.life.state is State.FAILED]
-        if not failed or (self.phase != "starting" and (len(failed) < len(self.crew.members) or self._stay)):
+        if not failed or (self.phase != "starting" and (len(failed) < len(self.crew.members) or self._remaking.stay)):
             return None
         name, why = failed[0].launch.name, failed[0].life.why
         verb = "did not start" if self.phase == "starting" else "was given up"
-        return EngineError(f"replica `{name}` {verb}: {why}", hint=f"its log is {self.hive.log_dir / name}.log")
+        node = failed[0].node
+        where = f"its log is {self.hive.log_dir / name}.log" if node is None else f"its log is on node `{node}`"
+        return EngineError(f"replica `{name}` {verb}: {why}", hint=where)
 
     async def _drain(self) -> None:
-        waiting = asyncio.create_task(self._front.drain(self.drain_s))
+        """Here, and at other doors: all are told that nothing we keep gets anything new."""
+
+        async def everywhere() -> None:
+            await asyncio.gather(self._front.drain(self.drain_s), self._until_others_are_done(self.drain_s))
+
+        waiting = asyncio.create_task(everywhere())
         hurry = asyncio.create_task(self._hurry.wait())
         try:
             await asyncio.wait({waiting, hurry}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
             hurry.cancel()
+
+    async def _until_others_are_done(self, timeout_s: float) -> None:
+        since, kept = self.doors.now(), self.crew.kept_elsewhere
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while kept and (self.doors.may_send(since) or any(map(self.doors.busy, kept))):
+                    await asyncio.sleep(DRAIN_POLL_S)
+
+    def _last_words(self) -> Message:
+        return {"left_behind": list(self.left_behind)}
 
     # What is asked over the control socket
 
@@ -270,93 +367,9 @@ class Supervisor:
                 return {"wishes": self.hive.wishes}
             case "down":
                 self.stop(message.get("drain_s"))
-                return {"ok": True, "pid": os.getpid(), "drain_s": self.drain_s}
-            case "restart":
-                return await self._restart(str(message.get("name")))
-            case "drain":
-                return await self._drain_one(str(message.get("name")), wait=bool(message.get("wait")))
-            case "undrain":
-                self.crew.undrain(self._known(str(message.get("name"))))
-                return {"ok": True}
-            case "load":
-                return await self.housing.load(str(message.get("model")), wait=bool(message.get("wait")))
-            case "unload":
-                model, wait = str(message.get("model")), bool(message.get("wait"))
-                return await self.housing.unload(model, wait=wait, drain_s=message.get("drain_s"))
-            case "swap":
-                out, come, wait = str(message.get("out")), str(message.get("in")), bool(message.get("wait"))
-                return await self.housing.swap(out, come, wait=wait, drain_s=message.get("drain_s"))
-            case "reload":
-                return await self._reload(message)
+                stop_s = AIDES_STOP_S if self._aides else STOP_S
+                return {"ok": True, "pid": os.getpid(), "drain_s": self.drain_s, "stop_s": stop_s, "more": True}
             case "monitor":
                 return {"ok": True, "running": self._monitor.wake(), "pid": self._monitor.pid}
-            case other:
-                return {"error": f"unknown request {other!r}"}
-
-    def _known(self, name: str, *, besides: Sequence[str] = ()) -> str:
-        if self.crew.find(name) is None:
-            known = ", ".join([*besides, *self.crew.names])
-            raise EngineError(f"there is no `{name}` here", hint=f"known: {known}")
-        return name
-
-    async def _restart(self, name: str) -> Message:
-        if name == "gateway":
-            await self._front.replace(self.hive.drain_s)
-            return {"ok": True}
-        self._known(name, besides=["gateway"])
-        member = self.crew.find(name)
-        if member is not None and self.crew.is_dormant(member):
-            raise EngineError(f"`{name}` is not loaded", hint=f"`skep load {member.model}` loads it")
-        await self.crew.rest(name, self.hive.drain_s)
-        member = self.crew.find(name)
-        if member is not None:
-            member.restart()
-        return {"ok": True}
-
-    async def _drain_one(self, name: str, *, wait: bool) -> Message:
-        self.crew.drain(self._known(name))
-        if wait and not await self.crew.until_idle(name):
-            raise EngineError(f"`{name}` was let in again before it was empty")
-        return {"ok": True, "busy": await self._busy(name)}
-
-    async def _reload(self, message: Message) -> Message:
-        """Settings take effect before the answer; replicas come and go after it, or before it with `wait`."""
-        if self._rebuild is None or self.phase != "ready" or self._reload_begun:
-            why = "another reload is under way" if self._reload_begun else f"skep is {self.phase}"
-            raise EngineError(f"nothing is reloaded now: {why}", hint="try again later; `skep ps` shows the state")
-        self._reload_begun = True
-        try:
-            running = [member.launch for member in self.crew.members]
-            hive = await asyncio.to_thread(self._rebuild, message["settings"], self.hive, running)
-            await self._front.set_up(hive.gateway_setup)
-            plan = changes(running, hive.replicas)
-            before, self.hive = self.hive, hive
-            self.crew.set_policy(hive.policy)
-            if (before.monitor_argv, before.monitor_setup) != (hive.monitor_argv, hive.monitor_setup):
-                await self._monitor.become(hive.monitor_argv, begin=hive.monitor_due)
-            self._reloading = self._tasks.create_task(self._carry_out(hive, running))
-        except BaseException:
-            self._reload_begun = False
-            raise
-        if message.get("wait"):
-            await asyncio.wait({self._reloading})
-            failure = None if self._reloading.cancelled() else self._reloading.result()
-            if failure is not None:
-                raise failure
-        return {"ok": True, **plan.document(), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
-
-    async def _carry_out(self, hive: Hive, running: Sequence[Launch]) -> SkepError | None:
-        def settle() -> None:
-            self.housing.settle_in([member.launch for member in self.crew.members], hive.house)
-
-        self._stay = True
-        try:
-            plan = changes(running, hive.replicas)
-            await self.crew.become(plan, hive.replicas, hive.drain_s, self._tasks, known=settle)
-            self._stay = False
-        except SkepError as error:
-            return error
-        finally:
-            settle()
-            self._reload_begun = False
-        return None
+            case _:
+                return await self._verbs.answer(message)

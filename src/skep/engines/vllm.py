@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from skep.catalog.options import Draft
 from skep.engines.adapter import (
-    HOST,
     OF_LLAMA,
     P2P,
     Adapter,
@@ -23,6 +22,7 @@ from skep.engines.adapter import (
     source_of,
 )
 from skep.engines.base import Launch
+from skep.engines.enginekey import ENGINE_KEY
 
 _METHODS = {"draft": "draft_model", "eagle": "eagle3"}
 _NOT = {
@@ -36,6 +36,7 @@ _WHERE_KNOWN = ("--enable-prompt-tokens-details", "--enable-per-request-metrics"
 class Vllm(Adapter):
     name = "vllm"
     confirms = "metrics"
+    keyed_by = (ENGINE_KEY, "VLLM_API_KEY")  # of its paths it closes /v1 by it, and leaves others open
 
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         yield from common_refusals(launch)
@@ -51,7 +52,8 @@ class Vllm(Adapter):
         """`--max-num-seqs` and `--max-model-len` are of one data-parallel rank."""
         options = launch.options
         words = [source_of(launch) or launch.model, "--served-model-name", launch.model]
-        words += ["--host", HOST, "--port", str(launch.port), "--max-num-seqs", str(-(-launch.slots // options.dp))]
+        words += ["--host", launch.host, "--port", str(launch.port)]
+        words += ["--max-num-seqs", str(-(-launch.slots // options.dp))]
         words += flag("--max-model-len", launch.context_tokens or None)
         words += flag("--quantization", options.quant) + flag("--dtype", options.dtype)
         words += flag("--kv-cache-dtype", options.kv)

@@ -8,9 +8,11 @@ Invariant: active + releasing leases of a replica never exceed its slots (unless
 
 from __future__ import annotations
 
-from skep.gateway.pool import Lease, ModelPool, Replica
+from skep.gateway.leases import Leases
+from skep.gateway.pool import ModelPool
 from skep.gateway.queue import Waiting
-from skep.gateway.routing import Homes
+from skep.gateway.replica import Lease, Process, Replica, process_of
+from skep.gateway.routing import REMEMBERED, REMEMBERED_PER_SLOT, Homes
 from skep.gateway.values import (
     Action,
     AdmissionLimits,
@@ -28,13 +30,16 @@ AVOID_S = 1.0  # a failed request waits for another replica, before it is tried 
 
 
 class Admission:
+    pool = ModelPool
+
     def __init__(self, limits: AdmissionLimits | None = None) -> None:
         self.limits = limits or AdmissionLimits()
         self._models: dict[str, ModelPool] = {}
         self._replicas: dict[str, Replica] = {}
-        self._leaving: list[Replica] = []  # taken from the table while answers are still under way
-        self._leases: dict[str, Lease] = {}
+        self._leaving: dict[Process, Replica] = {}  # taken from the table while answers are still under way
+        self._leases = Leases()
         self._homes = Homes()
+        self._comers = 0
         self._phantoms = 0
         self._closed = False
 
@@ -55,7 +60,7 @@ class Admission:
     @property
     def in_flight(self) -> int:
         """Requests whose answer is under way; phantoms and releasing slots are not."""
-        return sum(lease.releasing_until is None for lease in self._leases.values())
+        return self._leases.active
 
     @property
     def closed(self) -> bool:
@@ -73,21 +78,16 @@ class Admission:
 
     def replicas(self) -> tuple[Replica, ...]:
         """Those of the table, and those that left it with answers under way."""
-        return (*self._replicas.values(), *self._leaving)
+        return (*self._replicas.values(), *self._leaving.values())
 
     def to_confirm(self) -> tuple[ReplicaSpec, ...]:
         """The replicas that should be asked how many slots are busy."""
-        return tuple(
-            replica.spec
-            for replica in self._replicas.values()
-            if replica.spec.confirms and replica.active < len(replica.leases)
-        )
+        return tuple(replica.spec for replica in self._leases.homes_of_releases() if replica.spec.confirms)
 
     def anywhere(self, model: str, now: float) -> ReplicaSpec | None:
         """A replica for a request that takes no slot, such as a count of tokens."""
-        pool = self._models.get(model)
-        alive = pool.alive(now) if pool else []
-        return min(alive, key=lambda replica: replica.busy / replica.slots).spec if alive else None
+        found = self._models[model].least_busy(now) if model in self._models else None
+        return found.spec if found else None
 
     # Events
 
@@ -104,23 +104,27 @@ class Admission:
         A replica seen for the first time may still be busy with what an earlier gateway sent it: if it can be asked,
         all its slots count as releasing until it has answered.
         """
-        wanted = {spec.name: spec for spec in specs}
-        for name in [name for name, replica in self._replicas.items() if not _same(replica.spec, wanted.get(name))]:
+        wanted = {spec.name: process_of(spec) for spec in specs}
+        for name in [name for name, replica in self._replicas.items() if wanted.get(name) != process_of(replica.spec)]:
             self._let_go(self._replicas.pop(name))
+        changed = set()
         for spec in specs:
             known = self._replicas.get(spec.name)
             if known is None:
                 self._replicas[spec.name] = self._comer(spec, now)
-            else:
+            elif known.spec != spec:
                 known.become(spec)
+                changed.add(known)
         actions: list[Action] = []
-        names = {spec.model for spec in specs} | set(models)
-        for name in [name for name in self._models if name not in names]:
+        by_model: dict[str, list[Replica]] = {name: [] for name in {spec.model for spec in specs} | set(models)}
+        for replica in self._replicas.values():
+            by_model[replica.spec.model].append(replica)
+        for name in self._models.keys() - by_model.keys():
             waiting = self._models.pop(name).queue
             actions.extend(Reject(entry.id, RejectCode.UNKNOWN_MODEL) for entry in waiting)
-        for name in names:
-            pool = self._models.setdefault(name, ModelPool(self.limits.aging_s))
-            pool.replicas = [replica for replica in self._replicas.values() if replica.spec.model == name]
+        for name, replicas in by_model.items():
+            self._models.setdefault(name, self.pool(self.limits.aging_s)).become(replicas, changed)
+        self._homes.remembered = max(REMEMBERED, REMEMBERED_PER_SLOT * sum(spec.slots for spec in specs))
         return actions + self._serve_all(now)
 
     def arrive(self, arrival: Arrival, now: float, *, may_wait: int = 0) -> list[Action]:
@@ -134,9 +138,9 @@ class Admission:
         wait_s = longest if arrival.max_wait_s is None else min(longest, arrival.max_wait_s)
         entry = Waiting(arrival, now, now + wait_s)
         if not pool.queue:
-            replica = self._choose(pool, entry, now)
+            replica = pool.choose(entry, self._homes, now)
             if replica is not None:
-                return [self._grant(entry, replica, now)]
+                return [self._grant(pool, entry, replica, now)]
         if len(pool.queue) >= max(may_wait, self.limits.max_queue):
             return [Reject(arrival.request_id, RejectCode.QUEUE_FULL, pool.expected_wait_s(now))]
         pool.queue.put(entry)
@@ -144,14 +148,18 @@ class Admission:
 
     def answering(self, request_id: str, now: float, *, complaint: bool = False) -> None:
         """The engine has begun to answer: it surely holds a slot. `complaint`: with a 502, 503 or 504."""
-        lease = self._leases.get(request_id)
+        lease = self._leases.by_id.get(request_id)
         if lease is None:
             return
         lease.answered = True
+        breaker = lease.home.breaker
+        before = breaker.open_until
         if complaint:
-            lease.home.breaker.bad_answer(now)
+            breaker.bad_answer(now)
         else:
-            lease.home.breaker.answered(now)
+            breaker.answered(now)
+        if breaker.open_until != before:
+            self._breaker_changed(lease.home)
 
     def finished(self, request_id: str, now: float) -> list[Action]:
         """The answer is complete, or its connection broke with the engine's side gone. Repeats have no effect."""
@@ -167,21 +175,21 @@ class Admission:
 
     def hung_up(self, request_id: str, now: float) -> list[Action]:
         """The client left: out of the queue, or the slot goes into release. Repeats have no effect."""
+        lease = self._active(request_id)
+        if lease is not None:
+            return self._release(lease, now)
         for pool in self._models.values():
             if pool.queue.remove(request_id) is not None:
                 return self._serve(pool, now)  # without it, only batch may be left
-        lease = self._active(request_id)
-        if lease is not None:
-            self._release(lease, now)
         return []
 
     def may_retry(self, request_id: str, now: float) -> bool:
         """Whether another replica could be tried instead of handing on what this one said."""
-        lease = self._leases.get(request_id)
+        lease = self._leases.by_id.get(request_id)
         if lease is None or self._closed or lease.entry.attempts >= self.limits.attempts:
             return False
         pool = self._models.get(lease.home.spec.model)
-        return pool is not None and any(replica is not lease.home for replica in pool.alive(now))
+        return pool is not None and pool.others(lease.home, now)
 
     def turned_away(self, request_id: str, now: float, *, complaint: bool) -> list[Action]:
         """The replica answered that it cannot, and another one is to be asked. `complaint`: it did not say 429."""
@@ -215,16 +223,15 @@ class Admission:
         if lease is None:
             return []
         lease.home.breaker.failed(now)
-        leaving = lease.home in self._leaving
         self._end(lease)
-        if not leaving:
+        if lease.home.listed:
             self._phantom(lease.home, now)
         return self._again(lease, now)
 
     def engine_busy(self, spec: ReplicaSpec, busy: int, asked_at: float, now: float) -> list[Action]:
         """The engine says that `busy` of its slots work. Slots in release beyond that are free."""
         replica = self._replicas.get(spec.name)
-        if replica is None or not _same(replica.spec, spec):
+        if replica is None or process_of(replica.spec) != process_of(spec):
             return []  # an answer of the process that was there before
         for lease in replica.surely_free(busy, asked_at):
             self._end(lease)
@@ -237,6 +244,7 @@ class Admission:
         if replica is None:
             return []
         replica.breaker.checked(ok, now)
+        self._breaker_changed(replica)
         if ok:
             return self._serve_all(now)
         if now - replica.breaker.heard_at < self.limits.dead_after_s:
@@ -251,12 +259,11 @@ class Admission:
 
     def tick(self, now: float) -> list[Action]:
         """Time passed: deadlines of the queue, bounds of releases, replicas that may be tried again."""
-        for replica in self._replicas.values():
-            for lease in replica.overdue(now):
-                self._end(lease)
+        for lease in self._leases.overdue(now):
+            self._end(lease)
         actions: list[Action] = []
         for pool in self._models.values():
-            for entry in [entry for entry in pool.queue if entry.deadline <= now]:
+            for entry in pool.queue.overdue(now):
                 pool.queue.remove(entry.id)
                 actions.append(Reject(entry.id, RejectCode.QUEUE_TIMEOUT, pool.expected_wait_s(now)))
         return actions + self._serve_all(now)
@@ -273,21 +280,21 @@ class Admission:
         """Nothing new is admitted and the queues are emptied; what is under way goes on."""
         self._closed = True
         waiting = [entry for pool in self._models.values() for entry in pool.queue]
-        for pool in self._models.values():
-            for entry in pool.queue:
-                pool.queue.remove(entry.id)
+        for entry in waiting:
+            self._models[entry.arrival.model].queue.remove(entry.id)
         return [Reject(entry.id, RejectCode.SHUTTING_DOWN, COME_BACK_S) for entry in waiting]
 
     # Inside
 
     def _active(self, request_id: str) -> Lease | None:
         """What is said of a lease that has ended, or is in release, is said once too often."""
-        lease = self._leases.get(request_id)
+        lease = self._leases.by_id.get(request_id)
         return lease if lease is not None and lease.releasing_until is None else None
 
     def _find(self, spec: ReplicaSpec) -> Replica | None:
         """The process meant, also if it has left the table."""
-        return next((replica for replica in self.replicas() if _same(replica.spec, spec)), None)
+        meant, replica = process_of(spec), self._replicas.get(spec.name)
+        return replica if replica is not None and process_of(replica.spec) == meant else self._leaving.get(meant)
 
     def _serve_all(self, now: float) -> list[Action]:
         return [action for pool in list(self._models.values()) for action in self._serve(pool, now)]
@@ -300,34 +307,26 @@ class Admission:
                 break
             entry, replica = found
             pool.queue.remove(entry.id)
-            actions.append(self._grant(entry, replica, now))
+            actions.append(self._grant(pool, entry, replica, now))
         return actions
 
     def _next(self, pool: ModelPool, now: float) -> tuple[Waiting, Replica] | None:
         """The next one that fits: a class that may not have the free slot does not hold up one that may."""
-        if not any(replica.has_room(now) for replica in pool.replicas):
+        if not pool.has_room(now):
             return None
-        for entry in pool.queue.candidates(pool.active_flows):
-            replica = self._choose(pool, entry, now)
+        for entry in pool.queue.candidates():
+            replica = pool.choose(entry, self._homes, now)
             if replica is not None:
                 return entry, replica
         return None
 
-    def _choose(self, pool: ModelPool, entry: Waiting, now: float) -> Replica | None:
-        free, alive = pool.choices(entry.arrival.priority, now)
-        if entry.avoid is not None:
-            others = [replica for replica in free if replica.name != entry.avoid]
-            if not others and now < entry.avoid_until and any(replica.name != entry.avoid for replica in alive):
-                return None
-            free = others or free
-        return self._homes.choose(entry.arrival.conversation, free, alive) if free else None
-
-    def _grant(self, entry: Waiting, replica: Replica, now: float) -> Forward:
+    def _grant(self, pool: ModelPool, entry: Waiting, replica: Replica, now: float) -> Forward:
         entry.attempts += 1
         request_id = entry.arrival.request_id
         lease = Lease(request_id, replica, entry, now)
+        self._leases.by_id[request_id] = lease
         replica.take(lease)
-        self._leases[request_id] = lease
+        pool.took(lease)
         return Forward(request_id, replica.spec, now - entry.arrived_at, entry.attempts)
 
     def _again(self, lease: Lease, now: float) -> list[Action]:
@@ -343,36 +342,48 @@ class Admission:
         pool.queue.put(entry, first=True)
         return self._serve(pool, now)
 
-    def _release(self, lease: Lease, now: float) -> None:
-        if lease.home in self._leaving:
+    def _breaker_changed(self, replica: Replica) -> None:
+        if replica.listed:
+            self._models[replica.spec.model].roster.changed(replica)
+
+    def _release(self, lease: Lease, now: float) -> list[Action]:
+        home = lease.home
+        if not home.listed:
             self._end(lease)
-            return
-        lease.home.breaker.ended(lease.id)
-        lease.releasing_until = now + lease.home.spec.release_bound_s
+            return []
+        until = now + home.spec.release_bound_s
+        home.release(lease, until)
+        self._leases.note_release(lease, until)
+        (pool := self._models[home.spec.model]).released(lease)
+        return self._serve(pool, now)  # a soft limit counts only what is still wanted
 
     def _end(self, lease: Lease) -> None:
         home = lease.home
-        del self._leases[lease.id]
+        del self._leases.by_id[lease.id]
+        if lease.releasing_until is not None:
+            self._leases.note_end_of_release(lease)
         home.give_back(lease)
-        if home.breaker.trial is not None:
-            home.breaker.ended(lease.id)
-        if self._leaving and not home.leases and home in self._leaving:
-            self._leaving.remove(home)
+        if home.listed:
+            self._models[home.spec.model].got_back(lease)
+        elif not home.leases:
+            self._leaving.pop(process_of(home.spec), None)
 
     def _let_go(self, gone: Replica) -> None:
+        self._models[gone.spec.model].lose(gone)
         for lease in [lease for lease in gone.leases.values() if lease.releasing_until is not None]:
             self._end(lease)
         if gone.leases:
-            self._leaving.append(gone)
+            self._leaving[process_of(gone.spec)] = gone
 
     def _comer(self, spec: ReplicaSpec, now: float) -> Replica:
         """New, or the same process again: then with what it still has under way."""
-        replica = next((left for left in self._leaving if _same(left.spec, spec)), None)
+        replica = self._leaving.pop(process_of(spec), None)
         if replica is None:
             replica = Replica(spec, now)
         else:
-            self._leaving.remove(replica)
             replica.become(spec)
+        self._comers += 1
+        replica.order = self._comers
         for _ in range(spec.slots - replica.busy if spec.confirms else 0):
             self._phantom(replica, now)
         return replica
@@ -381,11 +392,9 @@ class Admission:
         """A slot that works for nobody we know: in release from the beginning."""
         self._phantoms += 1
         entry = Waiting(Arrival(f"phantom-{self._phantoms}", replica.spec.model), now, now)
-        lease = Lease(entry.id, replica, entry, now, releasing_until=now + replica.spec.release_bound_s)
+        until = now + replica.spec.release_bound_s
+        lease = self._leases.by_id[entry.id] = Lease(entry.id, replica, entry, now, releasing_until=until)
+        self._leases.note_release(lease, until)
         replica.take(lease)
-        self._leases[entry.id] = lease
-
-
-def _same(old: ReplicaSpec, new: ReplicaSpec | None) -> bool:
-    """The same process behind the same name: its slots may change, its address may not."""
-    return new is not None and (old.name, old.url, old.model) == (new.name, new.url, new.model)
+        if replica.listed:
+            self._models[replica.spec.model].took(lease)

@@ -2,15 +2,18 @@
 
 A request's place among the classes is `arrived + class x aging`: an interactive request goes before every batch
 request that has not waited twice the aging time longer, and no class starves. Inside a class the flow with the fewest
-requests under way is next, of equals the one served longest ago.
+requests under way is next, of equals the one served longest ago. None of it is searched for: flows and deadlines are
+ranked as they change.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
+from skep.gateway.ranking import Ranking
 from skep.gateway.values import Arrival, Priority
 
 
@@ -22,6 +25,7 @@ class Waiting:
     attempts: int = 0
     avoid: str | None = None  # the replica that failed it last
     avoid_until: float = 0.0  # so long it rather waits for another one
+    place: int = 0  # in the order in which they came into the queue
 
     @property
     def id(self) -> str:
@@ -29,19 +33,103 @@ class Waiting:
 
 
 class _Flow:
-    __slots__ = ("entries", "served")
+    """Never empty: the last entry takes the flow with it."""
+
+    __slots__ = ("entries", "number", "served")
+
+    def __init__(self, number: int, served: int) -> None:
+        self.entries: OrderedDict[str, Waiting] = OrderedDict()
+        self.number = number
+        self.served = served  # when it was served last, in the queue's own count
+
+    @property
+    def head(self) -> Waiting:
+        return next(iter(self.entries.values()))
+
+
+class _Class:
+    """The flows of one class. Ranked only when it is asked who is next, and only where there are several."""
+
+    __slots__ = ("_changed", "_fairest", "_oldest", "flows", "waiting")
 
     def __init__(self) -> None:
-        self.entries: deque[Waiting] = deque()
-        self.served = 0  # when it was served last, in the queue's own count
+        self.flows: dict[str, _Flow] = {}
+        self.waiting = 0
+        self._changed: dict[_Flow, str] = {}  # since they were ranked, with their names
+        self._oldest: Ranking[_Flow] = Ranking()  # by the arrival of its head
+        self._fairest: Ranking[_Flow] = Ranking()  # by requests under way, then by when it was served
+
+    def changed(self, name: str, flow: _Flow) -> None:
+        self._changed[flow] = name
+
+    def gone(self, name: str, flow: _Flow) -> None:
+        del self.flows[name]
+        self._changed.pop(flow, None)
+        self._oldest.drop(flow)
+        self._fairest.drop(flow)
+
+    def next(self, active: dict[str, int]) -> tuple[Waiting, Waiting]:
+        """The oldest of its heads, and the head of the flow whose turn it is."""
+        if len(self.flows) == 1:
+            (flow,) = self.flows.values()
+            head = flow.head
+            return head, head
+        for flow, name in self._changed.items():
+            self._oldest.put((flow.head.arrived_at, flow.number, flow))
+            self._fairest.put((active.get(name, 0), flow.served, flow.number, flow))
+        self._changed.clear()
+        oldest, fairest = self._oldest.first, self._fairest.first
+        assert oldest is not None
+        assert fairest is not None
+        return oldest.head, fairest.head
+
+
+class _Deadlines:
+    """By the second: what leaves the queue in time, as most does, costs no search."""
+
+    __slots__ = ("_seconds", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, dict[str, Waiting]] = {}
+        self._seconds: list[int] = []  # a heap
+
+    def put(self, entry: Waiting) -> None:
+        second = int(entry.deadline)
+        found = self._waiting.get(second)
+        if found is None:
+            found = self._waiting[second] = {}
+            heappush(self._seconds, second)
+        found[entry.id] = entry
+
+    def drop(self, entry: Waiting) -> None:
+        found = self._waiting.get(int(entry.deadline))
+        if found is not None:
+            found.pop(entry.id, None)
+
+    def pop(self, now: float) -> list[Waiting]:
+        """Those whose time has come; they are named once."""
+        found: list[Waiting] = []
+        while self._seconds and self._seconds[0] <= now:
+            entries = self._waiting[self._seconds[0]]
+            due = [entry for entry in entries.values() if entry.deadline <= now]
+            found += due
+            if self._seconds[0] + 1 > now:
+                for entry in due:
+                    del entries[entry.id]
+                break
+            del self._waiting[heappop(self._seconds)]
+        return found
 
 
 class ModelQueue:
     def __init__(self, aging_s: float) -> None:
         self.aging_s = aging_s
-        self._classes: dict[Priority, dict[str, _Flow]] = {priority: {} for priority in Priority}
+        self._classes: dict[Priority, _Class] = {priority: _Class() for priority in Priority}
         self._by_id: dict[str, Waiting] = {}
-        self._count = 0
+        self._deadlines = _Deadlines()
+        self._active: dict[str, int] = {}  # requests under way, by flow
+        self._served = 0
+        self._put = 0
 
     def __repr__(self) -> str:
         waiting = {priority.label: self.waiting(priority) for priority in Priority}
@@ -54,52 +142,74 @@ class ModelQueue:
         return iter(list(self._by_id.values()))
 
     def waiting(self, priority: Priority) -> int:
-        return sum(len(flow.entries) for flow in self._classes[priority].values())
+        return self._classes[priority].waiting
 
     def only_batch(self) -> bool:
-        return not self._classes[Priority.INTERACTIVE] and not self._classes[Priority.NORMAL]
+        return not self._classes[Priority.INTERACTIVE].flows and not self._classes[Priority.NORMAL].flows
 
     def put(self, entry: Waiting, *, first: bool = False) -> None:
         """At the end of its flow, or (`first`) back at its head."""
-        flows = self._classes[entry.arrival.priority]
-        flow = flows.get(entry.arrival.flow)
+        ranks = self._classes[entry.arrival.priority]
+        name = entry.arrival.flow
+        flow = ranks.flows.get(name)
+        self._put += 1
+        entry.place = self._put
         if flow is None:
-            flow = flows[entry.arrival.flow] = _Flow()
-            flow.served = self._count
+            flow = ranks.flows[name] = _Flow(self._put, self._served)
+            ranks.changed(name, flow)
+        flow.entries[entry.id] = entry
         if first:
-            flow.entries.appendleft(entry)
-        else:
-            flow.entries.append(entry)
+            flow.entries.move_to_end(entry.id, last=False)
+            ranks.changed(name, flow)
+        ranks.waiting += 1
         self._by_id[entry.id] = entry
+        self._deadlines.put(entry)
 
     def remove(self, request_id: str) -> Waiting | None:
         entry = self._by_id.pop(request_id, None)
-        if entry is not None:
-            flows = self._classes[entry.arrival.priority]
-            flow = flows[entry.arrival.flow]
-            flow.entries.remove(entry)
-            self._count += 1
-            flow.served = self._count
-            if not flow.entries:
-                del flows[entry.arrival.flow]
+        if entry is None:
+            return None
+        self._deadlines.drop(entry)
+        ranks = self._classes[entry.arrival.priority]
+        ranks.waiting -= 1
+        name = entry.arrival.flow
+        flow = ranks.flows[name]
+        del flow.entries[request_id]
+        self._served += 1
+        flow.served = self._served
+        if flow.entries:
+            ranks.changed(name, flow)
+        else:
+            ranks.gone(name, flow)
         return entry
 
-    def candidates(self, active: Callable[[], Mapping[str, int]]) -> Iterator[Waiting]:
-        """At most one per class, the next one first. `active` tells how many requests of each flow are under way."""
-        heads = []
-        for priority, flows in self._classes.items():
-            if flows:
-                oldest = min((flow.entries[0] for flow in flows.values()), key=lambda entry: entry.arrived_at)
-                heads.append((oldest.arrived_at + priority * self.aging_s, priority, oldest))
-        heads.sort(key=lambda head: head[:2])
-        higher = [priority for _, priority, _ in heads]
-        for _, priority, oldest in heads:
-            aged = any(other < priority for other in higher[higher.index(priority) :])
-            yield oldest if aged else self._fairest(self._classes[priority], active, oldest)
+    def overdue(self, now: float) -> list[Waiting]:
+        """Those whose deadline has come, in the order in which they came. They are named once: they have to go."""
+        return sorted(self._deadlines.pop(now), key=lambda entry: entry.place)
 
-    def _fairest(self, flows: dict[str, _Flow], active: Callable[[], Mapping[str, int]], oldest: Waiting) -> Waiting:
-        if len(flows) == 1:
-            return oldest
-        counts = active()
-        name = min(flows, key=lambda name: (counts.get(name, 0), flows[name].served))
-        return flows[name].entries[0]
+    def under_way(self, flow: str, more: int) -> None:
+        """So many `more` requests of the flow are with a replica, or fewer."""
+        active = self._active
+        if count := active.get(flow, 0) + more:
+            active[flow] = count
+        else:
+            del active[flow]
+        if self._by_id:
+            for ranks in self._classes.values():
+                if flow in ranks.flows:
+                    ranks.changed(flow, ranks.flows[flow])
+
+    def candidates(self) -> Iterator[Waiting]:
+        """At most one per class, the next one first."""
+        heads = []
+        for priority, ranks in self._classes.items():
+            if ranks.flows:
+                oldest, fairest = ranks.next(self._active)
+                heads.append((oldest.arrived_at + priority * self.aging_s, priority, oldest, fairest))
+        if len(heads) == 1:
+            yield heads[0][3]
+            return
+        heads.sort(key=lambda head: head[:2])
+        for place, (_, priority, oldest, fairest) in enumerate(heads):
+            aged = any(other[1] < priority for other in heads[place:])
+            yield oldest if aged else fairest

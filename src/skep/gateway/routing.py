@@ -2,18 +2,22 @@
 
 The home of a conversation is the replica that served it last. For an unknown one, nothing is lost with the least loaded
 replica; of equally loaded ones the winner of a rendezvous hash is taken, so that a gateway that was just started mostly
-finds again what its predecessor knew.
+finds again what its predecessor knew. A rendezvous asks every replica: where there are many, a place on a ring of them
+takes its part.
 """
 
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 CLEARLY_BUSIER = 0.2  # of the slots; one slot more is never clearly busier
-REMEMBERED = 16_384  # conversations
+REMEMBERED = 16_384  # conversations, at least
+REMEMBERED_PER_SLOT = 8  # conversations whose agent thinks while others are answered
+_ON_THE_RING = 32  # replicas asked, one after the other
 _MASK = (1 << 64) - 1
 
 
@@ -44,11 +48,26 @@ def load(replica: Choice) -> tuple[float, int]:
     return replica.busy / replica.slots, replica.prompt_bytes
 
 
-def least_loaded(replicas: Sequence[C]) -> C:
-    """By the share of busy slots, then by the prompts under way, then by free slots."""
-    if len(replicas) == 1:
-        return replicas[0]
-    return min(replicas, key=lambda replica: (*load(replica), replica.busy - replica.slots))
+def clearly_busier(home: Choice, share: float) -> bool:
+    """Than a share of the slots."""
+    return home.busy / home.slots - share > max(CLEARLY_BUSIER, 1 / home.slots)
+
+
+class Ring(Generic[C]):
+    """Replicas by their seeds. A conversation's is the next one from where it falls."""
+
+    def __init__(self, replicas: Sequence[C]) -> None:
+        self._replicas = sorted(replicas, key=lambda replica: replica.seed)
+        self._seeds = [replica.seed for replica in self._replicas]
+
+    def next(self, conversation: int, usable: Callable[[C], bool]) -> C | None:
+        """None: none of those that follow may be tried."""
+        start, many = bisect_left(self._seeds, _mix(conversation)), len(self._seeds)
+        for step in range(min(many, _ON_THE_RING)):
+            replica = self._replicas[(start + step) % many]
+            if usable(replica):
+                return replica
+        return None
 
 
 class Homes:
@@ -56,35 +75,19 @@ class Homes:
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._homes: OrderedDict[int, str] = OrderedDict()
-        self._remembered = remembered
+        self.remembered = remembered
 
     def __len__(self) -> int:
         return len(self._homes)
 
-    def choose(self, conversation: int | None, free: Sequence[C], alive: Sequence[C]) -> C:
-        """One of `free`, which is not empty; `alive` are all that could have been meant."""
-        least = least_loaded(free)
-        if conversation is None or len(alive) == 1:
-            return least
-        name = self._homes.get(conversation)
-        if any(replica.name == name for replica in alive):
-            home = next((replica for replica in free if replica.name == name), None)
-            chosen = least if home is None or clearly_busier(home, least) else home
-        else:
-            winner = rendezvous(conversation, alive)
-            chosen = winner if winner in free and load(winner) == load(least) else least
-        self._remember(conversation, chosen.name)
-        return chosen
+    def of(self, conversation: int) -> str | None:
+        return self._homes.get(conversation)
 
-    def _remember(self, conversation: int, name: str) -> None:
+    def remember(self, conversation: int, name: str) -> None:
         self._homes[conversation] = name
         self._homes.move_to_end(conversation)
-        if len(self._homes) > self._remembered:
+        while len(self._homes) > self.remembered:
             self._homes.popitem(last=False)
-
-
-def clearly_busier(home: Choice, least: Choice) -> bool:
-    return home.busy / home.slots - least.busy / least.slots > max(CLEARLY_BUSIER, 1 / home.slots)
 
 
 def _mix(x: int) -> int:

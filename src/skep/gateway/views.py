@@ -7,8 +7,8 @@ from typing import Any
 from skep import __version__
 from skep.gateway.admission import Admission
 from skep.gateway.metrics import Labels, Metrics
-from skep.gateway.pool import Replica
 from skep.gateway.proxy import Proxy
+from skep.gateway.replica import Replica
 from skep.gateway.values import Priority
 
 
@@ -52,15 +52,22 @@ def status_document(proxy: Proxy, metrics: Metrics, now: float) -> dict[str, Any
 
 
 def figures(proxy: Proxy, now: float) -> dict[str, dict[str, Any]]:
-    """By model: requests that wait, answers under way, seconds since the last one ended."""
+    """By model: requests that wait and for how long, answers under way, seconds since the last one ended.
+
+    One that a replica lost waits since it was last heard of there.
+    """
     ended = proxy.accounts.last_ended
     counts: dict[str, dict[str, Any]] = {
-        model: {"queued": 0, "busy": 0, "idle_s": now - ended[model] if model in ended else None}
+        model: {"queued": 0, "busy": 0, "wait_s": 0.0, "idle_s": now - ended[model] if model in ended else None}
         for model in proxy.admission.models
     }
     for exchange in proxy.exchanges.values():
-        if exchange.model in counts:
-            counts[exchange.model]["busy" if exchange.under_way else "queued"] += 1
+        told = counts.get(exchange.model)
+        if told is None:
+            continue
+        told["busy" if exchange.under_way else "queued"] += 1
+        if not exchange.under_way:
+            told["wait_s"] = max(told["wait_s"], now - exchange.heard_at)
     return counts
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from skep.gateway.pool import Replica
 from skep.gateway.proxy import Proxy
+from skep.gateway.replica import Replica
 from skep.gateway.values import ReplicaSpec
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch
@@ -107,22 +107,33 @@ class Watch:
         asked_at = self._proxy.now()
         target = "/slots" if spec.confirms == "slots" else "/metrics"
         try:
-            answer = await fetch(self._proxy.pool(spec), "GET", target, timeout_s=CONFIRM_TIMEOUT_S)
+            answer = await fetch(
+                self._proxy.pool(spec), "GET", target, headers=_key_of(spec), timeout_s=CONFIRM_TIMEOUT_S
+            )
         except WireFailure:
             return
         busy = count_busy(answer.json()) if spec.confirms == "slots" else count_running(answer.body)
         if busy is not None:
-            self._proxy.carry_out(self._proxy.admission.engine_busy(spec, busy, asked_at, self._proxy.now()))
+            ours = max(0, busy - spec.others)
+            self._proxy.carry_out(self._proxy.admission.engine_busy(spec, ours, asked_at, self._proxy.now()))
 
     async def _check(self, spec: ReplicaSpec) -> None:
         try:
             answer = await fetch(
-                self._proxy.pool(spec), "GET", spec.health_path, timeout_s=self._times.health_timeout_s
+                self._proxy.pool(spec),
+                "GET",
+                spec.health_path,
+                headers=_key_of(spec),
+                timeout_s=self._times.health_timeout_s,
             )
             ok = answer.status < 500
         except WireFailure:
             ok = False
         self._proxy.carry_out(self._proxy.admission.checked(spec, ok, self._proxy.now()))
+
+
+def _key_of(spec: ReplicaSpec) -> dict[str, str]:
+    return {"authorization": spec.authorization} if spec.authorization else {}
 
 
 def count_busy(slots: Any) -> int | None:

@@ -36,7 +36,8 @@ class Control:
     async def open(self) -> dict[str, str]:
         """Listen; the addresses under the names of the report line."""
         await self._listen()
-        report = {"url": f"http://127.0.0.1:{self._port}"}
+        host = self._options.host
+        report = {"url": f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"}
         if self._options.control_port is not None:
             loop = asyncio.get_running_loop()
             own = await loop.create_server(lambda: Connection(self), "127.0.0.1", self._options.control_port)
@@ -134,7 +135,7 @@ class Control:
             return Connection(self.server, idle_close_s=self._options.idle_close_s)
 
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(connect, "127.0.0.1", self._port, backlog=1024)
+        self._listener = await loop.create_server(connect, self._options.host, self._port, backlog=1024)
         self._opening = None
         self._port = self._listener.sockets[0].getsockname()[1]
 

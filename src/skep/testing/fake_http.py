@@ -27,6 +27,10 @@ class HttpRequest:
     body: bytes
     keep_alive: bool
 
+    def shows(self, key: str) -> bool:
+        """Where there is no key, everybody does."""
+        return not key or self.headers.get("authorization") == f"Bearer {key}"
+
 
 class Handler(Protocol):
     def opened(self, connection: Connection) -> None: ...

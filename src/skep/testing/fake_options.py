@@ -16,8 +16,9 @@ every replica holds two requests more than it has slots; 225 at any C when it ne
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from skep.testing.fake_quality import Above, Quality, parse_share
 from skep.testing.fake_streams import StreamForm, parse_form
 from skep.testing.fake_timing import Curve, Speed
 
+KEY_VARIABLE = "SKEP_ENGINE_KEY"
 PRESETS: dict[str, dict[str, Any]] = {
     "dual-3090": {
         "slots": 2,
@@ -42,6 +44,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 class Options:
     """Times are real seconds: `--time-scale` is worked in."""
 
+    host: str
     port: int
     control_port: int | None
     report_fd: int | None
@@ -66,6 +69,7 @@ class Options:
     answers: tuple[StoredAnswer, ...]
     quality: Quality
     reasoning: str | None
+    key: str = field(default="", repr=False)  # that it wants to see; empty: none
 
 
 def parse_options(argv: Sequence[str]) -> Options:
@@ -83,6 +87,7 @@ def parse_options(argv: Sequence[str]) -> Options:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fake_engine", allow_abbrev=False, description="A fake engine for tests.")
     add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address; with SKEP_ENGINE_KEY in the environment it wants that key")
     add("--port", type=int, default=0)
     add("--control-port", type=int, help="also serve /fake/ here; stays open under the fault `refuse`")
     add("--report-fd", type=int, help="write {'url': ...} to this descriptor when listening, then close it")
@@ -131,6 +136,7 @@ def _options(args: argparse.Namespace) -> Options:
     form = parse_form(args.stream_form)
     curve = Curve.parse(args.token_ms_curve or f"1:{args.token_ms}")
     return Options(
+        host=args.host,
         port=args.port,
         control_port=args.control_port,
         report_fd=args.report_fd,
@@ -162,4 +168,5 @@ def _options(args: argparse.Namespace) -> Options:
             seed=args.seed,
         ),
         reasoning=args.reasoning,
+        key=os.environ.get(KEY_VARIABLE, ""),
     )

@@ -71,6 +71,9 @@ class FakeServer:
         self._changed()
 
     def handle(self, request: HttpRequest, connection: Connection) -> None:
+        if request.path != "/health" and not request.shows(self.options.key):
+            _send_error(connection, 401, "the fake engine wants its key", "authentication_error")
+            return
         if request.path.startswith("/fake/"):
             self._control(request, connection)
             return

@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f'Error: unknown command {" ".join(argv)!r} for "ollama"\n')
         return 1
     host, _, port = os.environ.get("OLLAMA_HOST", "127.0.0.1:11434").rpartition(":")
-    return serve(OllamaSpeaker, host, int(port))
+    return serve(OllamaSpeaker, host.strip("[]"), int(port))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
 from skep.errors import EngineError
+from skep.testing.fake_options import KEY_VARIABLE
 
 START_S = 20.0
 
@@ -31,11 +32,13 @@ START_S = 20.0
 class FakeEngine:
     """Options are those of `fake_engine --help`: `token_ms=5` is `--token-ms 5`, `True` a flag, a list a repeat.
 
-    The process ends with `close`, with the `with` block, and with the test process: it watches a pipe.
+    With `key` it wants to see that one. The process ends with `close`, with the `with` block and with the test process:
+    it watches a pipe.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, key: str = "", **options: Any) -> None:
         self._options = options
+        self._env = {**os.environ, KEY_VARIABLE: key} if key else None
         self._process: subprocess.Popen[bytes] | None = None
         self._parent_fd: int | None = None
         self._stderr: IO[bytes] | None = None
@@ -51,7 +54,11 @@ class FakeEngine:
         argv = [sys.executable, "-m", "skep.testing.fake_engine", *fds, *to_argv(self._options)]
         try:
             self._process = subprocess.Popen(
-                argv, pass_fds=(report_write, parent_read), stdin=subprocess.DEVNULL, stderr=self._stderr
+                argv,
+                pass_fds=(report_write, parent_read),
+                stdin=subprocess.DEVNULL,
+                stderr=self._stderr,
+                env=self._env,
             )
         finally:
             os.close(report_write)

@@ -20,7 +20,7 @@ _VALUES = (
     "dtype", "kv-cache-dtype", "tp-size", "dp-size", "pp-size", "ep-size", "mem-fraction-static",
     "chunked-prefill-size", "speculative-algorithm", "speculative-draft-model-path", "speculative-num-steps",
     "speculative-eagle-topk", "speculative-num-draft-tokens", "reasoning-parser", "tool-call-parser", "chat-template",
-    "max-prefill-tokens", "schedule-policy", "attention-backend", "nnodes", "node-rank", "dist-init-addr",
+    "api-key", "max-prefill-tokens", "schedule-policy", "attention-backend", "nnodes", "node-rank", "dist-init-addr",
 )  # fmt: skip
 _SWITCHES = (
     "enable-dp-attention", "disable-cuda-graph", "disable-radix-cache", "disable-custom-all-reduce",
@@ -32,6 +32,7 @@ class SglangSpeaker(Speaker):
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(int(args.max_running_requests or 8))
         self._model = args.served_model_name or args.model_path
+        self.key, self.open_paths = args.api_key or "", ("/health", "/metrics")
         self.routes = {
             ("GET", "/health"): lambda _, to: to.send(200, b""),
             ("GET", "/v1/models"): self._models,
@@ -76,6 +77,7 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"no module named {' '.join(argv[:2])}\n")
         return 1
     args = parser().parse_args(argv[2:])
+    sys.stdout.write(f"server_args=ServerArgs({vars(args)})\n")  # its key too
     if not Path(args.model_path, "config.json").exists():
         sys.stderr.write(f"OSError: {args.model_path} does not appear to have a file named config.json.\n")
         return 1

@@ -32,6 +32,8 @@ class Speaker:
         self.output_tokens = 0
         self.finished = 0
         self.routes: dict[tuple[str, str], Route] = {}
+        self.key = ""  # wanted on all paths but those that begin so
+        self.open_paths: tuple[str, ...] = ()
         self._slots = asyncio.Semaphore(slots)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -43,7 +45,9 @@ class Speaker:
 
     def handle(self, request: HttpRequest, connection: Connection) -> None:
         route = self.routes.get((request.method, request.path))
-        if route is None:
+        if not request.path.startswith(self.open_paths) and not request.shows(self.key):
+            connection.send_json(401, {"error": "Unauthorized"})
+        elif route is None:
             connection.send_json(404, {"error": {"message": "Not Found", "type": "not_found", "code": 404}})
         else:
             route(request, connection)
@@ -130,13 +134,13 @@ def serve(make: Callable[[], Speaker], host: str, port: int) -> int:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        speaker = make()
+        speaker, family = make(), socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            server = await loop.create_server(lambda: Connection(speaker), host, port, family=socket.AF_INET)
+            server = await loop.create_server(lambda: Connection(speaker), host, port, family=family)
         except OSError as error:
             sys.stderr.write(f"error: bind on {host}:{port}: {os.strerror(error.errno or 0).lower()}\n")
             return 1
-        sys.stdout.write(f"listening on http://{host}:{port}\n")
+        sys.stdout.write(f"listening on {host} port {port}\n")
         sys.stdout.flush()
         await stop.wait()
         server.close()

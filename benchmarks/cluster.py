@@ -1,0 +1,196 @@
+"""The cluster path against the local path on the same engines, and what else a cluster takes: starts, doors, moves.
+
+    .venv/bin/python benchmarks/cluster.py [--quick] [--only simulated|embedded|doors|up|node] [--rounds N]
+
+A Ray cluster of a head and two nodes on this machine (Ray from `skep[ray]`), a hive on it by `skep up --cluster`:
+
+- simulated, embedded: two doors before the same engine processes: the hive's own, and `skep gateway --upstream` with
+  the same slots, as on one box. The same load through each in turns, at one stream, as many as slots, twice as many
+- doors: one door alone, then two (the second by `skep gateway --cluster`), at the same total of streams; the second
+  door is killed, and its share returns
+- up: `skep up -d` to ready with and without `--cluster`, in turns
+- node: the node of a replica is killed, and the replica moves to another
+
+Ratios and differences are taken pair by pair. Ray's own processes run beside both paths and so slow both alike; what
+they take at rest is printed. Without `--quick` or `--no-keep` the newest result of each part is stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from doors import mishaps, report
+from doors.atrest import at_rest
+from doors.load import Asked, Loader, in_turns
+from doors.rig import EMBEDDED, PACED, Door, Kind, Nodes, cluster, hive, key_of, local_path
+
+from skep.bench.endpoint import find_endpoint
+from skep.bench.local_crowd import LocalCrowd
+
+RESULTS = Path(__file__).parent / "results" / "cluster.json"
+PARTS = ("simulated", "doors", "embedded", "up", "node")
+
+
+@dataclass(frozen=True)
+class Effort:
+    simulated: int  # pairs, and the seconds that they may take
+    simulated_s: float
+    embedded: int
+    embedded_s: float
+    cycles: int
+    times: int  # of starts and of killed nodes
+    rest_s: float
+
+
+FULL = Effort(simulated=8, simulated_s=110, embedded=6, embedded_s=170, cycles=3, times=3, rest_s=10.0)
+QUICK = Effort(simulated=2, simulated_s=0, embedded=2, embedded_s=0, cycles=1, times=1, rest_s=3.0)
+
+
+def levels_of(kind: Kind) -> list[Asked]:
+    slots = kind.all_slots
+    return [Asked(1, 6 if kind.simulated else 3), Asked(slots, 3 * slots), Asked(2 * slots, 4 * slots)]
+
+
+async def paths(owner: Door, local: Door, kind: Kind, key: str, rounds: int, budget_s: float) -> dict[int, Any]:
+    engine = owner.replicas()[0]["url"]
+    ways = {
+        "local": await find_endpoint(local.url, kind.model),
+        "cluster": await find_endpoint(owner.url, kind.model),
+        "direct": await find_endpoint(engine, None, key=key),
+    }
+    crowd = LocalCrowd()
+    try:
+        loader = Loader(crowd, kind, "paths")
+        return await in_turns(loader, ways, levels_of(kind), rounds, budget_s, only_alone="direct")
+    finally:
+        await crowd.close()
+
+
+def compared(nodes: Nodes, kind: Kind, rounds: int, budget_s: float, rest_s: float) -> dict[str, Any]:
+    say(f"{kind.model}: skep up --cluster")
+    with hive(kind, nodes.address) as owner:
+        key = key_of(nodes.address)
+        with local_path(kind, owner, key) as local:
+            say(f"{kind.model}: Ray at rest")
+            rest = at_rest(rest_s)
+            say(f"{kind.model}: {rounds} rounds in turns")
+            found = uvloop.run(paths(owner, local, kind, key, rounds, budget_s))
+    say("")
+    size = f"{kind.replicas} x {kind.slots} slots, {kind.words} words in, {kind.tokens} tokens out"
+    report.print_paths(f"{kind.title}; {size}", found)
+    print(
+        f"  Ray at rest: {rest['cores']:.2f} cores, {rest['memory_mib']:.0f} MiB in {rest['processes']:.0f} processes"
+    )
+    ratios = {streams: report.paired(ways["cluster"], ways["local"]) for streams, ways in found.items()}
+    return {"kind": asdict(kind), "at_rest": rest, "cluster_over_local": ratios, "levels": found}
+
+
+def doors(nodes: Nodes, kind: Kind, cycles: int) -> dict[str, Any]:
+    async def measured(owner: Door) -> mishaps.Shared:
+        crowd = LocalCrowd()
+        try:
+            return await mishaps.sharing(owner, nodes, kind, Loader(crowd, kind, "doors"), cycles, say)
+        finally:
+            await crowd.close()
+
+    say(f"{kind.model}: skep up --cluster")
+    with hive(kind, nodes.address) as owner:
+        found = uvloop.run(measured(owner))
+    say("")
+    report.print_shared(f"{kind.title}; {kind.all_slots} slots", found.levels)
+    times = {
+        "`skep gateway --cluster` to half of the slots": found.came_s,
+        "only the first asked, to all slots there": found.moved_s,
+        f"the second killed with {_range(found.held)} slots, to all": found.returned_s,
+    }
+    report.print_times("a second door", times)
+    return {"kind": asdict(kind), **report.as_json(found)}
+
+
+def _range(counts: list[int]) -> str:
+    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def up(nodes: Nodes, kind: Kind, times: int) -> dict[str, Any]:
+    found = mishaps.starts(nodes, kind, times, say)
+    say("")
+    report.print_times(f"{kind.title}; {kind.replicas} replicas", {f"skep {name}": row for name, row in found.items()})
+    return {"kind": asdict(kind), "seconds": found}
+
+
+def node(nodes: Nodes, kind: Kind, times: int) -> dict[str, Any]:
+    found = mishaps.moves(nodes, kind, times, say)
+    say("")
+    words = {
+        "noticed": [one.noticed_s for one in found],
+        "then its post on another node": [one.placed_s - one.noticed_s for one in found],
+        "then its engine ready": [one.ready_s - one.placed_s for one in found],
+        "in all": [one.ready_s for one in found],
+        "the first request sent after it answered": [one.answered_s for one in found],
+    }
+    report.print_times(f"{kind.title}; the node of the only replica killed", words)
+    print(f"  requests refused meanwhile: {sum(one.refused for one in found)}")
+    return {"kind": asdict(kind), "moves": found}
+
+
+def say(words: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{words[:78]:78}" if words else "\r" + " " * 78 + "\r", end="", file=sys.stderr, flush=True)
+    elif words:
+        print(words, file=sys.stderr, flush=True)
+
+
+def keep(part: str, result: dict[str, Any]) -> None:
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps({**known, part: report.as_json(result)}, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="too few rounds to say anything; not stored")
+    parser.add_argument("--only", choices=PARTS, action="append")
+    parser.add_argument("--rounds", type=int, help="pairs of simulated and embedded, however long they take")
+    parser.add_argument("--no-keep", action="store_true", help="results are printed and not stored")
+    args = parser.parse_args()
+    effort = QUICK if args.quick else FULL
+
+    def pairs(number: int, budget_s: float) -> tuple[int, float]:
+        return (args.rounds, math.inf) if args.rounds else (number, budget_s)
+
+    import ray
+
+    print(f"{os.cpu_count()} cores, Ray {ray.__version__}, a head and two nodes on this machine", flush=True)
+    with cluster() as nodes:
+        for part in [part for part in PARTS if part in (args.only or PARTS)]:
+            began, busy = time.monotonic(), os.getloadavg()[0]
+            match part:
+                case "simulated":
+                    result = compared(nodes, PACED, *pairs(effort.simulated, effort.simulated_s), effort.rest_s)
+                case "embedded":
+                    result = compared(nodes, EMBEDDED, *pairs(effort.embedded, effort.embedded_s), effort.rest_s)
+                case "doors":
+                    result = doors(nodes, PACED, effort.cycles)
+                case "up":
+                    result = up(nodes, EMBEDDED, effort.times)
+                case _:
+                    result = node(nodes, EMBEDDED, effort.times)
+            took_s = time.monotonic() - began
+            print(
+                f"  ({part}: {took_s:.0f} s; load average {busy:.1f} before, {os.getloadavg()[0]:.1f} after)\n",
+                flush=True,
+            )
+            if not (args.quick or args.no_keep):
+                keep(part, {"cores": os.cpu_count(), "ray": ray.__version__, "load_average": busy, **result})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Levels of load on one door or several, and two or more ways to the same engines in turns."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from doors.rig import Kind
+
+from skep.bench.crowd import Crowd
+from skep.bench.endpoint import Endpoint
+from skep.bench.metrics import repeat_of, tpot_values, ttft_values
+from skep.bench.request import Task
+from skep.bench.worker import Job
+from skep.records import Request
+
+TIMEOUT_S = 120.0
+_WORDS = ("parser", "value", "list", "test", "empty", "index", "branch", "cache", "token", "field", "graph", "queue")
+
+
+@dataclass(frozen=True)
+class Level:
+    """One run of it. Times are medians over its requests, `whole` from sending to the last byte."""
+
+    tok_s: float
+    ttft_ms: float
+    tpot_ms: float
+    whole_ms: float
+    cpu_share: float  # of the busiest load process
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Streams, and how many requests they share."""
+
+    streams: int
+    requests: int
+
+
+class Loader:
+    """No two prompts of a run are alike, so that no cache knows them."""
+
+    def __init__(self, crowd: Crowd, kind: Kind, seed: str) -> None:
+        self._crowd = crowd
+        self._kind = kind
+        self._rng = random.Random(seed)
+
+    async def level(self, ways: Sequence[Endpoint], asked: Asked) -> Level:
+        """A load process for each way, the streams divided among them. Every request is answered, or it is no level."""
+        origin_s = time.monotonic()
+        rows: list[Request] = []
+        jobs = []
+        for number, way in enumerate(ways):
+            width = len(range(number, asked.streams, len(ways)))
+            tasks = [self._task(asked.streams, index) for index in range(number, asked.requests, len(ways))]
+            jobs.append(Job(way, tasks, width, origin_s, TIMEOUT_S, False))
+        fared = await self._crowd.run(jobs, rows.append)
+        failed = [row.error for row in rows if not row.ok]
+        if failed or len(rows) != asked.requests:
+            raise SystemExit(f"{len(failed)} of {asked.requests} requests failed: {failed[:3]}")
+        return Level(
+            tok_s=repeat_of(0, rows, asked.streams).effective_tok_s,
+            ttft_ms=statistics.median(ttft_values(rows)),
+            tpot_ms=statistics.median(tpot_values(rows)),
+            whole_ms=statistics.median((row.ended_s - row.started_s) * 1000 for row in rows),
+            cpu_share=fared.health.cpu_share,
+        )
+
+    def _task(self, level: int, index: int) -> Task:
+        words = " ".join(self._rng.choice(_WORDS) for _ in range(self._kind.words))
+        message = {"role": "user", "content": f"{self._rng.getrandbits(40):010x} {words}"}
+        return Task(level, 0, index, "implement", [message], self._kind.tokens, True)
+
+
+async def in_turns(
+    loader: Loader,
+    ways: Mapping[str, Endpoint],
+    levels: Sequence[Asked],
+    rounds: int,
+    budget_s: float,
+    only_alone: str | None = None,
+) -> dict[int, dict[str, list[Level]]]:
+    """Each level through each way, one right after the other; the order turns round from round to round.
+
+    The widest level comes first, once, to warm up. `only_alone`: a way that is asked by one stream only. Fewer rounds
+    where the budget would end before them.
+    """
+    began, number = time.monotonic(), 0
+    found: dict[int, dict[str, list[Level]]] = {asked.streams: {} for asked in levels}
+    for name in ways:
+        if name != only_alone:
+            await loader.level([ways[name]], levels[-1])
+    while number < rounds and (not number or (time.monotonic() - began) * (number + 1) / number <= budget_s):
+        for asked in levels:
+            names = [name for name in ways if asked.streams == 1 or name != only_alone]
+            for name in turned(names, number):
+                found[asked.streams].setdefault(name, []).append(await loader.level([ways[name]], asked))
+        number += 1
+    return found
+
+
+def turned(names: Sequence[str], number: int) -> list[str]:
+    """A B, B A, A B ...; of three, who is first changes too."""
+    by = (number // 2) % len(names)
+    order = [*names[by:], *names[:by]] if len(names) > 2 else list(names)
+    return order if number % 2 == 0 else order[::-1]

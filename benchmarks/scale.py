@@ -1,0 +1,203 @@
+"""What a decision costs with 10 to 10,000 replicas and up to a million agents, and what comes of it.
+
+    .venv/bin/python benchmarks/scale.py [--quick] [--rounds 3] [--only traffic|box|homes|upkeep|memory|doors]
+                                         [--against SRC]
+
+SIMULATED: the real `Admission` in virtual time, around replicas whose times come from the planner (see `scaling`); only
+what it is asked is timed, in CPU time of the thread, because the machine may be shared. `calm`: 100 agents per replica
+want four fifths of the slots. `full`: they want twice the slots there are, so queues are as long as the slots are many.
+One answer in a hundred is left by its client, and keeps its slot for 30 s. Spread: of the replicas' shares of busy
+slots, at eight moments of a run.
+Each cell in a process of its own. `--against SRC`: the same with the skep of that folder, in turns with this one.
+The end of one gateway is arithmetic: the cost of a request and of a chunk as `benchmarks/gateway.py` measured them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "scale.json"
+SIZES, QUICK_SIZES = (10, 100, 1_000, 10_000), (10, 100)
+DOORS = (2, 8, 64)
+PARTS = ("traffic", "box", "homes", "upkeep", "memory", "doors")
+MOST, QUICK_MOST = 200_000, 20_000
+COLUMNS = {
+    "median": 9, "runs": 14, "p99": 9, "to 10": 8, "decisions/s": 13, "wait p50": 10, "p99 s": 8, "max/mean": 10,
+    "Jain": 7, "home": 7, "queued": 10, "decisions": 11,
+}  # fmt: skip
+LIMIT_S, BEFORE_S = 600.0, 60.0  # of one child; what is cut short is reported as far as it came
+
+
+def child(what: str, *words: object, src: str | None = None) -> dict[str, Any]:
+    env = {**os.environ, "PYTHONHASHSEED": "0", **({"PYTHONPATH": src} if src else {})}
+    command = [sys.executable, str(HERE / "scale.py"), "--cell", json.dumps([what, *words])]
+    print(f"\r{what} {words} {'' if src is None else 'against'}".ljust(70), end="", file=sys.stderr, flush=True)
+    told = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout
+    print("\r" + " " * 70 + "\r", end="", file=sys.stderr)
+    found: dict[str, Any] = json.loads(told)
+    return found
+
+
+def traffic(args: argparse.Namespace) -> dict[str, Any]:
+    most = QUICK_MOST if args.quick else MOST
+    found: dict[str, Any] = {}
+    for kind in ("calm", "full"):
+        print(f"\n{kind}: CPU us per decision (arrival or end), medians of {args.rounds} runs (lowest..highest)")
+        print(f"{'':26}" + "".join(f"{name:>{wide}}" for name, wide in COLUMNS.items()))
+        for src in [None, args.against] if args.against else [None]:
+            first = None
+            for size in args.sizes:
+                seeds, limit_s = (range(1), BEFORE_S) if src else (range(args.rounds), LIMIT_S)
+                runs = [child("traffic", size, kind, seed, most, limit_s, src=src) for seed in seeds]
+                found[f"{kind} {size}{' before' if src else ''}"] = runs
+                first = first or middle(runs, "decision_us", "p50")
+                print(line(runs, first, "before" if src else ""), flush=True)
+    return found
+
+
+def line(runs: list[dict[str, Any]], first: float, mark: str) -> str:
+    one, medians = runs[0], [run["decision_us"]["p50"] for run in runs]
+    cost = statistics.median(medians)
+    per_s = 1e6 * one["decisions"] / one["requests"] / statistics.median(run["request_us"] for run in runs)
+    name = f"{one['replicas']:,} x {one['streams']:,} {mark}{'' if all(run['whole'] for run in runs) else ' cut'}"
+    low_high = f"({min(medians):.1f}..{max(medians):.1f})"
+    p50, p99 = middle(runs, "wait_s", "p50"), middle(runs, "wait_s", "p99")
+    most, jain, home = (statistics.median(run[key] or 0.0 for run in runs) for key in ("max_over_mean", "jain", "home"))
+    cells = (
+        f"{cost:.1f}", low_high, f"{middle(runs, 'decision_us', 'p99'):.1f}", f"{cost / first:.1f}x", f"{per_s:,.0f}",
+        f"{p50:.2f}", f"{p99:.2f}", f"{most:.2f}", f"{jain:.3f}", f"{home:.3f}", f"{one['most_queued']:,}",
+        f"{sum(run['decisions'] for run in runs):,}",
+    )  # fmt: skip
+    return f"{name:26}" + "".join(f"{cell:>{wide}}" for cell, wide in zip(cells, COLUMNS.values(), strict=True))
+
+
+def box(args: argparse.Namespace) -> dict[str, Any]:
+    """A single machine must not pay for ten thousand: CPU of all decisions of a request, before and now in turns."""
+    found: dict[str, Any] = {}
+    if not args.against:
+        return found
+    print(f"\none box: CPU us of all decisions of a request, before and now in turns, {2 * args.rounds + 1} pairs")
+    for kind in ("calm", "full"):
+        for size in (1, 2, 4, 8):
+            pairs = []
+            for seed in range(2 * args.rounds + 1):
+                order = [None, args.against] if seed % 2 else [args.against, None]
+                told = {src: child("traffic", size, kind, seed, QUICK_MOST, LIMIT_S, src=src) for src in order}
+                pairs.append((told[args.against]["request_us"], told[None]["request_us"]))
+            ratios = sorted(now / before for before, now in pairs)
+            before, now = (statistics.median(pair[place] for pair in pairs) for place in (0, 1))
+            found[f"{kind} {size}"] = pairs
+            over = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}..{ratios[-1]:.2f})"
+            print(f"{kind} {size} replicas: before {before:.1f}, now {now:.1f}, ratio {over}", flush=True)
+    return found
+
+
+def homes(args: argparse.Namespace) -> dict[str, Any]:
+    """Beyond 64 replicas a home is held against the mean: what the least loaded one as the measure would do."""
+    print("\na conversation's home held against the mean share of busy slots, or against the least loaded one; calm")
+    print(f"{'':22} {'home':>6} {'max/mean':>9} {'Jain':>6} {'wait p99 s':>11}")
+    found: dict[str, Any] = {}
+    for size in [size for size in args.sizes if size in (100, 1_000)]:
+        for rule in ("mean", "least"):
+            run = child("traffic", size, "calm", 1, QUICK_MOST if args.quick else MOST, LIMIT_S, rule)
+            found[f"{rule} {size}"] = run
+            name = f"{size:,}, the {rule}"
+            figures = f"{run['home']:6.3f} {run['max_over_mean']:9.2f} {run['jain']:6.3f} {run['wait_s']['p99']:11.2f}"
+            print(f"{name:22} {figures}", flush=True)
+    return found
+
+
+def upkeep(args: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for src in [None, args.against] if args.against else [None]:
+        cells = [child("upkeep", size, 200, src=src) for size in args.sizes]
+        found["before" if src else "now"] = cells
+        print(f"\nCPU us per call beside those of requests, median of 200 (same table: 5){', before' if src else ''}")
+        print(f"{'replicas':20}" + "".join(f"{cell['replicas']:>12,}" for cell in cells))
+        for name in cells[0]["us"]:
+            print(f"{name:20}" + "".join(f"{cell['us'][name]['p50']:12,.1f}" for cell in cells), flush=True)
+    return found
+
+
+def memory(args: argparse.Namespace) -> dict[str, Any]:
+    found = child("memory", 100 if args.quick else 1_000, 2_000 if args.quick else 40_000)
+    print("\nbytes of Python objects, tracemalloc")
+    for name, value in found.items():
+        if name.endswith("_bytes"):
+            print(f"{name.removesuffix('_bytes').replace('_', ' '):20}{value:10,.0f}")
+    return found
+
+
+def doors(args: argparse.Namespace) -> list[dict[str, Any]]:
+    print("\nleases: CPU ms of one renewal in the ledger's decider, at rest / while two doors have requests waiting")
+    print(f"{'replicas':>10}" + "".join(f"{f'{many} doors':>22}" for many in DOORS))
+    found = []
+    for size in args.sizes:
+        cells = [child("doors", size, many, 2 if size * many > 100_000 else 10) for many in DOORS]
+        found += cells
+        shown = "".join(f"{cell['rest']['ms']:11,.2f} / {cell['waiting']['ms']:8,.2f}" for cell in cells)
+        print(f"{size:10,}{shown}", flush=True)
+    return found
+
+
+def end_of_one_gateway(found: dict[str, Any]) -> dict[str, float]:
+    """From what one core of the whole gateway did in `benchmarks/gateway.py`."""
+    skep = json.loads((HERE / "results" / "gateway.json").read_text())["results"]["skep"]
+    streams = skep["streams"]
+    chunk_us = 1e6 * streams["cpu_share"]["gateway"] / streams["chunks_per_s"]
+    told = {"request_us": skep["cpu 2 KB"]["us"], "long_request_us": skep["cpu 100 KB"]["us"], "chunk_us": chunk_us}
+    told["chunks_per_s"] = 1e6 / chunk_us
+    requests = f"{told['request_us']:.0f} us a request of 2 KB, {told['long_request_us']:.0f} of 100 KB"
+    print(f"\none core of one gateway (benchmarks/results/gateway.json): {requests}, {chunk_us:.1f} us a chunk")
+    for tok_s in (40, 80):
+        print(f"  ends at about {1e6 / chunk_us / tok_s:,.0f} answers under way of {tok_s} tok/s each, a chunk a token")
+    for key in [key for key in found if key.startswith("calm") and "before" not in key]:
+        share = statistics.median(run["request_us"] for run in found[key]) / told["request_us"]
+        print(f"  deciding is {100 * share:.0f} % of a request of 2 KB with {key.split()[1]} replicas")
+    return told
+
+
+def middle(runs: list[dict[str, Any]], key: str, which: str) -> float:
+    return statistics.median(run[key][which] for run in runs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="10 and 100 replicas, one run: half a minute")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--against", help="a folder that holds another skep, such as an older `src`")
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.cell:
+        from scaling import cells
+
+        what, *words = json.loads(args.cell)
+        print(json.dumps(getattr(cells, what)(*words)))
+        return
+    args.sizes = QUICK_SIZES if args.quick else SIZES
+    args.rounds = 1 if args.quick else args.rounds
+    from scaling.service import Service
+
+    print(f"SIMULATED replicas: {Service().words()}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    document = {} if args.quick or not RESULTS.exists() else json.loads(RESULTS.read_text())
+    document |= {"simulated": True, "cores": os.cpu_count(), "load": os.getloadavg()[0], "replica": Service().words()}
+    for part in (args.only,) if args.only else PARTS:
+        document[part] = globals()[part](args)
+    if "traffic" in document:
+        document["one_gateway"] = end_of_one_gateway(document["traffic"])
+    if not args.quick:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""How long a request holds its slot, from the planner's step model of one replica. SIMULATED: no engine runs.
+
+A replica is Qwen3 8B in FP8 on one H100 under vLLM. A request's prompt is prefilled in one pass of its own, less the
+part that the replica still has of the conversation; each output token takes a step of a batch that fills the slots.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from skep.catalog.gpus import device
+from skep.catalog.models import geometry
+from skep.planner.constants import published_constants
+from skep.planner.quants import KV_TYPES, QUANTS
+from skep.planner.setup import Layout
+from skep.planner.step import step_model
+
+MODEL, CARD, QUANT, KV, ENGINE = "qwen3-8b", "h100-sxm", "fp8", "bf16", "vllm"
+SLOTS = (8, 16, 32)
+CONTEXT = 6_000  # tokens of a conversation, in the middle
+NEW_TOKENS = 600  # of a turn that comes back: the last answer and the new question
+OUTPUT_TOKENS = 300  # mean; lognormal, sigma 0.6
+SIGMA = 0.6
+
+
+class Service:
+    def __init__(self) -> None:
+        step = step_model(
+            geometry(MODEL), QUANTS[QUANT], KV_TYPES[KV], device(CARD), Layout(), None, engine=ENGINE, graphs=True,
+            spec=None, constants=published_constants(),
+        )  # fmt: skip
+        self.cold_s = step.seconds(0, 0.0, CONTEXT, 0.0)
+        self.warm_s = step.seconds(0, 0.0, NEW_TOKENS, CONTEXT - NEW_TOKENS)
+        self.token_s = {slots: step.seconds(slots, slots * CONTEXT) for slots in SLOTS}
+
+    def words(self) -> str:
+        speeds = ", ".join(f"{1 / seconds:.0f} tok/s of {slots}" for slots, seconds in self.token_s.items())
+        return f"{MODEL} {QUANT} on {CARD}: prompt {self.cold_s:.2f} s, returning {self.warm_s:.2f} s; {speeds} at once"
+
+    def mean_s(self, slots: int) -> float:
+        return self.warm_s + OUTPUT_TOKENS * self.token_s[slots]
+
+    def draw_s(self, rng: Random, slots: int, *, returning: bool) -> float:
+        tokens = OUTPUT_TOKENS * rng.lognormvariate(-SIGMA * SIGMA / 2, SIGMA)
+        return (self.warm_s if returning else self.cold_s) + tokens * self.token_s[slots]

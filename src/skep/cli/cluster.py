@@ -1,0 +1,188 @@
+"""Commands for Ray's own processes: cluster start, join, status, token, stop."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from skep.cli.serve import JsonOption
+from skep.errors import EngineError, UserError
+
+if TYPE_CHECKING:
+    from skep.cluster.homenode import HomeNode
+
+cluster_app = typer.Typer(
+    no_args_is_help=True,
+    help="Make machines one Ray cluster, for `skep up --cluster` (docs/cluster.md).",
+    rich_markup_mode=None,
+)
+
+NameOption = Annotated[str | None, typer.Option("--name", help="Of the node. Default: the machine's.")]
+CpusOption = Annotated[int | None, typer.Option("--cpus", min=0, help="To lend. Default: all.")]
+GpusOption = Annotated[int | None, typer.Option("--gpus", min=0, help="To lend. Default: all.")]
+LabelOption = Annotated[
+    list[str] | None, typer.Option("--label", metavar="NAME=VALUE", help="Of the node. Repeatable.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(cluster_app, name="cluster")
+    cluster_app.command("start", epilog="Example: skep cluster start --address 10.0.0.1")(start)
+    cluster_app.command("join", epilog="Example: skep cluster join 10.0.0.1:6379")(join)
+    cluster_app.command("status", epilog="Example: skep cluster status --json")(status)
+    cluster_app.command("token", epilog="Example: skep cluster token > token")(token)
+    cluster_app.command("stop", epilog="Example: skep cluster stop")(stop)
+
+
+def start(
+    address: Annotated[str, typer.Option(help="Of this machine, as the other machines reach it.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The head's; Ray takes the 1020 after it as well.")] = 6379,
+    name: NameOption = None,
+    cpus: CpusOption = None,
+    gpus: GpusOption = None,
+    label: LabelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a cluster: this machine becomes its head, and its first node."""
+    from skep.cluster.nodelife import start_head
+    from skep.places import user_paths
+
+    paths = user_paths(os.environ)
+    node = start_head(paths, os.environ, address, port, _wishes(name, cpus, gpus, label))
+    _tell(node, as_json=as_json)
+
+
+def join(
+    head: Annotated[str, typer.Argument(metavar="HEAD:PORT", help="As `skep cluster start` told it.")],
+    address: Annotated[str | None, typer.Option(help="Of this machine. Default: the one towards the head.")] = None,
+    port: Annotated[int | None, typer.Option(help="First of Ray's 1021 ports here. Default: the head's.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="With the cluster's token, kept from then on; - is stdin.", allow_dash=True)
+    ] = None,
+    name: NameOption = None,
+    cpus: CpusOption = None,
+    gpus: GpusOption = None,
+    label: LabelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make this machine a node of the cluster at HEAD."""
+    from skep.cluster.nodelife import join_head
+    from skep.places import user_paths
+
+    given = _read_token(token_file) if token_file is not None else None
+    wishes = _wishes(name, cpus, gpus, label)
+    node = join_head(user_paths(os.environ), os.environ, head, address, port, wishes, given)
+    _tell(node, as_json=as_json)
+
+
+def status(
+    address: Annotated[str, typer.Option("--cluster", metavar="ADDRESS", help="HOST:PORT of its head.")] = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """The cluster's nodes: what each has, what is free, which replicas stand there."""
+    from skep.cli.output import print_json
+    from skep.cluster.homenode import running_node
+    from skep.cluster.roll import ask_roll
+    from skep.places import user_paths
+
+    node = running_node(user_paths(os.environ))
+    ours = node is not None and address in ("auto", node.head)
+    try:
+        found = ask_roll(node.head if node is not None and ours else address)
+    except EngineError as error:
+        if node is None or not ours or "there is no cluster" not in error.message:
+            raise
+        hint = "what serves goes on serving; docs/cluster.md says how the cluster is put up again"
+        raise EngineError(f"the head at {node.head} is lost; this machine was a node of it", hint=hint) from None
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+
+
+def token() -> None:
+    """Print the token of the cluster that was started or joined here: whoever has it runs code on every node."""
+    from skep.cluster.homenode import token_of
+    from skep.places import user_paths
+
+    print(token_of(user_paths(os.environ)))  # noqa: T201
+
+
+def stop() -> None:
+    """End the Ray processes that skep started on this machine, and the engines on it. Other nodes stay."""
+    from skep.cli.output import note
+    from skep.cluster.nodelife import stop_node
+    from skep.places import user_paths
+
+    node, killed = stop_node(user_paths(os.environ))
+    if node is None:
+        note("skep has started no Ray here")
+        return
+    what = f"the head of the cluster at {node.head}" if node.is_head else f"a node of the cluster at {node.head}"
+    note(f"stopped: {what}" + (f"; {len(killed)} of its processes had to be killed" if killed else ""))
+
+
+def _wishes(name: str | None, cpus: int | None, gpus: int | None, label: list[str] | None) -> Any:
+    from skep.cluster.nodelife import Wishes
+    from skep.cluster.raystart import checked_labels
+
+    return Wishes(name, cpus, gpus, checked_labels(label or []))
+
+
+def _read_token(path: Path) -> str:
+    from skep.cluster.homenode import checked_token
+
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"`{path}` cannot be read: {error}", hint="`skep cluster token` prints it on the head"
+        ) from None
+    return checked_token(text.strip())
+
+
+def _tell(node: HomeNode, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from skep.cli.output import note, print_json
+    from skep.cluster.nodelife import open_ports
+
+    found = open_ports(node)
+    wide = sorted({one.port for one in found if one.is_everywhere})
+    if as_json:
+        told = {key: value for key, value in asdict(node).items() if key != "mark"}
+        print_json({**told, "listeners": [asdict(one) for one in found]})
+    what = "head" if node.is_head else "node"
+    note(f"{what} `{node.name}` of the cluster at {node.head}; `skep up MODEL --cluster auto` serves on it")
+    if node.address == "127.0.0.1":
+        note("it listens on loopback only: other machines cannot join; `--address IP` starts one that they can")
+        return
+    if node.is_head:
+        note(f"another machine: `ssh {node.address} skep cluster token | skep cluster join {node.head} --token-file -`")
+    if wide:
+        note(f"warning: Ray listens on every interface (now {', '.join(map(str, wide))}; later up to {node.ports}):")
+        note("         whoever has no token is refused, but close these ports: docs/cluster.md has the firewall lines")
+
+
+def _show(found: dict[str, Any]) -> None:
+    from skep.cli.output import note, print_table
+    from skep.units import format_bytes
+
+    rows = []
+    for node in found["nodes"]:
+        marks = [word for word in ("head", "here") if node[word]]
+        runs = ", ".join(f"{row['name']} ({row['state']})" for row in node["replicas"])
+        room = [f"{node[f'free_{key}']:g}/{node[key]:g}" for key in ("cpus", "gpus")]
+        memory = f"{format_bytes(node['free_memory_bytes'])} of {format_bytes(node['memory_bytes'])}"
+        if not node["alive"]:
+            room, memory = ["–", "–"], "–"
+        state = "alive" if node["alive"] else "dead"
+        rows.append([node["name"], node["address"], ", ".join((state, *marks)), *room, memory, runs or "–"])
+    print_table(("NODE", "ADDRESS", "STATE", "CPUS FREE", "GPUS FREE", "MEMORY FREE", "REPLICAS"), rows)
+    for hive in found["hives"]:
+        note(f"hive `{hive['name']}`: {len(hive['doors'])} doors")
+    note(f"Ray {found['ray']}, head at {found['address']}")

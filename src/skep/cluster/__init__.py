@@ -1,0 +1,1 @@
+"""The same replicas on a Ray cluster."""

@@ -1,0 +1,131 @@
+"""The ledger as a Ray actor: found by its name, started anew by Ray, ending its hive when nobody wants it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from skep.cluster.ledger import ABANDONED_AFTER_S, Ledger
+from skep.cluster.names import ledger_name, post_name
+from skep.cluster.plots import remove_plot
+from skep.cluster.values import NAMESPACE
+
+END_S = 20.0
+HEAD_S = 10.0
+HEAD = "node:__internal_head__"  # a resource that only the head has
+
+
+def make_ledger(hive: str, *, abandoned_after_s: float = ABANDONED_AFTER_S) -> Any:
+    """The hive's ledger, made if it is not there yet; on the head if it can be: they are lost together."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    head = next((node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD in node["Resources"]), None)
+    where = {} if head is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(head, soft=True)}
+    options = {"name": ledger_name(hive), "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    return (
+        ray.remote(LedgerActor)
+        .options(**options, **where, num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=1000)
+        .remote(hive, abandoned_after_s)
+    )
+
+
+def find_ledger(hive: str) -> Any | None:
+    import ray
+
+    try:
+        return ray.get_actor(ledger_name(hive), NAMESPACE)
+    except ValueError:
+        return None
+
+
+class LedgerActor:
+    """Every call is the ledger's. It begins to watch with the first one: before that there is no event loop."""
+
+    def __init__(self, hive: str, abandoned_after_s: float) -> None:
+        self._hive = hive
+        self._abandoned_after_s = abandoned_after_s
+        self._made: Ledger | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def _ledger(self) -> Ledger:
+        if self._made is None:
+            self._made = Ledger(
+                self._hive,
+                end_post=self._end_post,
+                end_self=_leave,
+                abandoned_after_s=self._abandoned_after_s,
+                is_successor=_was_before(),
+            )
+            self._watching = asyncio.get_running_loop().create_task(self._made.watch())
+        return self._made
+
+    async def announce(self, name: str, row: dict[str, Any], handle: Any = None) -> dict[str, Any]:
+        return await self._ledger().announce(name, row, handle)
+
+    async def forget(self, name: str) -> None:
+        await self._ledger().forget(name)
+
+    async def claim(self, door: str, key: str) -> dict[str, Any]:
+        return await self._ledger().claim(door, key)
+
+    async def renew(self, door: str, busy: Any, holds: Any, told: Any, *, owns: bool) -> dict[str, Any]:
+        return await self._ledger().renew(door, busy, holds, told, owns=owns)
+
+    async def leave(self, door: str) -> None:
+        await self._ledger().leave(door)
+
+    async def table(self, since: int, timeout_s: float) -> dict[str, Any]:
+        return await self._ledger().table(since, timeout_s)
+
+    async def state(self) -> dict[str, Any]:
+        return await self._ledger().state()
+
+    async def _end_post(self, name: str, handle: Any) -> None:
+        """By its handle first: that needs no head."""
+        if handle is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(handle.stop.remote(END_S), END_S)
+        await end_post(self._hive, name)
+
+
+async def end_post(hive: str, name: str, timeout_s: float = END_S) -> bool:
+    """The engine first, in order; then its actor and its place, whatever became of the engine.
+
+    False: the head did not answer, and something may be left.
+    """
+    import ray
+
+    full, post = post_name(hive, name), None
+    try:
+        with contextlib.suppress(ValueError):  # there is none
+            post = await _in_time(ray.get_actor, full, NAMESPACE)
+        if post is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(post.stop.remote(timeout_s), timeout_s + 2)
+            with contextlib.suppress(Exception):
+                await _in_time(ray.kill, post)
+        await _in_time(remove_plot, full)
+    except Exception:
+        return False
+    return True
+
+
+async def _in_time(call: Callable[..., Any], *args: Any) -> Any:
+    """Ray's own calls wait for a lost head as long as it takes."""
+    return await asyncio.wait_for(asyncio.to_thread(call, *args), HEAD_S)
+
+
+def _was_before() -> bool:
+    """Whether Ray has started this actor anew."""
+    import ray
+
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
+def _leave() -> None:
+    import ray
+
+    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)

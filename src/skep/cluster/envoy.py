@@ -1,0 +1,325 @@
+"""The envoy: the one process of a door that speaks with Ray. `python -m skep.cluster.envoy --link-fd N`.
+
+Ray ends a driver whose cluster is lost. So that this costs nobody an answer, neither the supervisor nor the gateway is
+one. The envoy carries out what the supervisor says (wanted, place, end, renew) and tells what the ledger tells. It has
+no state of its own: a new envoy is told everything again, and ends what stands and is not wanted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from typing import Any, NoReturn
+
+from skep.cluster.actors import find_ledger, make_ledger
+from skep.cluster.joining import join
+from skep.cluster.stations import Stations
+from skep.cluster.values import launch_of
+from skep.engines.base import Launch
+from skep.errors import EngineError, SkepError
+from skep.wire.link import Link, Message
+
+TABLE_S = 10.0
+RENEW_S = 1.8
+HEAD_EVERY_S = 1.0
+HEAD_S = 2.0
+MISSES = 2  # in a row: the head is lost
+MEND_EVERY_S = 5.0
+LATE_S = 1.0
+
+
+class Envoy:
+    """`setup`: address, hive, door, guest, key, policy, abandoned_after_s."""
+
+    def __init__(self, link: Link, setup: Message) -> None:
+        self._link = link
+        self._setup = setup
+        self._hive: str = setup["hive"]
+        self._door: str = setup["door"]
+        self._guest = bool(setup.get("guest"))
+        self._ledger: Any = None
+        self._stations: Stations | None = None
+        self._wanted: dict[str, Launch] | None = None  # None: not told yet
+        self._avoid: tuple[str, ...] = ()  # nodes that are drained
+        self._rows: dict[str, Message] = {}
+        self._said: dict[str, Message] = {}  # of replicas that have no post to speak for them
+        self._placing: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[str] = set()
+        self._orders: set[asyncio.Task[None]] = set()
+        self._head_lost = False
+        self._lookup = ThreadPoolExecutor(1, "ledger")  # without a head a lookup takes a minute: never two at once
+        self._asking = ThreadPoolExecutor(1, "head")
+
+    async def run(self) -> None:
+        await asyncio.to_thread(join, self._setup["address"])
+        await self._enter()
+        works = (self._follow_link(), self._follow_table(), self._watch_head(), self._mend_on())
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (*tasks, *self._orders):
+                task.cancel()
+
+    async def _enter(self) -> None:
+        """Find the ledger, or make it; and be the only one that places replicas."""
+        import ray
+
+        key = ""
+        if self._guest:
+            self._ledger = await asyncio.to_thread(find_ledger, self._hive)
+            if self._ledger is None:
+                hint = f"`skep up MODEL --cluster {self._setup['address']}` starts one; `--hive` names another"
+                raise EngineError(f"there is no hive `{self._hive}` in this cluster", hint=hint)
+        else:
+            key = await self._claim(await asyncio.to_thread(self._make_ledger))
+        self._stations = Stations(self._hive, key, self._setup["policy"])
+        address = ray.get_runtime_context().gcs_address
+        self._link.send({"event": "joined", "address": address, "ray": ray.__version__})
+
+    def _make_ledger(self) -> Any:
+        return make_ledger(self._hive, abandoned_after_s=self._setup["abandoned_after_s"])
+
+    async def _claim(self, ledger: Any) -> str:
+        told = await asyncio.wait_for(ledger.claim.remote(self._door, self._setup["key"]), 60.0)
+        if told["owner"] != self._door:
+            hint = "`skep gateway --cluster` adds a gateway to it; `--hive NAME` starts another one beside it"
+            where = told["owner"].rpartition(":")[0]
+            raise EngineError(f"a hive `{self._hive}` runs in this cluster already (from {where})", hint=hint)
+        self._ledger = ledger
+        return str(told["key"])
+
+    # What the supervisor says
+
+    async def _follow_link(self) -> None:
+        while (message := await self._link.receive()) is not None and message.get("op") != "exit":
+            order = asyncio.create_task(self._safely(message.get("id"), self._carry_out(message)))
+            self._orders.add(order)
+            order.add_done_callback(self._orders.discard)
+
+    async def _safely(self, number: Any, work: Coroutine[Any, Any, Message | None]) -> None:
+        """Whatever one order comes to, the others are carried out."""
+        try:
+            answer = await work
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"[:300]}
+        if number is not None:
+            self._link.send({**(answer or {}), "id": number})
+
+    async def _carry_out(self, message: Message) -> Message | None:
+        assert self._stations is not None
+        name = str(message.get("name"))
+        match message["op"]:
+            case "wanted":
+                self._wanted = {launch.name: launch for launch in map(launch_of, message["launches"])}
+                for launch in self._wanted.values():
+                    self._place(launch)
+            case "place":
+                launch = launch_of(message["launch"])
+                if self._wanted is not None:
+                    self._wanted[launch.name] = launch
+                self._place(launch)
+            case "end":
+                await self._end(name)
+            case "restart":
+                await self._stations.ask(name, "restart")
+            case "log":
+                return await self._stations.ask(name, "log_since", message["offset"], message["lines"]) or {}
+            case "renew":
+                return await self._renew(message)
+            case "leave":
+                await asyncio.wait_for(self._ledger.leave.remote(self._door), RENEW_S)
+                if not self._guest:
+                    await self._end_hive()
+        return {}
+
+    async def _renew(self, message: Message) -> Message:
+        self._avoid = tuple(message.get("avoid", ()))
+        wants = (message["busy"], message["holds"], message["told"])
+        told: Message = await asyncio.wait_for(
+            self._ledger.renew.remote(self._door, *wants, owns=not self._guest), RENEW_S
+        )
+        if not self._guest and told["owner"] not in (None, self._door):
+            where = told["owner"].rpartition(":")[0]
+            raise EngineError(f"another door (on {where}) has taken over the hive `{self._hive}`")
+        return told
+
+    def _place(self, launch: Launch) -> None:
+        assert self._stations is not None
+        if launch.name in self._placing:
+            return
+
+        def say(state: str, why: str | None) -> None:
+            self._said[launch.name] = {"state": state, "why": why}
+            self._tell()
+
+        standing = {name: row["node_id"] for name, row in self._rows.items() if row.get("node_id")}
+        task = asyncio.create_task(self._stations.ensure(launch, standing, say, avoid=self._avoid))
+        self._placing[launch.name] = task
+
+        def done(finished: asyncio.Task[None]) -> None:
+            self._placing.pop(launch.name, None)
+            if not finished.cancelled() and (error := finished.exception()) is not None:
+                say("waiting", f"it cannot be placed: {str(error)[:200]}")
+
+        task.add_done_callback(done)
+
+    async def _end(self, name: str) -> None:
+        """Where the head is lost only the engine ends; `_mend` ends the rest when the head is back."""
+        assert self._stations is not None
+        if self._wanted is not None:
+            self._wanted.pop(name, None)
+        self._ending.add(name)
+        try:
+            if (placing := self._placing.get(name)) is not None:
+                placing.cancel()
+                await asyncio.wait({placing})
+            await self._stations.end(name, headless=self._head_lost)
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._ledger.forget.remote(name), RENEW_S)
+            self._rows.pop(name, None)
+            self._said.pop(name, None)
+        finally:
+            self._ending.discard(name)
+
+    async def _end_hive(self) -> None:
+        """The door that placed them has closed: all posts, and the ledger."""
+        import ray
+
+        assert self._stations is not None
+        self._wanted = {}
+        names = set(self._rows)
+        if not self._head_lost:
+            names |= set(await asyncio.to_thread(self._stations.all_names))
+        await asyncio.gather(*(self._end(name) for name in names), return_exceptions=True)
+        if not self._head_lost:
+            await asyncio.to_thread(ray.kill, self._ledger, no_restart=True)
+
+    # What the cluster says
+
+    async def _follow_table(self) -> None:
+        version = 0
+        while True:
+            try:
+                told = await asyncio.wait_for(self._ledger.table.remote(version, TABLE_S), TABLE_S + RENEW_S)
+            except Exception:  # it starts anew, or its node is gone: the newest table stands meanwhile
+                await asyncio.sleep(LATE_S)
+                await self._find_ledger_again()
+                continue
+            if told["version"] != version:
+                version = told["version"]
+                known = self._rows if told["settling"] else {}  # not all have announced themselves yet
+                self._rows = {**known, **told["rows"]}
+                self._said = {name: said for name, said in self._said.items() if name not in told["rows"]}
+                self._tell()
+
+    async def _find_ledger_again(self) -> None:
+        """Under the same name: Ray has started it anew, or it is gone for good and is made again."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(Exception):
+            found: Any = await loop.run_in_executor(self._lookup, find_ledger, self._hive)
+            if found is not None:
+                self._ledger = found
+            elif not self._guest:
+                await self._claim(await loop.run_in_executor(self._lookup, self._make_ledger))
+
+    def _tell(self) -> None:
+        rows = {**self._said_rows(), **self._rows}
+        self._link.send({"event": "replicas", "rows": list(rows.values())})
+
+    def _said_rows(self) -> dict[str, Message]:
+        return {
+            name: {"name": name, "node": None, "url": None, "pid": None, "restarts": 0, "engine": None, **said}
+            for name, said in self._said.items()
+        }
+
+    async def _mend_on(self) -> None:
+        """A post that Ray gave up is made again, one that nobody wants is ended; one that is only away Ray moves."""
+        while True:
+            await asyncio.sleep(MEND_EVERY_S)
+            if self._guest or self._wanted is None or self._head_lost:
+                continue
+            with contextlib.suppress(Exception):
+                await self._mend(self._wanted)
+
+    async def _mend(self, wanted: dict[str, Launch]) -> None:
+        assert self._stations is not None
+        for name, launch in list(wanted.items()):
+            row = self._rows.get(name)
+            if (row is None or row["state"] == "away") and name not in self._placing:
+                self._place(launch)
+        stands = await asyncio.to_thread(self._stations.all_names)
+        for name in {*stands, *self._rows} - set(wanted) - self._ending:
+            await self._end(name)
+
+    async def _watch_head(self) -> None:
+        """Asked every second: Ray itself notices after a minute, and then ends this process."""
+        import ray
+
+        loop, misses = asyncio.get_running_loop(), 0
+        client = import_module("ray._raylet").GcsClient(address=ray.get_runtime_context().gcs_address)
+        while True:
+            await asyncio.sleep(HEAD_EVERY_S)
+            misses = 0 if await loop.run_in_executor(self._asking, _answers, client) else misses + 1
+            if (misses >= MISSES) != self._head_lost:
+                self._head_lost = misses >= MISSES
+                self._link.send({"event": "head", "lost": self._head_lost})
+
+
+class _NewHead(Exception):
+    """Another cluster has taken the address of ours. Only a new envoy can join it."""
+
+
+def _answers(client: Any) -> bool:
+    """Whether the head does, in time. Ray's public calls wait for it as long as it takes, and so does a new client."""
+    try:
+        client.internal_kv_exists(b"skep", namespace=b"skep", timeout=HEAD_S)
+    except (AttributeError, TypeError):
+        return True  # this Ray has another way to ask: it says nothing of the head
+    except Exception as error:
+        if "WrongClusterID" in str(error):
+            raise _NewHead from None
+        return False
+    return True
+
+
+async def serve(link_fd: int) -> NoReturn:
+    """Ends the process: Ray's own farewell takes seconds, and threads that wait for a lost head would not let go."""
+    code, link = 0, await Link.over(socket.socket(fileno=link_fd))
+    try:
+        setup = await link.receive()
+        if setup is not None:
+            await Envoy(link, setup).run()
+    except SkepError as error:
+        link.send({"event": "failed", "error": error.message, "hint": error.hint, "exit_code": error.exit_code})
+        code = error.exit_code
+    except _NewHead:
+        print("the head was started anew; this envoy ends", file=sys.stderr)  # noqa: T201 - its log
+        code = 1
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    with contextlib.suppress(Exception):
+        await asyncio.wait_for(link.close(), 1.0)
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="skep-envoy")
+    parser.add_argument("--link-fd", type=int, required=True)
+    asyncio.run(serve(parser.parse_args().link_fd))
+
+
+if __name__ == "__main__":
+    main()

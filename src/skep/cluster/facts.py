@@ -1,0 +1,64 @@
+"""What a node is, told by a task that runs on it. Imported there, so it needs nothing but skep itself.
+
+The answer is a plain document: a node with another version of skep has other classes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from typing import Any
+
+from skep import __version__
+from skep.cluster.values import NodeCard, NodeFacts
+from skep.engines.base import engine_named
+from skep.engines.installed import find_program, version_of
+from skep.errors import UserError
+from skep.host.facts import read_host
+from skep.host.gpu_memory import read_gpu_memory
+from skep.host.nvidia import read_nvidia
+
+PROGRAMS = ("vllm", "sglang", "llamacpp", "ollama")
+WITHIN = ("fake", "simulated")  # part of skep
+
+
+def look(paths: Sequence[str] = ()) -> dict[str, Any]:
+    """The facts of the node that this runs on; `paths`: files, folders and programs that should be there."""
+    host = read_host(read_nvidia())
+    used = {gpu.index: gpu.used_bytes for gpu in read_gpu_memory()} if host.gpus else {}
+    cards = tuple(
+        NodeCard(
+            index=gpu.index,
+            name=gpu.name,
+            total_bytes=gpu.memory_bytes,
+            used_bytes=used.get(gpu.index),
+            compute_capability=gpu.compute_capability,
+            pcie_generation=gpu.pcie_generation_max,
+            pcie_lanes=gpu.pcie_lanes,
+        )
+        for gpu in host.gpus
+    )
+    facts = NodeFacts(
+        cores=host.cpu_cores,
+        memory_bytes=host.memory_bytes,
+        cards=cards,
+        skep=__version__,
+        engines=installed_engines(),
+        links=host.links,
+        paths={path: os.path.exists(os.path.expanduser(path)) for path in paths},  # noqa: PTH110, PTH111 - never raise
+    )
+    return asdict(facts)
+
+
+def installed_engines() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    if find_spec("xllamacpp") is not None:
+        found["embedded"] = engine_named("embedded").version()
+    for name in PROGRAMS:
+        try:
+            found[name] = version_of(find_program(name))
+        except UserError:
+            continue
+    return {**found, **dict.fromkeys(WITHIN)}

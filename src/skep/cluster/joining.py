@@ -1,0 +1,88 @@
+"""Becoming a driver of a Ray cluster, and saying in one line why not. The only place that calls `ray.init`.
+
+Ray waits half a minute for an address where nobody listens and then speaks of time-outs, so the port is tried first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from importlib.util import find_spec
+
+from skep.cluster.homenode import way_to
+from skep.cluster.values import NAMESPACE
+from skep.errors import EngineError, UserError
+
+KNOCK_S = 3.0
+START = "`skep cluster start` starts one here, `skep cluster join ADDRESS` joins one"
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
+
+
+def require_ray() -> None:
+    if find_spec("ray") is None:
+        raise UserError("Ray is not installed", hint="run `pip install 'skep[ray]'`, the same version on every node")
+
+
+def join(address: str, *, namespace: str = NAMESPACE) -> None:
+    """Connect this process to the cluster at `address`, or to the one that runs here ("auto")."""
+    require_ray()
+    check_address(address)
+    way = way_to(address, os.environ)
+    for name, value in {**_QUIET, **way.environment}.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    try:
+        ray.init(address=way.head, namespace=namespace, log_to_driver=False, configure_logging=False, **way.options)
+    except (Exception, SystemExit) as error:  # a raylet that is not there ends the process
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        raise _explained(address, error) from None
+
+
+def check_address(address: str) -> None:
+    """Its form, and that somebody listens there."""
+    if address == "auto":
+        return
+    if "://" in address:
+        hint = "write HOST:PORT of the head, and run skep on a machine that is a node of the cluster"
+        raise UserError(f"`--cluster {address}` is no address of a head", hint=hint)
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UserError(
+            f"`--cluster {address}` is no address", hint="write HOST:PORT, such as 10.0.0.1:6379, or `auto`"
+        )
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S):
+            pass
+    except OSError as error:
+        why = error.strerror or "no answer"
+        raise EngineError(f"there is no cluster at {address}: {why}", hint=START) from None
+
+
+def _explained(address: str, error: BaseException) -> EngineError | UserError:
+    text = f"{error.__cause__ or ''}\n{error}"  # Ray says what it is in the cause
+    if "ersion mismatch" in text:
+        found = _VERSIONS.findall(text)
+        (ray, python), (own_ray, own_python) = found[0], found[-1] if len(found) > 1 else ("?", "?")
+        hint = f"install ray=={ray} beside a Python {python} here, or start the cluster anew with ray {own_ray}"
+        return UserError(
+            f"the cluster runs Ray {ray} on Python {python}, here are Ray {own_ray} and Python {own_python}", hint=hint
+        )
+    strange = "No node info found" in text
+    if address == "auto" and isinstance(error, ConnectionError) and not strange:
+        return EngineError("no Ray cluster runs here", hint=f"{START}; or name its head with --cluster HOST:PORT")
+    if "Failed to connect to GCS" in text and "token" not in text.lower():
+        return EngineError(f"what listens at {address} is no head of a Ray cluster", hint=START)
+    if strange or isinstance(error, SystemExit) or ("node" in text.lower() and "raylet" in text.lower()):
+        hint = f"`skep cluster join {address}` makes it one"
+        return EngineError(f"this machine is no node of the cluster at {address}", hint=hint)
+    if "auth" in text.lower() and "token" in text.lower():
+        hint = "give this machine the cluster's token: docs/cluster.md"
+        return EngineError(f"the cluster at {address} refuses us: its token is another one", hint=hint)
+    last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), type(error).__name__)
+    hint = "`skep cluster status` may say more"
+    return EngineError(f"the cluster at {address} cannot be joined: {last[:200]}", hint=hint)

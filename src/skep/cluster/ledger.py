@@ -1,0 +1,192 @@
+"""The ledger of a hive: which replicas there are, which doors, and who may use which slots. One actor in the cluster.
+
+Nothing in it is precious: posts announce themselves every few seconds and doors say what they hold, so that a ledger
+that was started anew knows within seconds what its predecessor knew; until then its table says that it is `settling`.
+No clock of a node is compared with another's. Knows Ray only by `end_post`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from skep.cluster.shares import LEASE_S, Shares, Wants
+
+ANNOUNCE_EVERY_S = 2.0
+AWAY_AFTER_S = 3.5 * ANNOUNCE_EVERY_S  # a post that is silent for so long is away
+ABANDONED_AFTER_S = 120.0  # without any door
+LOOK_EVERY_S = 0.5
+PAUSE_S = 2.0  # a look that comes later than this was held up, and so was what the others said
+
+Row = dict[str, Any]
+
+
+class Ledger:
+    """`end_post` ends one, by its name and its own handle; `end_self` is called when nobody wanted the hive any more.
+
+    `is_successor`: another ledger of this hive was there before, and doors hold what it gave them.
+    """
+
+    def __init__(
+        self,
+        hive: str,
+        *,
+        end_post: Callable[[str, Any], Awaitable[None]],
+        end_self: Callable[[], None],
+        abandoned_after_s: float = ABANDONED_AFTER_S,
+        is_successor: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.hive = hive
+        self._end_post = end_post
+        self._end_self = end_self
+        self._abandoned_after_s = abandoned_after_s
+        self._now = now
+        self._rows: dict[str, Row] = {}
+        self._handles: dict[str, Any] = {}
+        self._heard_at: dict[str, float] = {}
+        self._over: set[str] = set()  # incarnations that were ended, or that another one has taken the place of
+        self._shares = Shares(cautious_until=now() + LEASE_S if is_successor else 0.0)
+        self._told: dict[str, Row] = {}  # by door, for the other doors
+        self._owner: str | None = None
+        self._owner_seen_at = 0.0
+        self._key: str | None = None
+        self._began_at = self._door_seen_at = self._looked_at = now()
+        self._settling = True
+        self._version = time.time_ns()  # no two ledgers of a hive count alike
+        self._moved = asyncio.Event()
+
+    # Posts
+
+    async def announce(self, name: str, row: Row, handle: Any = None) -> dict[str, Any]:
+        """A post tells how it is. The answer says whether it is to end: it was ended, or another one has its place."""
+        incarnation = row["incarnation"]
+        if incarnation in self._over:
+            return {"end": True}
+        known = self._rows.get(name)
+        if known is not None and known["incarnation"] != incarnation:
+            self._over.add(known["incarnation"])
+        self._heard_at[name], self._handles[name] = self._now(), handle
+        if known != row:
+            self._rows[name] = row
+            self._changed()
+        return {"end": False}
+
+    async def forget(self, name: str) -> None:
+        """The replica was ended."""
+        row = self._rows.pop(name, None)
+        self._heard_at.pop(name, None)
+        self._handles.pop(name, None)
+        if row is not None:
+            self._over.add(row["incarnation"])
+            self._changed()
+
+    # Doors
+
+    async def claim(self, door: str, key: str) -> dict[str, Any]:
+        """A door that places replicas. Only one does; the key of those that stand already goes on."""
+        now = self._now()
+        if self._owner not in (None, door) and now - self._owner_seen_at <= LEASE_S:
+            return {"owner": self._owner}
+        self._owner, self._owner_seen_at, self._key = door, now, self._key or self._key_of_posts() or key
+        self._door_seen_at = now
+        return {"owner": door, "key": self._key}
+
+    async def renew(self, door: str, busy: Row, holds: Row, told: Row, *, owns: bool = False) -> dict[str, Any]:
+        """The shares of a door that is present, and what the others say: figures, what is drained, what is busy."""
+        now = self._door_seen_at = self._now()
+        if owns and self._owner in (None, door):
+            self._owner, self._owner_seen_at = door, now
+        queued = {model: said["queued"] for model, said in told.get("models", {}).items()}
+        answer = self._shares.renew(door, Wants(busy=busy, holds=holds, queued=queued), now)
+        present = self._shares.doors
+        self._told = {name: said for name, said in self._told.items() if name in present} | {door: told}
+        others = [said for name, said in self._told.items() if name != door]
+        return {
+            "shares": dict(answer.shares),
+            "doors": answer.doors,
+            "others": others,
+            "busy": self._shares.busy_besides(door),
+            "owner": self._owner,
+        }
+
+    async def leave(self, door: str) -> None:
+        self._shares.leave(door)
+        self._told.pop(door, None)
+        if self._owner == door:
+            self._owner = None
+
+    async def table(self, since: int, timeout_s: float) -> dict[str, Any]:
+        """All replicas, as soon as anything differs from version `since`."""
+        deadline = self._now() + timeout_s
+        while self._version == since and (left := deadline - self._now()) > 0:
+            try:
+                async with asyncio.timeout(left):
+                    await self._moved.wait()
+            except TimeoutError:
+                break
+        return {"version": self._version, "rows": self._rows, "settling": self._settling}
+
+    async def state(self) -> dict[str, Any]:
+        return {"hive": self.hive, "owner": self._owner, "doors": list(self._shares.doors), "rows": self._rows}
+
+    # Time
+
+    async def watch(self) -> None:
+        """For ever: silent posts are away, silent doors have left, and what nobody wants is ended."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            self.look()
+            if self._abandoned:
+                await self._end_all()
+
+    def look(self) -> None:
+        now = self._now()
+        self._forgive(now)
+        self._shares.expire(now)
+        if self._settling and now - self._began_at > AWAY_AFTER_S:
+            self._settling = False
+            self._changed()
+        for name, row in self._rows.items():
+            if row["state"] != "away" and now - self._heard_at[name] > AWAY_AFTER_S:
+                self._rows[name] = {**row, "state": "away", "why": f"no word from node {row['node']}"}
+                self._changed()
+
+    # Inside
+
+    @property
+    def _abandoned(self) -> bool:
+        return self._now() - self._door_seen_at > self._abandoned_after_s
+
+    def _forgive(self, now: float) -> None:
+        """After a pause of this process, what was said meanwhile has still to be heard."""
+        late, self._looked_at = now - self._looked_at - LOOK_EVERY_S, now
+        if late > PAUSE_S:
+            self._heard_at = {name: at + late for name, at in self._heard_at.items()}
+            self._shares.forgive(late)
+            self._door_seen_at += late
+            self._owner_seen_at += late
+
+    async def _end_all(self) -> None:
+        """One after the other: a door that comes back meanwhile keeps what is left."""
+        for name, handle in list(self._handles.items()):
+            if not self._abandoned:
+                return
+            await self._end_post(name, handle)
+            await self.forget(name)
+        if self._abandoned:
+            self._end_self()
+
+    def _key_of_posts(self) -> str | None:
+        """A ledger that was made anew finds it where the engines have it."""
+        found = (row.get("launch") or {} for row in self._rows.values())
+        return next((launch["api_key"] for launch in found if launch.get("api_key")), None)
+
+    def _changed(self) -> None:
+        """A replica keeps its place in the shares while it is away or starts anew: its slots come back with it."""
+        self._shares.set_replicas({name: (row["model"], row["slots"]) for name, row in self._rows.items()})
+        self._version += 1
+        self._moved.set()
+        self._moved = asyncio.Event()

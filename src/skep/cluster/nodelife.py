@@ -1,0 +1,218 @@
+"""Makes this machine a node of a Ray cluster, and ends that again. Only what was started here is ended."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from skep.cluster import rayprocs
+from skep.cluster.homenode import (
+    HomeNode,
+    ensure_token,
+    folder_of,
+    forget_node,
+    keep_token,
+    read_node,
+    running_node,
+    token_of,
+    token_path,
+    write_node,
+)
+from skep.cluster.joining import check_address, require_ray
+from skep.cluster.rayprocs import Listener
+from skep.cluster.raystart import (
+    LOOPBACK,
+    NodeStart,
+    arguments,
+    checked_address,
+    checked_ports,
+    environment,
+)
+from skep.engines.binding import is_final, refusal_of
+from skep.errors import EngineError, UserError
+from skep.places import Paths, make_runtime
+
+START_S = 90.0
+_VERSION = re.compile(r"Ray: (\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What may be said of a node. None: as Ray finds it."""
+
+    name: str | None = None
+    cpus: int | None = None
+    gpus: int | None = None
+    labels: Mapping[str, str] | None = None
+
+
+def start_head(paths: Paths, env: Mapping[str, str], address: str, port: int, wishes: Wishes) -> HomeNode:
+    address, ports = checked_address(address), checked_ports(port)
+    _check_free(paths)
+    ensure_token(paths)
+    head = f"{address}:{ports.first}"
+    start = _start_of(paths, head, address, port, wishes, is_head=True)
+    _check_ports(start)
+    return _run(paths, env, start)
+
+
+def join_head(
+    paths: Paths, env: Mapping[str, str], head: str, address: str | None, port: int | None, wishes: Wishes,
+    token: str | None,
+) -> HomeNode:  # fmt: skip
+    """`token`: None: the one that is kept here."""
+    if head == "auto":
+        raise UserError("`auto` is no address of a head", hint="write its HOST:PORT, such as 10.0.0.1:6379")
+    _check_free(paths)
+    check_address(head)
+    host, _, head_port = head.rpartition(":")
+    if host in (LOOPBACK, "localhost"):
+        hint = "on its machine: `skep cluster start --address IP`, one that this machine reaches"
+        raise UserError(f"the cluster at {head} takes no other machine: it listens on loopback only", hint=hint)
+    address = checked_address(address) if address is not None else _address_towards(host, int(head_port))
+    if address == LOOPBACK:
+        raise UserError(f"{address} cannot be reached from {head}", hint="add --address IP, one of this machine")
+    start = _start_of(paths, head, address, port or int(head_port), wishes, is_head=False)
+    _check_ports(start)
+    with _token_kept(paths, head, token):
+        return _run(paths, env, start)
+
+
+@contextmanager
+def _token_kept(paths: Paths, head: str, token: str | None) -> Iterator[None]:
+    """One that was refused is not kept."""
+    before = token_of(paths) if token_path(paths).exists() else None
+    if token is None and before is None:
+        raise UserError(f"the token of the cluster at {head} is not here", hint=_bring(head))
+    keep_token(paths, token or before or "")
+    try:
+        yield
+    except BaseException:
+        if before is None:
+            token_path(paths).unlink()
+        else:
+            keep_token(paths, before)
+        raise
+
+
+def _bring(head: str) -> str:
+    host = head.rpartition(":")[0]
+    return f"`ssh {host} skep cluster token | skep cluster join {head} --token-file -` brings it"
+
+
+def stop_node(paths: Paths) -> tuple[HomeNode | None, list[int]]:
+    """What was stopped, and the processes that had to be killed. None: skep has started nothing here."""
+    node = read_node(paths)
+    if node is None or not rayprocs.marked(node.mark):
+        forget_node(paths)
+        return None, []
+    killed = rayprocs.end(node.mark)
+    forget_node(paths)
+    return node, killed
+
+
+def open_ports(node: HomeNode) -> list[Listener]:
+    return rayprocs.listeners(rayprocs.marked(node.mark))
+
+
+def _start_of(paths: Paths, head: str, address: str, port: int, wishes: Wishes, *, is_head: bool) -> NodeStart:
+    return NodeStart(
+        head=head,
+        address=address,
+        is_head=is_head,
+        name=wishes.name or socket.gethostname(),
+        ports=checked_ports(port),
+        folder=folder_of(paths),
+        token=token_path(paths),
+        has_client=find_spec("grpc") is not None,
+        cpus=wishes.cpus,
+        gpus=wishes.gpus,
+        labels=wishes.labels or {},
+    )
+
+
+def _check_free(paths: Paths) -> None:
+    require_ray()
+    rayprocs.require_proc()
+    node = running_node(paths)
+    if node is not None:
+        hint = "`skep cluster status` shows it, `skep cluster stop` leaves it"
+        raise UserError(f"this machine is a node of the cluster at {node.head} already", hint=hint)
+
+
+def _check_ports(start: NodeStart) -> None:
+    refused = refusal_of(start.address, 0)
+    if refused is not None and is_final(refused):
+        hint = "`ip -4 -brief address` lists them"
+        raise UserError(f"{start.address} is no address of this machine", hint=hint)
+    host = start.address if start.is_closed else ""  # as Ray binds them
+    own = [start.ports.first] if start.is_head else []
+    for port in (*own, *start.ports.services.values()):
+        if refusal_of(host, port) is not None:
+            hint = f"--port takes another first one; Ray takes {start.ports} here"
+            raise UserError(f"port {port} is in use", hint=hint)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """Of the interface through which the head is reached. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
+
+
+def _run(paths: Paths, env: Mapping[str, str], start: NodeStart) -> HomeNode:
+    make_runtime(start.folder.parent)
+    shutil.rmtree(start.folder, ignore_errors=True)  # logs and sockets of a start before this one
+    start.folder.mkdir()
+    mark = secrets.token_hex(8)
+    node = HomeNode(start.head, start.address, start.is_head, start.name, str(start.ports), mark)
+    write_node(paths, node)
+    try:
+        _ray_start(start, environment(start, mark, env))
+    except BaseException:
+        rayprocs.end(mark, patience_s=2.0)
+        forget_node(paths)
+        raise
+    return node
+
+
+def _ray_start(start: NodeStart, env: Mapping[str, str]) -> None:
+    argv = [sys.executable, "-m", "ray.scripts.scripts", *arguments(start)]
+    log = start.folder.parent / "ray-start.log"
+    with log.open("w+") as output:
+        try:
+            done = subprocess.run(
+                argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                timeout=START_S, check=False, start_new_session=True, cwd=start.folder,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise EngineError(f"Ray did not start within {START_S:g} s", hint=f"{log} says more") from None
+        if done.returncode != 0:
+            output.seek(0)
+            raise refusal(start.head, output.read(), log)
+
+
+def refusal(head: str, text: str, log: Path) -> EngineError | UserError:
+    """Why `ray start` did not, in one line."""
+    if "AuthenticationError" in text:
+        return EngineError(f"the cluster at {head} refuses us: its token is another one", hint=_bring(head))
+    if "ersion mismatch" in text:
+        found = _VERSION.findall(text)
+        told, own = (found[0], found[-1]) if len(found) > 1 else ("another version", "?")
+        return UserError(
+            f"the cluster at {head} runs Ray {told}, here is {own}", hint=f"`pip install ray=={told}` here"
+        )
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return EngineError(f"Ray did not start: {(lines or ['no word'])[-1][:200]}", hint=f"{log} says more")
+
+
+__all__ = ["HomeNode", "Wishes", "join_head", "open_ports", "refusal", "start_head", "stop_node"]

@@ -1,0 +1,206 @@
+"""Nodes as room: what each holds, which takes what, and as what machine it is planned. Pure: nodes and asks in.
+
+Ray places in the end; this says beforehand whether it can, and where a spread of the replicas would put them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from skep.cluster.values import Node
+from skep.engines.base import Place
+from skep.records import Gpu, HostFacts
+from skep.units import format_bytes
+
+SHOWN = 8  # nodes that an error lists
+_HEAD = "node:__internal_head__"
+MOST = 1024  # replicas of one model
+_EPSILON = 1e-6  # Ray counts in ten-thousandths
+
+
+def nodes_of(rows: Iterable[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> list[Node]:
+    """From `ray.nodes()` and what is available on each, by id. Dead ones are left out; the head comes first."""
+    nodes = [_node(row, free.get(row["NodeID"], {})) for row in rows if row["Alive"]]
+    return sorted(nodes, key=lambda node: (not node.head, node.name, node.id))
+
+
+def _node(row: Mapping[str, Any], free: Mapping[str, float]) -> Node:
+    has = row["Resources"]
+    return Node(
+        id=row["NodeID"],
+        name=row.get("NodeName") or row["NodeManagerAddress"],
+        address=row["NodeManagerAddress"],
+        head=_HEAD in has,
+        cpus=has.get("CPU", 0.0),
+        gpus=has.get("GPU", 0.0),
+        memory_bytes=int(has.get("memory", 0)),
+        free_cpus=free.get("CPU", 0.0),
+        free_gpus=free.get("GPU", 0.0),
+        free_memory_bytes=int(free.get("memory", 0)),
+        labels={name: value for name, value in row.get("Labels", {}).items() if not name.startswith("ray.io/")},
+    )
+
+
+def named_apart(nodes: Sequence[Node]) -> list[Node]:
+    """Several nodes of one name, as on one machine, get the first letters of their id."""
+    names = Counter(node.name for node in nodes)
+    return [node if names[node.name] == 1 else replace(node, name=_apart(node)) for node in nodes]
+
+
+def _apart(node: Node) -> str:
+    return f"{node.name}-{node.id[:6]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The nodes that a replica may stand on, by the ids they have now. `only` is None: any but those of `never`."""
+
+    only: frozenset[str] | None = None
+    never: frozenset[str] = frozenset()
+
+    @property
+    def is_empty(self) -> bool:
+        return self.only is not None and not self.only
+
+    def takes(self, node: Node) -> bool:
+        return node.id not in self.never if self.only is None else node.id in self.only
+
+    def selector(self) -> str | None:
+        """In Ray's words for the label of a node's id."""
+        if self.only is not None:
+            return f"in({','.join(sorted(self.only))})"
+        return f"!in({','.join(sorted(self.never))})" if self.never else None
+
+
+def choice_of(place: Place, avoid: Collection[str], nodes: Sequence[Node]) -> Choice:
+    """`avoid`: names of nodes that are not to be used. `nodes`: all that live, under Ray's names for them.
+
+    While a node that came back is there beside the one that it was, both of them have its name.
+    """
+    never = _ids(avoid, nodes)
+    return Choice(_ids(place.nodes, nodes) - never) if place.nodes else Choice(never=never)
+
+
+def _ids(names: Collection[str], nodes: Sequence[Node]) -> frozenset[str]:
+    return frozenset(node.id for node in nodes if node.name in names or _apart(node) in names)
+
+
+def host_of(node: Node) -> HostFacts:
+    """The node as the machine that a plan is made for."""
+    facts = node.facts
+    cards = facts.cards if facts is not None else ()
+    gpus = tuple(
+        Gpu(
+            index=card.index,
+            name=card.name,
+            memory_bytes=card.total_bytes,
+            compute_capability=card.compute_capability,
+            pcie_generation_max=card.pcie_generation,
+            pcie_lanes=card.pcie_lanes,
+        )
+        for card in cards
+    )
+    return HostFacts(
+        os="", machine="", python="", cpu_model=None, cpu_cores=facts.cores if facts is not None else int(node.cpus),
+        cpu_features=(), memory_bytes=facts.memory_bytes if facts is not None else None, memory_available_bytes=None,
+        open_files_soft=None, open_files_hard=None, gpus=gpus, links=facts.links if facts is not None else (),
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Room:
+    """What is left of a node while replicas are counted onto it."""
+
+    node: Node
+    cards: float
+    cpus: float
+    memory_bytes: int
+    taken: int = 0
+
+    def holds(self, place: Place) -> bool:
+        allowed = not place.nodes or self.node.name in place.nodes
+        return (
+            allowed
+            and place.cards <= self.cards + _EPSILON
+            and place.cpus <= self.cpus + _EPSILON
+            and place.memory_bytes <= self.memory_bytes
+        )
+
+    def take(self, place: Place) -> None:
+        self.cards -= place.cards
+        self.cpus -= place.cpus
+        self.memory_bytes -= place.memory_bytes
+        self.taken += 1
+
+
+def free_rooms(nodes: Iterable[Node]) -> list[Room]:
+    return [Room(node, node.free_gpus, node.free_cpus, node.free_memory_bytes) for node in nodes]
+
+
+def whole_rooms(nodes: Iterable[Node]) -> list[Room]:
+    """As if nobody was there: for a change in which some make room for others."""
+    return [Room(node, node.gpus, node.cpus, node.memory_bytes) for node in nodes]
+
+
+def spread(places: Sequence[Place], rooms: Sequence[Room]) -> list[Room | None]:
+    """The room that each gets, in the order of `places`; None: nowhere. Those with most cards choose first.
+
+    Each goes where fewest are; among these, what wants no card goes where none is, and then to the emptiest.
+    """
+    found: list[Room | None] = [None] * len(places)
+    for number in sorted(range(len(places)), key=lambda n: (-places[n].cards, -places[n].cpus)):
+        place = places[number]
+        fitting = [room for room in rooms if room.holds(place)]
+        if fitting:
+            best = min(fitting, key=lambda room: (room.taken, bool(room.cards) and not place.cards, *_left(room)))
+            best.take(place)
+            found[number] = best
+    return found
+
+
+def _left(room: Room) -> tuple[float, float, int]:
+    return (-room.cards, -room.cpus, -room.memory_bytes)
+
+
+def capacity(place: Place, nodes: Sequence[Node]) -> int:
+    """How many of these fit now."""
+    count, rooms = 0, free_rooms(nodes)
+    for room in rooms:
+        while count < MOST and room.holds(place):
+            room.take(place)
+            count += 1
+    return count
+
+
+def threads_each(replicas: int, nodes: Sequence[Node]) -> int:
+    """CPU threads of each, where so many share these nodes' free cores as evenly as nodes allow; at least 1."""
+    cores = {node.id: _cores(node) for node in nodes}
+    taken = dict.fromkeys(cores, 0)
+    for _ in range(min(replicas, MOST)):
+        best = max(cores, key=lambda node: cores[node] / (taken[node] + 1), default=None)
+        if best is None:
+            return 1
+        taken[best] += 1
+    return max(1, min((cores[node] // count for node, count in taken.items() if count), default=1))
+
+
+def _cores(node: Node) -> int:
+    real = node.facts.cores if node.facts is not None else int(node.cpus)
+    return min(int(node.free_cpus + _EPSILON), real)
+
+
+def wants(place: Place) -> str:
+    """`2 GPUs, 2 CPUs and 1.0 GiB of memory`."""
+    parts = [f"{place.cards} GPU{'s' if place.cards > 1 else ''}"] if place.cards else []
+    parts += [f"{place.cpus:g} CPU{'s' if place.cpus != 1 else ''}"] if place.cpus else []
+    parts += [f"{format_bytes(place.memory_bytes)} of memory"] if place.memory_bytes else []
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1]))) if parts else "nothing"
+
+
+def has_words(nodes: Sequence[Node]) -> str:
+    """What each has, the first few of many."""
+    shown = "; ".join(node.describe() for node in nodes[:SHOWN])
+    return shown + (f"; and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else "")

@@ -1,0 +1,246 @@
+"""A replica's post: the actor that runs one replica on its node, with the same adapter and keeper as on one box.
+
+It lives in a thread and an event loop of its own: Ray's calls only ask and tell. When Ray starts it anew, here or on
+another node, it begins from what it was created with. Whatever goes wrong is told to the ledger as the replica's state;
+nothing is raised, because Ray would give up an actor that fails while it is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from skep.cluster.announcing import Announcer
+from skep.cluster.names import ledger_name
+from skep.cluster.nodes import named_apart, nodes_of
+from skep.cluster.values import launch_document, launch_of
+from skep.cluster.weights import is_pulled, localized
+from skep.engines.adapter import VISIBLE
+from skep.engines.base import Launch, engine_named
+from skep.engines.keeper import kill_marked
+from skep.engines.lifecycle import RestartPolicy, State
+from skep.engines.replica import Replica
+from skep.errors import EngineError, SkepError, WeightsError
+from skep.places import user_paths
+
+LOG_BYTES = 4 << 20
+FETCH_AGAIN_S = 5.0  # doubles with each pull that fails
+FETCH_AGAIN_MOST_S = 300.0
+Row = dict[str, Any]
+
+
+class Post:
+    """Created with plain documents: they outlive the process that made it. One whose engine was ended is over."""
+
+    def __init__(self, hive: str, launch: Row, policy: Row, key: str) -> None:
+        self._hive = hive
+        self._wanted = launch
+        self._policy = RestartPolicy(**policy)
+        self._key = key
+        self._incarnation = secrets.token_hex(8)
+        self._state: Row = {"state": "starting", "why": None}
+        self._asked: Launch = launch_of(launch)
+        self._launch = self._asked  # as it is on this node
+        self._replica: Replica | None = None
+        self._log: Path | None = None
+        self._node: Row = {}
+        self._over = False
+        self._ended = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._again = asyncio.Event()
+        self._working: asyncio.Task[None] | None = None
+        self._announcer = Announcer(launch["name"], self._row, _own_handle(), lambda: _find_ledger(hive))
+        threading.Thread(target=self._run, name="post", daemon=True).start()
+
+    # What is asked of it
+
+    def ping(self) -> bool:
+        return True
+
+    def describe(self) -> Row:
+        """What it was created with."""
+        return {"over": True} if self._over else self._wanted
+
+    def row(self) -> Row:
+        return self._row()
+
+    def restart(self) -> None:
+        """Its engine; where there is none yet, what failed before that is tried again."""
+        self._loop.call_soon_threadsafe(self._restart_now)
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the engine, and return when it has ended."""
+        self._loop.call_soon_threadsafe(self._stop_now)
+        return self._ended.wait(timeout_s)
+
+    def log_since(self, offset: int | None, lines: int) -> Row:
+        """Its engine's output: the last lines, or what came since `offset`; and where it ends."""
+        if self._log is None or not self._log.is_file():
+            return {"text": "", "offset": 0}
+        with self._log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            begin = size - LOG_BYTES if offset is None else offset if offset <= size else 0
+            file.seek(max(0, begin))
+            data = file.read(LOG_BYTES)
+            end = file.tell()
+        if offset is None:
+            data = b"".join(data.splitlines(keepends=True)[-lines:]) if lines else b""
+        return {"text": data.decode(errors="replace"), "offset": end}
+
+    # Its life
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._live())
+        finally:
+            self._ended.set()
+
+    async def _live(self) -> None:
+        """What failed goes on saying so, and is tried again when somebody asks for it, until it is over."""
+        announcing = asyncio.ensure_future(self._announce_on())
+        failures = 0
+        while not self._over:
+            self._again.clear()
+            self._working = asyncio.ensure_future(self._serve())
+            await asyncio.wait({self._working})
+            if self._over or self._working.cancelled():
+                break
+            failures += 1
+            await self._until_again(self._explain(self._working.exception(), failures))
+        announcing.cancel()
+
+    def _explain(self, error: BaseException | None, failures: int) -> float | None:
+        """Say why nothing is served; and in how many seconds it is tried again by itself."""
+        self._replica = None
+        if not isinstance(error, SkepError):
+            self._say("failed", f"{type(error).__name__}: {error}")
+            return None
+        why = f"{error.message}; {error.hint}" if error.hint else error.message
+        if not (isinstance(error, WeightsError) and is_pulled(self._asked)):
+            self._say("failed", why)
+            return None
+        wait_s: float = min(FETCH_AGAIN_S * 2 ** (failures - 1), FETCH_AGAIN_MOST_S)
+        state = "failed" if failures >= self._policy.failures_before_ready else "backoff"
+        self._say(state, f"{why}; tried again after {wait_s:g} s")
+        return wait_s
+
+    async def _until_again(self, wait_s: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._again.wait()
+
+    async def _serve(self) -> None:
+        """Until its engine was ended. What left an engine behind here is killed with it before another one starts."""
+        self._say("starting", None)
+        self._node = await asyncio.to_thread(_own_node)
+        self._launch = launch = await asyncio.to_thread(self._settled)
+        engine = engine_named(launch.engine, launch.binary)
+        await asyncio.to_thread(engine.check, launch)
+        folder = user_paths(os.environ).logs / "posts" / self._hive
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log = folder / f"{launch.name}.log"
+        replica = Replica(launch, engine, self._log, self._announcer.wake, self._policy)
+        await asyncio.to_thread(kill_marked, replica.mark)
+        self._replica = replica
+        await replica.run()
+
+    def _settled(self) -> Launch:
+        """The launch as it is on this node: its address, its cards, its weights."""
+        launch = replace(self._asked, host=self._node["address"], api_key=self._key, gpus=own_cards(self._node["gpus"]))
+        if launch.place is not None and not launch.place.cards:
+            os.environ.update(dict.fromkeys(VISIBLE.values(), ""))  # Ray lent it none: it sees none
+        return localized(launch, lambda done, total: self._say("fetching", _fetched(done, total)))
+
+    def _restart_now(self) -> None:
+        if self._replica is not None:
+            self._replica.restart()
+        else:
+            self._again.set()
+
+    def _stop_now(self) -> None:
+        """An engine is ended in order; what comes before it, such as a pull, is not waited for."""
+        self._over = True
+        self._again.set()
+        if self._replica is not None:
+            self._replica.stop()
+        elif self._working is not None:
+            self._working.cancel()
+
+    def _say(self, state: str, why: str | None) -> None:
+        """A change of state is told at once; how far it has come, with the next announcement."""
+        before, self._state = self._state, {"state": state, "why": why}
+        if state != before["state"]:
+            self._loop.call_soon_threadsafe(self._announcer.wake)
+
+    async def _announce_on(self) -> None:
+        await self._announcer.run()
+        self._stop_now()
+
+    def _row(self) -> Row:
+        replica, launch = self._replica, self._launch
+        row = {
+            "name": launch.name,
+            "model": launch.model,
+            "slots": launch.slots,
+            "node": self._node.get("name"),
+            "node_id": self._node.get("id"),
+            "launch": launch_document(launch),
+            "incarnation": self._incarnation,
+            "pid": None,
+            "url": None,
+            "restarts": 0,
+            "engine": None,
+            **self._state,
+        }
+        if replica is not None and replica.life.state is not State.STOPPED:
+            row |= {
+                "state": replica.life.state.value,
+                "why": replica.life.why,
+                "pid": replica.pid,
+                "url": replica.life.url,
+                "restarts": replica.life.restarts,
+                "slots": replica.started.slots,
+                "launch": launch_document(replica.started),
+                "engine": replica.engine.version(),
+            }
+        return row
+
+
+def own_cards(lent: Sequence[Any]) -> tuple[int, ...]:
+    """By number. Names of cards, or of parts of them, stay as Ray has put them into our environment."""
+    return tuple(int(card) for card in lent) if all(str(card).isdecimal() for card in lent) else ()
+
+
+def _own_handle() -> Any:
+    import ray
+
+    return ray.get_runtime_context().current_actor
+
+
+def _find_ledger(hive: str) -> Any:
+    import ray
+
+    return ray.get_actor(ledger_name(hive))
+
+
+def _own_node() -> Row:
+    """Which node this is, and the cards that Ray gave to this actor."""
+    import ray
+
+    node_id = ray.get_runtime_context().get_node_id()
+    found = next((node for node in named_apart(nodes_of(ray.nodes(), {})) if node.id == node_id), None)
+    if found is None:
+        raise EngineError(f"Ray does not list the node {node_id[:6]}, which this is", hint="`skep restart` tries again")
+    return {"id": node_id, "address": found.address, "name": found.name, "gpus": ray.get_gpu_ids()}
+
+
+def _fetched(done: int, total: int | None) -> str:
+    return f"fetching the weights, {done * 100 // total} %" if total else "fetching the weights"

@@ -1,0 +1,114 @@
+"""Who is in a cluster: every node, what is free on it, which replicas of which hive stand there.
+
+`ask_roll` starts `python -m skep.cluster.roll ADDRESS`, which imports ray in our place and prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from skep.cluster.joining import check_address, join, require_ray
+from skep.cluster.names import ledger_name
+from skep.cluster.nodes import named_apart, nodes_of
+from skep.errors import EngineError, SkepError, UserError
+
+ROLL_S = 60.0
+LEDGER_S = 5.0
+_LEDGER = ledger_name("")
+_SHOWN = ("name", "model", "state", "why", "slots", "url")
+
+
+def ask_roll(address: str) -> dict[str, Any]:
+    require_ray()
+    check_address(address)
+    argv = [sys.executable, "-m", "skep.cluster.roll", address]
+    env = {"RAY_gcs_server_request_timeout_seconds": "8", **os.environ}
+    try:
+        done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=ROLL_S, check=False)
+        document: dict[str, Any] = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        raise EngineError(f"the cluster at {address} did not answer within {ROLL_S:g} s") from None
+    except ValueError:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        raise EngineError(f"the cluster at {address} cannot be asked: {lines[-1][:200]}") from None
+    if "error" in document:
+        kind = UserError if document["exit_code"] == UserError.exit_code else EngineError
+        raise kind(document["error"], hint=document["hint"])
+    return document
+
+
+def rows_of(
+    nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]], hives: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """A row a node, dead ones last, but for those that came back; `hives`: what the ledger of each says."""
+    alive = nodes_of(nodes, free)
+    here = {(node.name, node.address) for node in alive}
+    lost = nodes_of([{**node, "Alive": True} for node in nodes if not node["Alive"]], {})
+    gone = {(node.name, node.address): node for node in lost if (node.name, node.address) not in here}
+    rows = []
+    for node in (*named_apart(alive), *gone.values()):
+        told = asdict(node)
+        del told["facts"], told["why"]
+        standing = [
+            {"hive": hive, **{key: row.get(key) for key in _SHOWN}}
+            for hive, said in sorted(hives.items())
+            for row in said["rows"].values()
+            if row.get("node_id") == node.id
+        ]
+        rows.append({**told, "alive": node.id in {one.id for one in alive}, "replicas": standing})
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    (address,) = sys.argv[1:] if argv is None else argv
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever Ray prints is no answer
+    try:
+        document = _roll(address)
+    except SkepError as error:
+        document = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    with answer:
+        json.dump(document, answer)
+    return 0
+
+
+def _roll(address: str) -> dict[str, Any]:
+    join(address)
+    import ray
+
+    try:
+        context = ray.get_runtime_context()
+        hives = _hives()
+        rows = rows_of(ray.nodes(), ray._private.state.available_resources_per_node(), hives)  # noqa: SLF001
+        here = context.get_node_id()
+        return {
+            "address": context.gcs_address,
+            "ray": ray.__version__,
+            "hives": [{"name": name, "doors": said["doors"]} for name, said in sorted(hives.items())],
+            "nodes": [{**row, "here": row["id"] == here} for row in rows],
+        }
+    finally:
+        ray.shutdown()
+
+
+def _hives() -> dict[str, Any]:
+    """A ledger that does not answer is left out: it may have ended."""
+    import ray
+
+    found = {}
+    for name in ray.util.list_named_actors():
+        if name.endswith(_LEDGER):
+            with contextlib.suppress(Exception):
+                found[name.removesuffix(_LEDGER)] = ray.get(ray.get_actor(name).state.remote(), timeout=LEDGER_S)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

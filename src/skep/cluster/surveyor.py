@@ -1,0 +1,128 @@
+"""`python -m skep.cluster.surveyor ADDRESS`: a cluster's nodes as one JSON document on stdout, or the error.
+
+A process of its own, so that neither the command line nor the supervisor imports ray. A node that cannot be asked is in
+the document all the same, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from skep import __version__
+from skep.cluster.facts import look
+from skep.cluster.joining import join
+from skep.cluster.names import post_name
+from skep.cluster.nodes import named_apart, nodes_of
+from skep.cluster.values import Node, Survey, facts_of, launch_of, survey_document
+from skep.engines.base import Launch
+from skep.errors import SkepError
+
+STANDING_S = 3.0
+LOOK_S = 20.0  # for all nodes together: they are asked at the same time
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = argparse.ArgumentParser(prog="skep.cluster.surveyor")
+    options.add_argument("address")
+    options.add_argument("--no-look", action="store_true", help="only what Ray itself knows")
+    options.add_argument("--path", action="append", default=[], help="ask each node whether it has this path")
+    options.add_argument("--hive", help="and which replicas this hive has there")
+    told = options.parse_args(argv)
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever Ray prints is no answer
+    try:
+        found = _survey(told.address, None if told.no_look else told.path, told.hive)
+        document: dict[str, Any] = {"survey": survey_document(found)}
+    except SkepError as error:
+        document = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    with answer:
+        json.dump(document, answer)
+    return 0 if "survey" in document else document["exit_code"]
+
+
+def _survey(address: str, paths: Sequence[str] | None, hive: str | None) -> Survey:
+    """`paths`: None: nobody looks at the nodes themselves."""
+    join(address)
+    import ray
+
+    try:
+        context = ray.get_runtime_context()
+        nodes = named_apart(nodes_of(ray.nodes(), ray._private.state.available_resources_per_node()))  # noqa: SLF001
+        if paths is not None:
+            nodes = _looked_at(nodes, paths)
+        standing = _standing(hive) if hive is not None else ()
+        return Survey(context.gcs_address, ray.__version__, tuple(nodes), context.get_node_id(), standing)
+    finally:
+        ray.shutdown()
+
+
+def _looked_at(nodes: Sequence[Node], paths: Sequence[str]) -> list[Node]:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(look)
+    asked = {
+        node.id: task.options(
+            num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
+        ).remote(list(paths))
+        for node in nodes
+    }
+    done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=LOOK_S) if asked else ((), ())
+    return [_with_facts(node, asked[node.id] if asked[node.id] in done else None) for node in nodes]
+
+
+def _with_facts(node: Node, answer: Any | None) -> Node:
+    import ray
+
+    if answer is None:
+        return replace(node, why=f"does not answer within {LOOK_S:g} s")
+    try:
+        return told_by(node, ray.get(answer))
+    except Exception as error:
+        return replace(node, why=_why(error))
+
+
+def told_by(node: Node, document: Mapping[str, Any]) -> Node:
+    """Its facts, where it runs the skep that we are. Cards that Ray does not lend there are not there."""
+    version = document.get("skep")
+    if version != __version__:
+        return replace(node, why=f"runs skep {version}, here is {__version__}")
+    facts = facts_of(document)
+    return replace(node, facts=replace(facts, cards=facts.cards[: int(node.gpus)]))
+
+
+def _why(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    missing = next((line for line in lines if "ModuleNotFoundError" in line or "No module named" in line), None)
+    if missing is not None and "skep" in missing:
+        other = "skep." in missing
+        return f"runs another skep than {__version__}" if other else "has no skep beside its Ray"
+    return f"cannot run a task of skep: {(lines[-1] if lines else type(error).__name__)[:200]}"
+
+
+def _standing(hive: str) -> tuple[Launch, ...]:
+    """One that does not answer stands nowhere yet."""
+    import ray
+
+    names = [name for name in ray.util.list_named_actors() if name.startswith(post_name(hive, ""))]
+    asked = []
+    for name in names:
+        with contextlib.suppress(ValueError):  # gone meanwhile
+            asked.append(ray.get_actor(name).describe.remote())
+    done, _ = ray.wait(asked, num_returns=len(asked), timeout=STANDING_S) if asked else ((), ())
+    found = []
+    for answer in done:
+        with contextlib.suppress(Exception):  # it died meanwhile, or is of another version
+            found.append(launch_of(ray.get(answer)))
+    return tuple(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

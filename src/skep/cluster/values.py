@@ -1,0 +1,146 @@
+"""A cluster as frozen values: its nodes, what each is, what is free. Knows no Ray; travels as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from skep.catalog.options import options_of
+from skep.engines.base import Launch, Place
+from skep.units import format_bytes
+
+NAMESPACE = "skep"
+HIVE = "skep"  # the name of a hive, where nobody gives one
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCard:
+    index: int
+    name: str  # as the driver tells it
+    total_bytes: int | None
+    used_bytes: int | None
+    compute_capability: str | None = None
+    pcie_generation: int | None = None  # the most it can
+    pcie_lanes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What skep found out on a node itself."""
+
+    cores: int
+    memory_bytes: int | None
+    cards: tuple[NodeCard, ...] = ()
+    skep: str = ""  # its version there
+    engines: Mapping[str, str | None] = field(default_factory=dict)  # installed ones, with their version
+    links: tuple[tuple[int, int, str], ...] = ()  # between cards, as the driver tells them
+    paths: Mapping[str, bool] = field(default_factory=dict)  # whether those that were asked for are there
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node as Ray counts it. `facts` is None where nobody looked, or where looking failed (`why`)."""
+
+    id: str
+    name: str  # unique among the nodes
+    address: str
+    head: bool = False
+    cpus: float = 0.0
+    gpus: float = 0.0
+    memory_bytes: int = 0
+    free_cpus: float = 0.0
+    free_gpus: float = 0.0
+    free_memory_bytes: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    facts: NodeFacts | None = None
+    why: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """Nodes of one kind are planned alike."""
+        if self.facts is not None and self.facts.cards:
+            names = sorted({card.name for card in self.facts.cards})
+            counted = [f"{sum(card.name == name for card in self.facts.cards)}x {name}" for name in names]
+            return " + ".join(counted)
+        return f"{self.gpus:g} GPUs" if self.gpus else "CPU only"
+
+    def describe(self) -> str:
+        gpus = f"{self.free_gpus:g} of {self.gpus:g} GPUs" if self.gpus else "no GPU"
+        memory = f"{format_bytes(self.free_memory_bytes)} of {format_bytes(self.memory_bytes)}"
+        return f"{self.name} has {gpus}, {self.free_cpus:g} of {self.cpus:g} CPUs, {memory} free"
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A cluster at one moment."""
+
+    address: str  # of its head
+    ray: str  # version
+    nodes: tuple[Node, ...]
+    here: str | None = None  # the id of the node that this machine is
+    standing: tuple[Launch, ...] = ()  # replicas that a hive has there already, as their posts were told
+
+    @property
+    def kinds(self) -> dict[str, list[Node]]:
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            found.setdefault(node.kind, []).append(node)
+        return found
+
+
+def survey_document(survey: Survey) -> dict[str, Any]:
+    return {**asdict(survey), "standing": [launch_document(launch) for launch in survey.standing]}
+
+
+def survey_of(document: Mapping[str, Any]) -> Survey:
+    told = {
+        "nodes": tuple(node_of(node) for node in document["nodes"]),
+        "standing": tuple(launch_of(launch) for launch in document["standing"]),
+    }
+    return Survey(**{**document, **told})
+
+
+def node_of(document: Mapping[str, Any]) -> Node:
+    facts = document.get("facts")
+    if facts is not None:
+        facts = facts_of(facts)
+    return Node(**{**document, "facts": facts})
+
+
+def facts_of(document: Mapping[str, Any]) -> NodeFacts:
+    told = {
+        "cards": tuple(NodeCard(**card) for card in document["cards"]),
+        "links": tuple((one, two, kind) for one, two, kind in document["links"]),
+    }
+    return NodeFacts(**{**document, **told})
+
+
+def launch_document(launch: Launch) -> dict[str, Any]:
+    """Through JSON and back with `launch_of`."""
+    told = asdict(launch)
+    return {**told, "weights": None if launch.weights is None else str(launch.weights)}
+
+
+def launch_of(document: Mapping[str, Any]) -> Launch:
+    place = document.get("place")
+    told = {
+        "weights": None if document["weights"] is None else Path(document["weights"]),
+        "extra": tuple(document["extra"]),
+        "options": options_of(document["options"]),
+        "gpus": tuple(document["gpus"]),
+        "env": _pairs(document["env"]),
+        "room": _pairs(document["room"]),
+        "place": None if place is None else Place(**{**place, "nodes": tuple(place["nodes"])}),
+    }
+    return Launch(**{**document, **told})
+
+
+def _pairs(rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+    return tuple((row[0], row[1]) for row in rows)
+
+
+def same_post(old: Launch, new: Launch) -> bool:
+    """The post of the one can go on for the other: they differ only in where it may stand and what doors are told."""
+    return replace(old, place=None).same_process(replace(new, place=None))

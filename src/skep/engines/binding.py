@@ -1,0 +1,43 @@
+"""Addresses that engines bind: which port is free there, and why one cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+HOST = "127.0.0.1"
+
+
+def socket_for(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def free_port(host: str = HOST) -> int:
+    """A port that nobody holds there now. An engine that cannot tell its own is given it."""
+    with socket_for(host) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def refusal_of(host: str, port: int) -> OSError | None:
+    """None: an engine can listen there now."""
+    with socket_for(host) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error
+    return None
+
+
+def is_final(error: OSError) -> bool:
+    """It is no address of this machine: no other time and no other port helps."""
+    return error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror)
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is in use: choose another one, or 0 for any"
+    where = f"{host}, port {port}" if port else host
+    return f"cannot listen on {where}: {error.strerror or error}"

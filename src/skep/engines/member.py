@@ -1,0 +1,87 @@
+"""What the parts of a hive know of a replica, wherever it stands and whoever started it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from skep.engines.base import Launch, Spoken
+from skep.engines.lifecycle import State
+from skep.wire.link import Message
+
+
+class Life(Protocol):
+    @property
+    def state(self) -> State: ...
+    @property
+    def url(self) -> str | None: ...
+    @property
+    def why(self) -> str | None: ...
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def serving(self) -> bool: ...
+
+
+class Member(Protocol):
+    """What `Replica`, `Upstream` and those that stand elsewhere have in common.
+
+    Of one that stands elsewhere, `started.slots` are those that this gateway may use, perhaps none: see `Shared`.
+    """
+
+    launch: Launch
+    pid: int | None
+
+    @property
+    def node(self) -> str | None:
+        """Where it stands, as far as that is known; None: here."""
+
+    @property
+    def started(self) -> Launch:
+        """What it is started with: `launch`, or what it has fallen back to."""
+
+    @property
+    def kept(self) -> bool:
+        """Skep here keeps it alive. One that another door keeps is neither waited for nor a failure of this hive."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def engine(self) -> Spoken: ...
+    @property
+    def life(self) -> Life: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def settled(self) -> bool:
+        """Nothing is to be waited for at the start: ready, or not skep's to start."""
+
+    async def run(self) -> None: ...
+    def stop(self) -> None: ...
+    def restart(self) -> None:
+        """Raises EngineError where who keeps it cannot be told."""
+
+
+Elsewhere = Callable[[Launch, Callable[[], None]], Member]  # what a launch that has a place becomes
+
+
+@runtime_checkable
+class LogKept(Protocol):
+    """A member whose log is no file here."""
+
+    async def log_since(self, offset: int | None, lines: int) -> Message:
+        """`text`: the last lines, or what came since `offset`; and the `offset` where that ends."""
+
+
+@runtime_checkable
+class Shared(Protocol):
+    """A member of whose slots other doors have a share."""
+
+    @property
+    def all_slots(self) -> int:
+        """With which it was started."""
+
+
+def slots_of(member: Member) -> int:
+    """All of them, whoever may use them."""
+    return member.all_slots if isinstance(member, Shared) else member.started.slots

@@ -1,0 +1,222 @@
+"""A hive becomes another one while it runs: by a reload, by another number of replicas, by what another door placed.
+
+One change at a time. Whatever cannot be is found out before anything is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from skep.engines.base import Launch
+from skep.engines.changes import Changes, changes
+from skep.engines.crew import Crew
+from skep.engines.front import Front
+from skep.engines.hive import Hive, Rebuild
+from skep.engines.housing import Housing
+from skep.engines.scaling import Bounds, Document, bounds_of, rescaled, tables_of
+from skep.engines.sidecar import Sidecar
+from skep.errors import DoesNotFit, EngineError, SkepError
+from skep.wire.link import Message
+
+MOST_WAYS = 100  # of dividing replicas among the kinds of nodes: more are not tried
+
+
+class Remaking:
+    """`hive` is as it is now. `phase` tells whether it may change; `tasks` outlive who asked for a change."""
+
+    def __init__(
+        self,
+        hive: Hive,
+        rebuild: Rebuild | None,
+        tasks: asyncio.TaskGroup,
+        crew: Crew,
+        *,
+        front: Front,
+        housing: Housing,
+        monitor: Sidecar,
+        phase: Callable[[], str],
+    ) -> None:
+        self.hive = hive
+        self.stay = False  # a change did not bring replicas up: wait for the next one instead of giving up
+        self._asked = hive.settings  # as the user asked for: what the load makes of it is in `hive.settings`
+        self._rebuild = rebuild
+        self._tasks = tasks
+        self._crew = crew
+        self._front = front
+        self._housing = housing
+        self._monitor = monitor
+        self._phase = phase
+        self._begun = ""  # what is under way
+        self._carrying: asyncio.Task[SkepError | None] | None = None
+        self._table: tuple[Launch, ...] | None = None  # what another door keeps; None: the replicas are ours
+        self._leaving: dict[str, asyncio.Task[None]] = {}  # of that, those that go
+
+    def __repr__(self) -> str:
+        return f"<Remaking {self._begun or 'nothing'}>"
+
+    @property
+    def possible(self) -> bool:
+        return self._rebuild is not None and self._phase() == "ready" and not self._begun
+
+    def cancel(self) -> None:
+        for task in (self._carrying, *self._leaving.values()):
+            if task is not None:
+                task.cancel()
+
+    def bounds(self) -> dict[str, Bounds]:
+        """By model that skep starts: the least and the most replicas, as the user asked for."""
+        return bounds_of(self._asked)
+
+    # What is asked for
+
+    async def reload(self, message: Message) -> Message:
+        """Settings take effect before the answer; replicas come and go after it, or before it with `wait`."""
+        asked = message["settings"]
+        hive, plan = await self._become(lambda: [self._as_loaded(asked)], asked=asked, all_of_it=True)
+        await self._outcome(wait=bool(message.get("wait")))
+        return {"ok": True, **plan.document(), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
+
+    async def scale(self, model: str, replicas: int, *, wait: bool) -> Message:
+        """As many replicas of the model as the user says: also the least, where the load decides."""
+        before = self._count(self.hive.settings, model)
+        plan = await self._scale(model, replicas, asked=True)
+        await self._outcome(wait=wait)
+        for name in plan.added if wait else ():
+            hint = f"`skep logs {name}` shows more; `skep scale {model}={before}` takes it back"
+            await self._crew.until_up(name, hint=hint)
+        return {"ok": True, "model": model, "before": before, "replicas": replicas, **plan.document()}
+
+    async def scale_by_load(self, model: str, replicas: int) -> None:
+        """Within what the user asked for."""
+        await self._scale(model, replicas, asked=False)
+
+    async def adopt(self, launches: Sequence[Launch]) -> None:
+        """These replicas and no others, which another door keeps. Those that go finish their answers meanwhile."""
+        self._table = tuple(launches)
+        self.hive = replace(self.hive, replicas=self._table)
+        self._take_over()
+
+    # Inside
+
+    def _take_over(self) -> None:
+        """One that comes back while it goes is taken on when it has gone."""
+        if self._phase() == "stopping" or self._table is None:
+            return
+        running = [member.launch for member in self._crew.members if member.launch.name not in self._leaving]
+        wanted = {launch.name: launch for launch in self._table if launch.name not in self._leaving}
+        plan = changes(running, wanted.values())
+        for name in plan.adjusted:
+            self._crew.adjust(wanted[name])
+        self._crew.enlist([wanted[name] for name in plan.added], self._tasks)
+        for name in (*plan.removed, *plan.changed):
+            self._leaving[name] = self._tasks.create_task(self._see_off(name))
+
+    async def _see_off(self, name: str) -> None:
+        try:
+            await self._crew.send_off(name, self.hive.drain_s)
+        finally:
+            del self._leaving[name]
+        self._take_over()
+
+    async def _scale(self, model: str, replicas: int, *, asked: bool) -> Changes:
+        def ways() -> Iterable[Document]:
+            return rescaled(self.hive.settings, model, replicas)
+
+        hive, plan = await self._become(ways)
+        if asked:
+            of_it = tables_of(self._asked, model)
+            tables = [hive.settings if place in of_it else self._asked for place in range(len(self._asked["serve"]))]
+            self._asked = {**self._asked, "serve": [source["serve"][place] for place, source in enumerate(tables)]}
+        return plan
+
+    def _as_loaded(self, asked: Document) -> Document:
+        """Those that the load decides on stay as many as they are, as far as these settings let them."""
+        document = asked
+        for model, bounds in bounds_of(asked).items():
+            now = self._count(self.hive.settings, model) if bounds.scales else 0
+            if now and bounds.clamp(now) != bounds.minimum:
+                document = next(iter(rescaled(document, model, bounds.clamp(now))))
+        return document
+
+    def _count(self, document: Document, model: str) -> int:
+        return sum(document["serve"][place]["replicas"] for place in tables_of(document, model))
+
+    async def _become(
+        self, ways: Callable[[], Iterable[Document]], *, asked: Document | None = None, all_of_it: bool = False
+    ) -> tuple[Hive, Changes]:
+        """The first of these settings that can be. Without `all_of_it`, nothing but the replicas changes."""
+        if not self.possible:
+            why = f"{self._begun} is under way" if self._begun else f"skep is {self._phase()}"
+            raise EngineError(f"nothing is changed now: {why}", hint="try again later; `skep ps` shows the state")
+        self._begun = "another reload" if all_of_it else "a change of replicas"
+        try:
+            running = [member.launch for member in self._crew.members]
+            hive = await asyncio.to_thread(self._built, ways, running)
+            if self._table is not None:
+                hive = replace(hive, replicas=tuple(running))
+            if all_of_it:
+                hive = self._as_far_as_told(hive)
+                await self._set_up(hive)
+            else:
+                hive = replace(self.hive, replicas=hive.replicas, settings=hive.settings)
+            self.hive, self._asked = hive, self._asked if asked is None else asked
+            self._carrying = self._tasks.create_task(self._carry_out(hive, running, patient=all_of_it))
+        except BaseException:
+            self._begun = ""
+            raise
+        return hive, changes(running, hive.replicas)
+
+    def _built(self, ways: Callable[[], Iterable[Document]], running: Sequence[Launch]) -> Hive:
+        assert self._rebuild is not None
+        refused: DoesNotFit | None = None
+        for document in islice(ways(), MOST_WAYS):
+            try:
+                return replace(self._rebuild(dict(document), self.hive, running), settings=document)
+            except DoesNotFit as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
+
+    def _as_far_as_told(self, hive: Hive) -> Hive:
+        """Whoever keeps replicas elsewhere was told the policy at the start."""
+        old, new = self.hive.policy, hive.policy
+        if old == new or self._table is not None or all(launch.place is None for launch in hive.replicas):
+            return hive
+        deadline = () if replace(old, fallbacks=new.fallbacks) == new else ("start_deadline",)
+        fallback = () if old.fallbacks == new.fallbacks else ("fallback",)
+        return replace(hive, policy=old, left_out=(*hive.left_out, *deadline, *fallback))
+
+    async def _set_up(self, hive: Hive) -> None:
+        await self._front.set_up(hive.gateway_setup)
+        self._crew.set_policy(hive.policy)
+        before = self.hive
+        if (before.monitor_argv, before.monitor_setup) != (hive.monitor_argv, hive.monitor_setup):
+            await self._monitor.become(hive.monitor_argv, begin=hive.monitor_due)
+
+    async def _outcome(self, *, wait: bool) -> None:
+        carrying = self._carrying
+        if not wait or carrying is None:
+            return
+        await asyncio.wait({carrying})
+        failure = None if carrying.cancelled() else carrying.result()
+        if failure is not None:
+            raise failure
+
+    async def _carry_out(self, hive: Hive, running: Sequence[Launch], *, patient: bool) -> SkepError | None:
+        def settle() -> None:
+            self._housing.settle_in([member.launch for member in self._crew.members], hive.house)
+
+        self.stay = patient or self.stay
+        try:
+            plan = changes(running, hive.replicas)
+            await self._crew.become(plan, hive.replicas, hive.drain_s, self._tasks, known=settle, patient=patient)
+            self.stay = self.stay and not patient
+        except SkepError as error:
+            return error
+        finally:
+            settle()
+            self._begun = ""
+        return None

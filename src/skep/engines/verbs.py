@@ -1,0 +1,114 @@
+"""What a running hive can be told over the control socket: by whom it is carried out, and who is meant."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from skep.engines.crew import Crew
+from skep.engines.front import Front
+from skep.engines.housing import Housing
+from skep.engines.member import LogKept
+from skep.engines.remaking import Remaking
+from skep.engines.scaler import Scaler
+from skep.errors import EngineError, UserError
+from skep.wire.link import Message
+
+
+class Verbs:
+    def __init__(self, crew: Crew, front: Front, housing: Housing, *, remaking: Remaking, scaler: Scaler) -> None:
+        self._crew = crew
+        self._front = front
+        self._housing = housing
+        self._remaking = remaking
+        self._scaler = scaler
+
+    async def answer(self, message: Message) -> Message:
+        match message.get("op"):
+            case "restart":
+                return await self._restart(str(message.get("name")))
+            case "drain":
+                return await self._drain_some(str(message.get("name")), wait=bool(message.get("wait")))
+            case "undrain":
+                return self._undrain(str(message.get("name")))
+            case "log":
+                offset, lines = message.get("offset"), int(message.get("lines", 100))
+                told = await self.log_of(str(message.get("name")), lines, None if offset is None else int(offset))
+                return {"ok": True, **(told or {})}
+            case "scale":
+                return await self._scale(message)
+            case "load":
+                return await self._housing.load(str(message.get("model")), wait=bool(message.get("wait")))
+            case "unload":
+                model, wait = str(message.get("model")), bool(message.get("wait"))
+                return await self._housing.unload(model, wait=wait, drain_s=message.get("drain_s"))
+            case "swap":
+                out, come, wait = str(message.get("out")), str(message.get("in")), bool(message.get("wait"))
+                return await self._housing.swap(out, come, wait=wait, drain_s=message.get("drain_s"))
+            case "reload":
+                return await self._remaking.reload(message)
+            case other:
+                return {"error": f"unknown request {other!r}"}
+
+    async def log_of(self, name: str, lines: int, offset: int | None = None) -> Message | None:
+        """As `LogKept` has it; None where its log is a file here, or not known."""
+        member = self._crew.find(name)
+        return await member.log_since(offset, lines) if isinstance(member, LogKept) else None
+
+    # Inside
+
+    def _known(self, name: str, *, besides: Sequence[str] = ()) -> str:
+        if self._crew.find(name) is None:
+            known = ", ".join([*besides, *self._crew.names])
+            raise EngineError(f"there is no `{name}` here", hint=f"known: {known}")
+        return name
+
+    def _meant(self, name: str) -> list[str]:
+        """A replica, or all that stand on a node."""
+        meant = [name] if self._crew.find(name) else self._crew.at(name)
+        if not meant:
+            nodes = f"; nodes: {', '.join(self._crew.nodes)}" if self._crew.nodes else ""
+            raise EngineError(f"there is no `{name}` here", hint=f"known: {', '.join(self._crew.names)}{nodes}")
+        return meant
+
+    async def _restart(self, name: str) -> Message:
+        if name == "gateway":
+            await self._front.replace(self._remaking.hive.drain_s)
+            return {"ok": True}
+        self._known(name, besides=["gateway"])
+        member = self._crew.find(name)
+        if member is not None and self._crew.is_dormant(member):
+            raise EngineError(f"`{name}` is not loaded", hint=f"`skep load {member.model}` loads it")
+        await self._crew.rest(name, self._remaking.hive.drain_s)
+        self._crew.restart(name)
+        return {"ok": True}
+
+    async def _drain_some(self, name: str, *, wait: bool) -> Message:
+        meant = self._meant(name)
+        self._crew.drain(name)
+        if wait and not all(await asyncio.gather(*(self._crew.until_idle(one) for one in meant))):
+            raise EngineError(f"`{name}` was let in again before it was empty")
+        busy = await asyncio.gather(*(self._crew.busy(one) for one in meant))
+        return {"ok": True, "busy": sum(busy), "replicas": meant}
+
+    def _undrain(self, name: str) -> Message:
+        there, here = self._crew.drained_by_others(name), name in self._crew.drained
+        meant = self._crew.at(name) if here or there == name else self._meant(name)
+        if node := self._crew.drained_node(name):
+            raise EngineError(f"`{name}` stands on node `{node}`, which is drained", hint=f"`skep undrain {node}`")
+        self._crew.undrain(name)
+        if there is not None:
+            where = "is drained" if there == name else f"stands on node `{there}`, which is drained"
+            hint = f"`skep undrain {there}` there takes it back, unless it is being stopped or started anew"
+            raise EngineError(f"`{name}` {where} at another door{' too' if here else ''}", hint=hint)
+        return {"ok": True, "replicas": meant or [name]}
+
+    async def _scale(self, message: Message) -> Message:
+        """Without a number, how many there are; without a model, of all."""
+        model, replicas, known = message.get("model"), message.get("replicas"), self._remaking.bounds()
+        if model is not None and replicas is not None:
+            return await self._remaking.scale(str(model), int(replicas), wait=bool(message.get("wait")))
+        if model is not None and model not in known:
+            hint = f"known: {', '.join(known) or 'none'}"
+            raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
+        return {"ok": True, "models": [self._scaler.standing(one) for one in known if model in (None, one)]}

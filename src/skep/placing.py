@@ -1,0 +1,341 @@
+"""From settings to replicas on the nodes of a cluster: what each asks of Ray, on which nodes it may stand, what fits.
+
+The survey is handed in; nothing here knows Ray. Address, key, cards and weights are settled on the node, by the post.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from skep.catalog.devices import Device
+from skep.catalog.names import model_id
+from skep.catalog.pullable import find_pullable
+from skep.cluster.nodes import free_rooms, has_words, host_of, spread, threads_each, wants, whole_rooms
+from skep.cluster.values import Node, Survey, same_post
+from skep.engines.base import Launch, Place, engine_named
+from skep.errors import DoesNotFit, EngineError, UserError
+from skep.launching import (
+    NO_WEIGHTS,
+    READ_GGUF,
+    PullProgress,
+    check_aliases,
+    check_gguf,
+    check_names,
+    checkpoint_of,
+    foresee,
+    launch_of,
+    on_cards,
+    remote_launches,
+    size_of,
+    stem_of,
+)
+from skep.places import Paths
+from skep.planner.rig_words import rig_of_host
+from skep.settings import Serve, Settings
+from skep.units import GIB, parse_bytes
+from skep.weights.hub import parse_hub_source
+from skep.weights.pull import installed, pull
+
+HOST_BYTES_A_CARD = 2 * GIB  # of the node's own memory, for an engine whose weights are on cards
+LIGHT_CPUS = 0.1  # of an engine that computes nothing
+_LOCAL = ("/", "./", "../", "~")
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """`memory_bytes`: of weights and cache, where they stay in the node's memory. None: not known."""
+
+    path: Path | None = None
+    checkpoint: str | None = None
+    source: str | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """One [[serve]] with the nodes that could serve it, and why the others could not."""
+
+    serve: Serve
+    stem: str  # of its replicas' names
+    nodes: tuple[Node, ...]
+    left_out: tuple[str, ...]
+    cards: int  # a replica
+    weights: _Weights
+
+    @property
+    def threaded(self) -> bool:
+        """The CPU does the work."""
+        return not self.cards and self.serve.engine not in NO_WEIGHTS
+
+
+def place_launches(
+    settings: Settings,
+    paths: Paths,
+    survey: Survey,
+    progress: PullProgress = lambda _done, _total: None,
+    *,
+    running: Sequence[Launch] = (),
+) -> tuple[Launch, ...]:
+    """All replicas, checked, those of one model from kind to kind in turn. May fetch weights onto this node.
+
+    `running`: what stands already has its room; none given: as the survey found it. Raises DoesNotFit with what each
+    node has.
+    """
+    if settings.cluster is not None and settings.cluster.guest:
+        return remote_launches(settings)
+    running = running or survey.standing
+    tables = [_table(serve, settings, survey, paths, progress) for serve in settings.serve]
+    threads = _threads(tables, running)
+    rows = [_launches(table, survey, threads, running) for table in tables]
+    launches = (*_in_turn(tables, rows), *remote_launches(settings))
+    check_names(launches)
+    for table, row in zip(tables, rows, strict=True):
+        _check(row[0], table.nodes)
+    _check_room(tables, rows, survey, running)
+    check_aliases(settings.aliases, launches)
+    return launches
+
+
+def shared_paths(settings: Settings) -> tuple[str, ...]:
+    """What the nodes have to be asked for before anything is placed: `survey(..., paths=shared_paths(settings))`."""
+    found = [path for serve in settings.serve if (path := _path_of(serve)) is not None]
+    found += [serve.binary for serve in settings.serve if serve.binary and "/" in serve.binary]
+    return tuple(dict.fromkeys(found))
+
+
+# One table
+
+
+def _table(serve: Serve, settings: Settings, survey: Survey, paths: Paths, progress: PullProgress) -> _Table:
+    _refuse(serve)
+    engine_named(serve.engine)
+    nodes, left_out = _nodes_for(serve, survey)
+    cards = _cards(serve, nodes)
+    alike = [other.kind for other in settings.serve if model_id(other.model) == model_id(serve.model)]
+    stem = stem_of(serve.model)
+    if len(alike) > 1 and serve.kind:
+        stem += "-" + kind_word(serve.kind)
+    pulls = any(node.id == survey.here and node.gpus >= cards and node.cpus for node in nodes)
+    return _Table(serve, stem, nodes, left_out, cards, _weights(serve, paths, progress, pulls=pulls))
+
+
+def kind_word(kind: str) -> str:
+    """`2x NVIDIA GeForce RTX 3090` as part of a name: 2x-rtx-3090."""
+    words = [word for word in re.split(r"[^a-z0-9.]+", kind.casefold()) if word not in ("", "nvidia", "geforce")]
+    return "-".join(words) or "other"
+
+
+def _refuse(serve: Serve) -> None:
+    """What means something on one machine only."""
+    where = f"`{serve.model}` on a cluster"
+    if serve.on_demand:
+        hint = "leave `on_demand` out; `max_replicas` follows the load"
+        raise UserError(f"{where} cannot be loaded on demand", hint=hint)
+    if serve.gpus:
+        raise UserError(f"{where} takes no `gpus`", hint="leave it out: Ray gives each replica its cards")
+    if serve.engine_port:
+        raise UserError(f"{where} takes no `engine_port`", hint="leave it out: each node has ports of its own")
+
+
+def _nodes_for(serve: Serve, survey: Survey) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+    """Those that can run it, whatever is free there, and a clause for each that cannot."""
+    of_kind = [node for node in survey.nodes if not serve.kind or node.kind == serve.kind]
+    if not of_kind:
+        kinds = ", ".join(survey.kinds) or "no node at all"
+        raise DoesNotFit(
+            f"the cluster has no node of the kind {serve.kind} that `{serve.model}` was planned for",
+            hint=f"it has {kinds}; `skep up MODEL --cluster ...` plans anew",
+        )
+    lacks = {node.id: _lack(serve, node) for node in of_kind}
+    able = tuple(node for node in of_kind if lacks[node.id] is None)
+    left_out = tuple(f"{node.name} {lack}" for node in of_kind if (lack := lacks[node.id]) is not None)
+    if not able:
+        hint = "a node needs skep and the engine in the environment that its Ray was started in"
+        raise EngineError(f"no node can serve `{serve.model}`: {'; '.join(left_out)}", hint=hint)
+    return able, left_out
+
+
+def _lack(serve: Serve, node: Node) -> str | None:
+    facts = node.facts
+    if facts is None:
+        return node.why or "was not asked"
+    if serve.binary is not None:
+        if not facts.paths.get(serve.binary, True):
+            return f"has no {serve.binary}"
+    elif serve.engine not in facts.engines:
+        return f"has no {serve.engine} installed" if serve.engine != "embedded" else "lacks skep[embedded]"
+    path = _path_of(serve)
+    return f"has no {path}" if path is not None and not facts.paths.get(path, True) else None
+
+
+def _cards(serve: Serve, nodes: Sequence[Node]) -> int:
+    """GPUs of one replica. Without any in sight an engine of one card goes to the CPU, as on one machine."""
+    if not on_cards(serve):
+        return 0
+    each = serve.options.cards
+    most = max(node.gpus for node in nodes)
+    if not most and each == 1:
+        return 0
+    if most < each:
+        what = f"a replica of `{serve.model}` wants {each} GPUs on one node, the largest has {most:g}"
+        raise DoesNotFit(f"{what}: {has_words(nodes)}", hint="a smaller tp, pp or dp, or a node with more cards")
+    return each
+
+
+def _path_of(serve: Serve) -> str | None:
+    """Where its weights lie on every node, if it is named by a path."""
+    if serve.engine in NO_WEIGHTS or serve.engine == "ollama":
+        return None
+    named = serve.checkpoint or serve.model
+    file = named.endswith(".gguf") and ":" not in named
+    path = Path(os.path.expanduser(named))  # noqa: PTH111 - leaves `~nobody` as it is
+    if file or named.startswith(_LOCAL) or (serve.engine not in READ_GGUF and path.is_dir()):
+        return str(path.absolute())
+    return None
+
+
+def _weights(serve: Serve, paths: Paths, progress: PullProgress, *, pulls: bool) -> _Weights:
+    """`pulls`: this machine may serve it, so that its file is wanted here. A file that is here is looked into."""
+    if serve.engine in NO_WEIGHTS:
+        return _Weights()
+    named, shared = serve.checkpoint or serve.model, _path_of(serve)
+    here = shared is not None and Path(shared).exists()
+    if serve.engine not in READ_GGUF:
+        return _Weights(checkpoint=checkpoint_of(serve) if here or shared is None else shared)
+    if shared is not None:
+        path = Path(shared)
+        return _Weights(path, shared, memory_bytes=_held(serve, path) if here else None)
+    model = find_pullable(named)
+    if model is None and not pulls and parse_hub_source(named) is not None:
+        return _Weights(checkpoint=named, source=named)
+    own = None if pulls or model is None else installed(model.id, paths.cache)
+    if pulls or model is None:  # a name that nobody knows is refused here
+        own = pull(named, cache_dir=paths.cache, progress=progress).path
+    memory = _held(serve, own) if own is not None else model.gguf_bytes if model is not None else None
+    return _Weights(checkpoint=named, source=named, memory_bytes=memory)
+
+
+def _held(serve: Serve, path: Path) -> int:
+    cache = check_gguf(serve, path)
+    return size_of(path) + (cache or 0)
+
+
+# The replicas
+
+
+def _threads(tables: Sequence[_Table], running: Sequence[Launch]) -> int:
+    """Of each replica whose CPU threads nobody says: the free cores, divided among all that may still come."""
+    open_ones = [table for table in tables if table.threaded and table.serve.threads is None]
+    stand = {launch.name for launch in running}
+    coming = 0
+    for table in open_ones:
+        most = max(table.serve.replicas, table.serve.max_replicas or 0)
+        coming += sum(f"{table.stem}-{number}" not in stand for number in range(most))
+    nodes = {node.id: node for table in open_ones for node in table.nodes}
+    return threads_each(coming, list(nodes.values()))
+
+
+def _launches(table: _Table, survey: Survey, threads: int, running: Sequence[Launch]) -> list[Launch]:
+    serve, weights = table.serve, table.weights
+    known = {} if serve.threads else {launch.name: launch.threads for launch in running}
+    nodes = tuple(node.name for node in table.nodes) if len(table.nodes) < len(survey.nodes) else ()
+    made = []
+    for number in range(serve.replicas):
+        name = f"{table.stem}-{number}"
+        each = serve.threads or (known.get(name, threads) if table.threaded else 0)
+        place = replace(_asked(table, each), kind=serve.kind, nodes=nodes, source=weights.source)
+        made.append(replace(launch_of(serve, name, weights.path, weights.checkpoint, threads=each), place=place))
+    return made
+
+
+def ask_of(serve: Serve) -> Place:
+    """What a replica on cards wants, whichever node it will stand on."""
+    cards = serve.options.cards
+    return Place(cards=cards, cpus=float(max(cards, serve.threads or 0)), memory_bytes=HOST_BYTES_A_CARD * cards)
+
+
+def _asked(table: _Table, threads: int) -> Place:
+    """Of a replica; on the CPU its threads and what its weights take."""
+    if table.cards:
+        return ask_of(table.serve)
+    return Place(cpus=float(threads) or LIGHT_CPUS, memory_bytes=_memory(table))
+
+
+def _memory(table: _Table) -> int:
+    if table.serve.room is not None:
+        return parse_bytes(table.serve.room)
+    return table.weights.memory_bytes or 0
+
+
+def _in_turn(tables: Sequence[_Table], rows: Sequence[Sequence[Launch]]) -> list[Launch]:
+    """Models one after another; of a model that several kinds serve, one of each kind at a time."""
+    models = dict.fromkeys(model_id(table.serve.model) for table in tables)
+    ordered: list[Launch] = []
+    for model in models:
+        own = [row for table, row in zip(tables, rows, strict=True) if model_id(table.serve.model) == model]
+        for number in range(max(map(len, own))):
+            ordered += [row[number] for row in own if number < len(row)]
+    return ordered
+
+
+# Whether it can be
+
+
+def _check(launch: Launch, nodes: Sequence[Node]) -> None:
+    """What can be known here: options that contradict each other, cards that cannot do it. The rest is the post's."""
+    refusals = getattr(engine_named(launch.engine, launch.binary), "refusals", None)
+    for what, instead in refusals(launch) if refusals is not None else ():
+        raise UserError(f"{launch.engine}: {what}", hint=instead)
+    foresee(launch, _devices(nodes, launch.place.cards if launch.place is not None else 0))
+
+
+def _devices(nodes: Sequence[Node], cards: int) -> tuple[Device, ...]:
+    """Those of a replica, where all nodes that could hold it are of one kind."""
+    able = [node for node in nodes if node.facts is not None and len(node.facts.cards) >= cards]
+    if not cards or len({node.kind for node in able}) != 1:
+        return ()
+    try:
+        return rig_of_host(host_of(able[0])).rig.cards[:cards]
+    except UserError:
+        return ()  # unlike all of the catalogue: nothing is foreseen
+
+
+def _check_room(
+    tables: Sequence[_Table], rows: Sequence[Sequence[Launch]], survey: Survey, running: Sequence[Launch]
+) -> None:
+    """Those that stand already keep what they have; where one of them goes or changes, the whole nodes count."""
+    stand = {launch.name: launch for launch in running if launch.place is not None}
+    asked = [launch for row in rows for launch in row]
+    stays = {one.name for one in asked if one.name in stand and same_post(stand[one.name], one)}
+    whole = stays != stand.keys()
+    new = asked if whole else [launch for launch in asked if launch.name not in stays]
+    places = [launch.place for launch in new if launch.place is not None]
+    found = spread(places, whole_rooms(survey.nodes) if whole else free_rooms(survey.nodes))
+    lost = {launch.name for launch, room in zip(new, found, strict=True) if room is None}
+    for table, row in zip(tables, rows, strict=True):
+        short = sum(launch.name in lost for launch in row)
+        if short:
+            raise _too_small(table, row, short, standing=sum(one.name in stays for one in row))
+
+
+def _too_small(table: _Table, row: Sequence[Launch], short: int, *, standing: int) -> DoesNotFit:
+    place = row[0].place
+    assert place is not None
+    several = f"{len(row)} replicas of" if len(row) > 1 else "a replica of"
+    each = " each" if len(row) > 1 else ""
+    more = len(row) - short - standing
+    room = f"there is room for {more}" if more else "there is no room"
+    if standing:
+        room = f"{standing} of them run, {room}{' more' if more else ''}"
+    what = f"{several} `{table.serve.model}` want{'s' if len(row) == 1 else ''} {wants(place)}{each}, {room}"
+    lacking = f"; {'; '.join(table.left_out)}" if table.left_out else ""
+    hint = "fewer --replicas, or another node: `skep cluster join ADDRESS`"
+    if table.threaded:
+        hint = "--threads N asks for fewer CPUs; " + hint
+    elif table.cards > 1:
+        hint = "a smaller tp, " + hint
+    return DoesNotFit(f"{what}: {has_words(table.nodes)}{lacking}", hint=hint)

@@ -1,0 +1,136 @@
+"""Replicas that stand elsewhere, as `skep ps` and `skep logs` show them."""
+
+import asyncio
+import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from skep.cli.chronicle import Chronicle
+from skep.cli.hive import _Story, print_rows
+from skep.cli.logview import show_log
+from skep.cli.main import app
+from skep.engines.control_socket import control_socket
+from skep.errors import EngineError, UserError
+from skep.places import make_runtime, user_paths
+
+ROW = {"name": "m-0", "kind": "replica", "state": "ready", "pid": 7, "url": "http://10.0.0.2:9", "slots": 8, "busy": 0}
+
+
+def test_nodes_are_a_column_where_there_are_any(capsys):
+    there = {**ROW, "restarts": 0, "why": None, "node": "node-7", "share": 3}
+    print_rows([there, {**ROW, "name": "gateway", "restarts": 0, "why": None}])
+    title, replica, gateway = capsys.readouterr().out.splitlines()
+    assert title.split()[:3] == ["NAME", "NODE", "STATE"]
+    assert replica.split()[:3] == ["m-0", "node-7", "ready"]
+    assert "3 slots for this gateway" in replica
+    assert gateway.split()[:3] == ["gateway", "–", "ready"]
+    print_rows([{**there, "node": None}])
+    assert "NODE" not in capsys.readouterr().out
+
+
+@contextmanager
+def hive(paths, answer, last_words=dict):
+    """A control socket, and nothing behind it; `down` ends it."""
+    make_runtime(paths.runtime)
+    loop, ready, done = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+
+    async def serve():
+        async def answered(message):
+            if message["op"] == "down":
+                loop.call_later(0.05, done.set)
+            return await answer(message)
+
+        async with control_socket(paths.socket, answered, last_words):
+            ready.set()
+            await done.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(done.set)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def paths(env):
+    paths = user_paths(env)
+    paths.logs.mkdir(parents=True)
+    (paths.logs / "m-0.log").write_text("left by another hive\n")
+    (paths.logs / "gateway.log").write_text("of the gateway\n")
+    return paths
+
+
+def test_the_log_of_a_replica_elsewhere_is_asked_for(paths, capfd):
+    async def answer(message):
+        if message["name"] == "m-1":
+            raise EngineError("its node does not answer")
+        return (
+            {"ok": True, "text": f"{message['lines']} lines\n", "offset": 9}
+            if message["name"] == "m-0"
+            else {"ok": True}
+        )
+
+    with hive(paths, answer):
+        show_log(paths, "m-0", 3, follow=False)
+        show_log(paths, "gateway", 3, follow=False)
+        with pytest.raises(EngineError, match="its node does not answer"):
+            show_log(paths, "m-1", 3, follow=False)
+        with pytest.raises(UserError, match="there is no log of `m-2`"):
+            show_log(paths, "m-2", 3, follow=False)
+    show_log(paths, "m-0", 3, follow=False)
+    assert capfd.readouterr().out == "3 lines\nof the gateway\nleft by another hive\n"
+
+
+def test_a_log_elsewhere_is_followed_through_a_move_to_the_end_of_the_hive(paths, capfd, monkeypatch):
+    monkeypatch.setattr("skep.cli.logview.POLL_ELSEWHERE_S", 0.01)
+    asked = []
+
+    async def answer(message):
+        asked.append(message["offset"])
+        if len(asked) == 2:
+            raise EngineError("its node does not answer")
+        return {"ok": True, "text": f"{len(asked)}\n", "offset": 2 * len(asked)} if len(asked) < 4 else {"ok": True}
+
+    with hive(paths, answer):
+        show_log(paths, "m-0", 3, follow=True)
+    assert asked == [None, 2, 2, 6]
+    assert capfd.readouterr().out == "1\n3\n"
+
+
+def test_down_says_what_could_not_be_ended(paths, env, monkeypatch):
+    """skep itself is down: that the cluster was not to be reached is a warning."""
+    left = "the cluster cannot be reached; what stands on its nodes ends within 60 s"
+
+    async def answer(_message):
+        return {"ok": True, "pid": 2**30, "drain_s": 0.0, "stop_s": 5.0, "more": True}
+
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with hive(paths, answer, lambda: {"left_behind": [left]}):
+        told = CliRunner().invoke(app, ["down"])
+    assert (told.exit_code, told.stdout) == (0, "")
+    assert told.stderr.splitlines() == [f"warning: {left}", "skep is down"]
+
+
+def test_in_the_foreground_it_is_said_once(paths, capsys):
+    supervisor = SimpleNamespace(phase="stopping", rows=lambda _status: [], left_behind=("something is left",))
+    story = _Story(paths, as_json=False)
+    story.changed(supervisor)
+    story.changed(supervisor)
+    assert capsys.readouterr().err == "warning: something is left\n"
+
+
+def test_it_is_in_the_chronicle(paths):
+    lines = []
+    chronicle = Chronicle(lines.append)
+    supervisor = SimpleNamespace(rows=lambda _status: [], left_behind=("something is left",))
+    chronicle.changed(supervisor)
+    chronicle.changed(supervisor)
+    assert [line.partition(" ")[2] for line in lines] == ['hive.left_behind what="something is left"']

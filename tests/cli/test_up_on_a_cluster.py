@@ -1,0 +1,145 @@
+"""What `skep up NAME --cluster` stands for, on clusters that are made up; and what is refused before one is asked."""
+
+from dataclasses import replace
+
+import pytest
+from typer.main import get_command
+
+from skep.cli.choosing import Wanted
+from skep.cli.choosing_nodes import serves_for, shared_out
+from skep.cli.main import app_of
+from skep.cluster.values import Node, NodeCard, NodeFacts, Survey
+from skep.errors import DoesNotFit, EngineError, SkepError, UserError
+from skep.units import GIB
+
+RTX = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, 0, "8.6")
+H200 = NodeCard(0, "NVIDIA H200", 141 * GIB, 0, "9.0")
+AWQ = "Qwen/Qwen3-8B-AWQ"
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    for name in ("CONFIG", "DATA", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.chdir(tmp_path)
+
+
+def node(name, card=None, count=0, engines=("vllm",), free_gpus=None):
+    cards = tuple(replace(card, index=number) for number in range(count)) if card else ()
+    facts = NodeFacts(16, 128 * GIB, cards, "0", dict.fromkeys(("embedded", "simulated", *engines)))
+    free = count if free_gpus is None else free_gpus
+    return Node(f"id-{name}", name, "10.0.0.1", False, 16, count, 128 * GIB, 16, free, 128 * GIB, facts=facts)
+
+
+def survey(*nodes):
+    return Survey("10.0.0.1:6379", "2.60.0", nodes)
+
+
+PAIR = survey(node("a", RTX, 2), node("b", RTX, 2))
+MIXED = survey(node("a", RTX, 2), node("b", RTX, 2), node("big", H200, 1), node("plain"))
+
+
+def test_a_model_that_skep_carries_gets_a_replica_on_every_node_that_has_the_engine():
+    (serve,) = serves_for(Wanted("smollm2-135m", slots=8), survey(node("a"), node("b")))
+    assert (serve.engine, serve.replicas, serve.slots) == ("embedded", 2, 8)
+    assert serves_for(Wanted("smollm2-135m", replicas=5), PAIR, most=9)[0].max_replicas == 9
+
+
+def test_nodes_of_one_kind_are_planned_once_and_filled(capsys):
+    (serve,) = serves_for(Wanted(AWQ), PAIR)
+    assert serve.kind == "2x NVIDIA GeForce RTX 3090"
+    assert serve.replicas * serve.options.cards == 4
+    assert (serve.gpus, serve.checkpoint) == ((), AWQ)
+    assert capsys.readouterr().err.count("planned for 2x NVIDIA GeForce RTX 3090 (a, b)") == 1
+
+
+def test_each_kind_of_node_has_its_own_plan_the_fastest_first():
+    serves = serves_for(Wanted(AWQ), MIXED)
+    assert [serve.kind for serve in serves] == ["1x NVIDIA H200", "2x NVIDIA GeForce RTX 3090"]
+    assert len({serve.model for serve in serves}) == 1
+    assert serves[0].slots >= serves[1].slots
+
+
+def test_so_many_replicas_are_taken_from_the_fastest_kinds():
+    serves = serves_for(Wanted(AWQ, replicas=2), MIXED)
+    assert [(serve.kind, serve.replicas) for serve in serves] == [
+        ("1x NVIDIA H200", 1),
+        ("2x NVIDIA GeForce RTX 3090", 1),
+    ]
+    (alone,) = serves_for(Wanted(AWQ, replicas=1), MIXED, most=3)
+    assert (alone.kind, alone.max_replicas) == ("1x NVIDIA H200", 3)
+    assert shared_out(5, [2, 2, 9]) == [2, 2, 1]
+
+
+def test_more_replicas_than_a_node_would_like_are_planned_narrower():
+    (serve,) = serves_for(Wanted(AWQ, replicas=4), PAIR)
+    assert (serve.replicas, serve.options.cards) == (4, 1)
+
+
+def test_more_replicas_than_there_are_cards_say_what_the_cluster_has():
+    with pytest.raises(DoesNotFit) as refused:
+        serves_for(Wanted(AWQ, replicas=9), PAIR)
+    assert "9 replicas" in refused.value.message
+    assert "a has 2 of 2 GPUs" in refused.value.message
+
+
+def test_a_kind_that_cannot_hold_the_model_is_left_out_with_a_word(capsys):
+    serves = serves_for(Wanted("Qwen/Qwen3-32B-FP8"), survey(node("a", RTX, 1), node("big", H200, 1)))
+    assert [serve.kind for serve in serves] == ["1x NVIDIA H200"]
+    assert "warning: 1x NVIDIA GeForce RTX 3090 is left out" in capsys.readouterr().err
+
+
+def test_a_model_that_fits_on_no_kind_ends_with_exit_3():
+    with pytest.raises(SkepError) as refused:
+        serves_for(Wanted("deepseek-v3.2", checkpoint="org/deepseek"), MIXED)
+    assert refused.value.exit_code == 3
+    assert "no kind of node" in refused.value.message
+
+
+def test_another_engine_is_planned_for_where_the_usual_one_is_not_installed():
+    (serve,) = serves_for(Wanted(AWQ), survey(node("a", RTX, 2, engines=("sglang",))))
+    assert serve.engine == "sglang"
+    with pytest.raises(EngineError, match="vllm is not installed on a"):
+        serves_for(Wanted(AWQ, engine="vllm"), survey(node("a", RTX, 2, engines=("sglang",))))
+
+
+def test_without_cards_an_engine_must_be_named():
+    with pytest.raises(UserError, match="no NVIDIA GPU is in the cluster to plan `qwen3-8b` for"):
+        serves_for(Wanted("qwen3-8b"), survey(node("a")))
+    (serve,) = serves_for(Wanted("org/model", engine="vllm"), survey(node("a")))
+    assert (serve.engine, serve.replicas, serve.kind) == ("vllm", 1, "")
+
+
+def test_a_preset_is_served_as_it_is_written_where_a_node_has_its_cards(capsys):
+    (serve,) = serves_for(Wanted("qwen3.6-27b-2x3090-replicas"), PAIR)
+    assert (serve.engine, serve.replicas, serve.slots, serve.gpus) == ("vllm", 2, 2, ())
+    assert "preset qwen3.6-27b-2x3090-replicas" in capsys.readouterr().err
+    with pytest.raises(DoesNotFit, match="wants rtx-3090, no node of the cluster has 1 GPU"):
+        serves_for(Wanted("qwen3.6-27b-3090-mtp5"), survey(node("a")))
+
+
+def called(*words):
+    get_command(app_of(["serve", "gateway"])).main([*words], prog_name="skep", standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("up", "smollm2-135m", "--cluster", "127.0.0.1:1", "--gpus", "0"), "--cluster and --gpus contradict"),
+        (("up", "--cluster", "127.0.0.1:1", "--engine-port", "9000"), "--cluster and --engine-port contradict"),
+        (("up", "--cluster", "somewhere"), "`somewhere` is no address of a Ray cluster"),
+        (("up", "--hive", "mine"), "--hive names a hive of a cluster"),
+        (("up", "--replicas", "3", "--max-replicas", "2"), "--max-replicas 2 is below the 3 replicas"),
+        (("gateway", "--cluster", "127.0.0.1:1", "--upstream", "http://127.0.0.1:9", "--slots", "1"),
+         "--cluster and --upstream contradict"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said_before_a_cluster_is_asked(words, said):
+    with pytest.raises(UserError, match=said):
+        called(*words)
+
+
+def test_no_cluster_at_the_address_is_said_at_once():
+    with pytest.raises(SkepError) as refused:
+        called("up", "smollm2-135m", "--cluster", "127.0.0.1:1")
+    assert "no cluster at 127.0.0.1:1" in refused.value.message or "Ray is not installed" in refused.value.message

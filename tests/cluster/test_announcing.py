@@ -1,0 +1,94 @@
+"""A post keeps its ledger told, whatever becomes of the head and of the ledger. No Ray: anything that can be told."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+from skep.cluster.announcing import Announcer
+from skep.cluster.post import own_cards
+
+
+class Heard:
+    """A ledger: what it heard; `away` for so many announcements; then it says `end`."""
+
+    def __init__(self, *, away=0, ends_after=None):
+        self.rows, self.away, self.ends_after = [], away, ends_after
+        self.announce = SimpleNamespace(remote=self._announce)
+
+    async def _announce(self, name, row, me):
+        if self.away:
+            self.away -= 1
+            raise ConnectionError
+        self.rows.append((name, row, me))
+        return {"end": self.ends_after is not None and len(self.rows) >= self.ends_after}
+
+
+def announced(find, timeout_s=5.0):
+    """Runs until a ledger says that it is over."""
+
+    async def play():
+        async with asyncio.timeout(timeout_s):
+            await Announcer("m-0", lambda: {"state": "ready"}, "me", find, every_s=0.01).run()
+
+    asyncio.run(play())
+
+
+def test_it_announces_itself_with_its_own_handle_until_it_is_told_to_end():
+    ledger = Heard(ends_after=3)
+    announced(lambda: ledger)
+    assert ledger.rows == [("m-0", {"state": "ready"}, "me")] * 3
+
+
+def test_a_ledger_that_missed_a_word_is_tried_again_while_nobody_can_be_looked_up():
+    """Without a head a lookup takes a minute. The handle that is known needs no head."""
+    ledger, head, looks = Heard(away=0, ends_after=3), threading.Event(), []
+
+    def find():
+        looks.append(threading.current_thread())
+        if len(looks) > 1:
+            head.wait(30.0)
+            raise TimeoutError
+        ledger.away = 4  # from now on it misses some
+        return ledger
+
+    try:
+        announced(find)
+        assert len(ledger.rows) == 3
+        assert len(looks) == 2, "never more than one at a time"
+    finally:
+        head.set()
+
+
+def test_a_ledger_made_anew_is_found_beside_the_one_that_is_gone():
+    gone, new = Heard(away=10**9), Heard(ends_after=1)
+    found = iter([gone, gone, None, new])
+
+    def find():
+        ledger = next(found)
+        if ledger is None:
+            raise ValueError("no such actor")
+        return ledger
+
+    announced(find)
+    assert (len(gone.rows), len(new.rows)) == (0, 1)
+
+
+def test_a_change_is_told_at_once():
+    async def play():
+        ledger, state = Heard(ends_after=2), {"state": "starting"}
+        announcer = Announcer("m-0", lambda: dict(state), "me", lambda: ledger)
+        running = asyncio.ensure_future(announcer.run())
+        while not ledger.rows:
+            await asyncio.sleep(0.001)
+        state["state"] = "ready"
+        announcer.wake()
+        async with asyncio.timeout(1.0):  # well before the next one is due
+            await running
+        assert [row["state"] for _, row, _ in ledger.rows] == ["starting", "ready"]
+
+    asyncio.run(play())
+
+
+def test_cards_that_have_no_number_are_left_as_ray_shows_them():
+    assert own_cards(["0", 3]) == (0, 3)
+    assert own_cards(["GPU-8c1f", "1"]) == own_cards(["MIG-GPU-8c1f/1/0"]) == own_cards([]) == ()

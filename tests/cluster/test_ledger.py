@@ -1,0 +1,170 @@
+"""The ledger without Ray: posts announce, doors renew, the silent are away, the abandoned end."""
+
+import asyncio
+
+import pytest
+
+from skep.cluster.ledger import AWAY_AFTER_S, Ledger
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def row(name="m-0", incarnation="one", **more):
+    told = {"name": name, "model": "m", "slots": 4, "state": "ready", "why": None, "node": "b", "url": "http://b:1"}
+    return {**told, "incarnation": incarnation, **more}
+
+
+def pass_time(clock, ledger, seconds):
+    for _ in range(int(seconds / 0.5) + 1):
+        clock.now += 0.5
+        ledger.look()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def make(clock, ended=None):
+    ended = [] if ended is None else ended
+
+    async def end_post(name, handle):
+        ended.append(name)
+
+    return Ledger("skep", end_post=end_post, end_self=lambda: ended.append("ledger"), abandoned_after_s=60.0, now=clock)
+
+
+def test_a_table_is_told_as_soon_as_it_differs(clock):
+    async def play():
+        ledger = make(clock)
+        first = await ledger.table(0, 1.0)
+        waiting = asyncio.create_task(ledger.table(first["version"], 30.0))
+        await asyncio.sleep(0)
+        assert (await ledger.announce("m-0", row()))["end"] is False
+        told = await waiting
+        assert told["rows"]["m-0"]["state"] == "ready"
+        again = await ledger.announce("m-0", row())
+        assert again["end"] is False
+        assert (await ledger.table(told["version"], 0.0))["version"] == told["version"], "nothing new was said"
+
+    asyncio.run(play())
+
+
+def test_a_post_that_was_started_anew_elsewhere_silences_the_one_before(clock):
+    async def play():
+        ledger = make(clock)
+        await ledger.announce("m-0", row(incarnation="one"))
+        await ledger.announce("m-0", row(incarnation="two", node="c"))
+        assert (await ledger.announce("m-0", row(incarnation="one")))["end"] is True
+        assert (await ledger.state())["rows"]["m-0"]["node"] == "c"
+
+    asyncio.run(play())
+
+
+def test_an_ended_replica_is_not_heard_again_but_a_new_one_of_that_name_is(clock):
+    async def play():
+        ledger = make(clock)
+        await ledger.announce("m-0", row(incarnation="five"))
+        await ledger.forget("m-0")
+        assert (await ledger.announce("m-0", row(incarnation="five")))["end"] is True
+        assert (await ledger.announce("m-0", row(incarnation="six")))["end"] is False
+
+    asyncio.run(play())
+
+
+def test_a_silent_post_is_away_and_keeps_its_slots_for_when_it_is_back(clock):
+    async def play():
+        ledger = make(clock)
+        await ledger.announce("m-0", row())
+        pass_time(clock, ledger, AWAY_AFTER_S + 0.5)
+        told = (await ledger.state())["rows"]["m-0"]
+        assert (told["state"], told["why"]) == ("away", "no word from node b")
+        assert (await ledger.renew("a", {}, {}, {}))["shares"] == {"m-0": 4}
+
+    asyncio.run(play())
+
+
+def test_only_one_door_places_replicas_and_its_successor_gets_the_same_key(clock):
+    async def play():
+        ledger = make(clock)
+        assert await ledger.claim("a", "key-a") == {"owner": "a", "key": "key-a"}
+        await ledger.renew("a", {}, {}, {})
+        assert await ledger.claim("b", "key-b") == {"owner": "a"}
+        pass_time(clock, ledger, 30.0)
+        assert await ledger.claim("b", "key-b") == {"owner": "b", "key": "key-a"}
+
+    asyncio.run(play())
+
+
+def test_a_hive_that_no_door_wanted_for_a_minute_is_ended(clock, monkeypatch):
+    ended = []
+
+    async def play():
+        ledger = make(clock, ended)
+        await ledger.announce("m-0", row())
+        await ledger.renew("a", {}, {}, {})
+        monkeypatch.setattr("skep.cluster.ledger.LOOK_EVERY_S", 0.0)
+        watching = asyncio.create_task(ledger.watch())
+        await asyncio.sleep(0.01)
+        assert not ended
+        for _ in range(70):
+            clock.now += 1.0
+            await asyncio.sleep(0.001)
+        watching.cancel()
+
+    asyncio.run(play())
+    assert ended[:2] == ["m-0", "ledger"]
+
+
+def test_two_doors_that_begin_at_once_have_one_owner(clock):
+    async def play():
+        ledger = make(clock)
+        first = await ledger.claim("a", "key-a")
+        assert await ledger.claim("b", "key-b") == {"owner": "a"}, "before the first has renewed"
+        assert first["key"] == "key-a"
+
+    asyncio.run(play())
+
+
+def test_after_a_pause_nobody_is_away_for_what_could_not_be_heard(clock):
+    async def play():
+        ledger = make(clock)
+        await ledger.announce("m-0", row())
+        await ledger.renew("a", {}, {}, {})
+        pass_time(clock, ledger, 1.0)
+        clock.now += 60.0  # the process was stopped
+        ledger.look()
+        told = await ledger.state()
+        assert (told["rows"]["m-0"]["state"], told["doors"]) == ("ready", ["a"])
+
+    asyncio.run(play())
+
+
+def test_a_young_ledger_says_that_its_table_may_lack_some(clock):
+    async def play():
+        ledger = make(clock)
+        young = await ledger.table(0, 0.0)
+        assert young["settling"]
+        waiting = asyncio.create_task(ledger.table(young["version"], 100.0))
+        await asyncio.sleep(0)
+        pass_time(clock, ledger, AWAY_AFTER_S + 1)
+        assert (await waiting)["settling"] is False
+
+    asyncio.run(play())
+
+
+def test_doors_hear_what_others_have_in_use_and_have_drained(clock):
+    async def play():
+        ledger = make(clock)
+        await ledger.announce("m-0", row())
+        await ledger.renew("a", {"m-0": 2}, {"m-0": 2}, {"drained": ["b"]})
+        told = await ledger.renew("b", {}, {}, {})
+        assert (told["busy"], told["others"]) == ({"m-0": 2}, [{"drained": ["b"]}])
+
+    asyncio.run(play())

@@ -1,0 +1,147 @@
+"""Nodes as Ray tells them, and the spreading of replicas over them."""
+
+import json
+from dataclasses import asdict, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skep import __version__
+from skep.cluster.nodes import (
+    Choice,
+    capacity,
+    choice_of,
+    free_rooms,
+    has_words,
+    host_of,
+    named_apart,
+    nodes_of,
+    spread,
+    threads_each,
+)
+from skep.cluster.surveyor import told_by
+from skep.cluster.values import Node, NodeCard, NodeFacts, Survey, survey_document, survey_of
+from skep.engines.base import Place
+from skep.units import GIB
+
+
+def row(node_id, address="10.0.0.1", *, alive=True, name=None, **resources):
+    return {
+        "NodeID": node_id, "Alive": alive, "NodeManagerAddress": address, "NodeName": name or address,
+        "Resources": resources, "Labels": {"ray.io/node-id": node_id, "rack": "7"},
+    }  # fmt: skip
+
+
+def node(name, cpus=4.0, gpus=0.0, memory=8 * GIB):
+    return Node(name, name, "10.0.0.1", False, cpus, gpus, memory, cpus, gpus, memory)
+
+
+def test_ray_s_rows_become_nodes_the_head_first_the_dead_left_out():
+    rows = [
+        row("bbbbbbbb", CPU=4.0, GPU=2.0, memory=2.0 * GIB),
+        row("aaaaaaaa", CPU=2.0, **{"node:__internal_head__": 1.0}),
+        row("cccccccc", alive=False),
+    ]
+    head, other = nodes_of(rows, {"bbbbbbbb": {"CPU": 1.0}})
+    assert (head.head, head.id) == (True, "aaaaaaaa")
+    assert (other.gpus, other.free_gpus, other.free_cpus, other.memory_bytes) == (2, 0, 1, 2 * GIB)
+    assert other.labels == {"rack": "7"}
+
+
+def test_nodes_of_one_name_are_told_apart_by_their_ids():
+    nodes = named_apart(nodes_of([row("aaaaaaaa"), row("bbbbbbbb"), row("c", name="tower")], {}))
+    assert sorted(one.name for one in nodes) == ["10.0.0.1-aaaaaa", "10.0.0.1-bbbbbb", "tower"]
+
+
+def test_a_survey_travels_as_json():
+    card = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, None, "8.6", 4, 16)
+    facts = NodeFacts(8, None, (card, replace(card, index=1)), "0", {"vllm": "vllm 1"}, ((0, 1, "NV4"),), {"/m": True})
+    survey = Survey("10.0.0.1:6379", "2.60.0", (replace(node("a"), facts=facts), replace(node("b"), why="away")), "a")
+    assert survey_of(json.loads(json.dumps(survey_document(survey)))) == survey
+    assert host_of(survey.nodes[0]).links == ((0, 1, "NV4"),)
+    assert list(survey.kinds) == ["2x NVIDIA GeForce RTX 3090", "CPU only"]
+
+
+def test_a_node_with_another_skep_is_said_and_not_believed():
+    assert "runs skep 9.9, here is" in told_by(node("a"), {"skep": "9.9", "what": "ever"}).why
+
+
+def test_cards_that_ray_does_not_lend_are_not_there():
+    facts = NodeFacts(8, None, (NodeCard(0, "X", None, None), NodeCard(1, "X", None, None)), __version__)
+    assert len(told_by(node("a", gpus=1.0), asdict(facts)).facts.cards) == 1
+    assert told_by(node("a"), asdict(facts)).facts.cards == ()
+
+
+def test_replicas_go_where_fewest_are():
+    rooms = free_rooms([node("a", 8), node("b", 4)])
+    assert [room.node.id for room in spread([Place(cpus=2)] * 4, rooms)] == ["a", "b", "a", "b"]
+
+
+def test_the_widest_choose_first_and_what_wants_no_card_leaves_them_free():
+    rooms = free_rooms([node("cards", gpus=2.0), node("plain")])
+    found = spread([Place(), Place(cards=1), Place(cards=2)], rooms)
+    assert [room and room.node.id for room in found] == ["plain", None, "cards"]
+
+
+def test_a_place_with_nodes_stands_on_no_other():
+    assert spread([Place(nodes=("b",))], free_rooms([node("a"), node("b", cpus=0.0)])) == [None]
+
+
+def test_nodes_are_chosen_by_name_whatever_id_they_have_now():
+    before = nodes_of([row("aaaaaaaa", name="a"), row("bbbbbbbb", name="b")], {})
+    after = nodes_of([row("aaaaaaaa", name="a"), row("bbbbbbbb", name="b", alive=False), row("cccccccc", name="b")], {})
+    both = nodes_of([row("bbbbbbbb", name="b"), row("cccccccc", name="b")], {})
+    place = Place(nodes=("b",))
+    found = [choice_of(place, (), nodes).only for nodes in (before, after, both)]
+    assert found == [{"bbbbbbbb"}, {"cccccccc"}, {"bbbbbbbb", "cccccccc"}]
+    assert choice_of(Place(nodes=("b-cccccc",)), (), both).only == {"cccccccc"}
+    assert choice_of(place, (), nodes_of([row("aaaaaaaa", name="a")], {})).is_empty
+
+
+def test_nodes_that_are_avoided_are_not_chosen():
+    nodes = nodes_of([row("aaaaaaaa", name="a"), row("bbbbbbbb", name="b")], {})
+    assert choice_of(Place(), (), nodes) == Choice()
+    any_but_a = choice_of(Place(), ("a",), nodes)
+    assert [any_but_a.takes(one) for one in nodes] == [False, True]
+    assert (Choice().selector(), any_but_a.selector()) == (None, "!in(aaaaaaaa)")
+    assert choice_of(Place(nodes=("a", "b")), ("a",), nodes).selector() == "in(bbbbbbbb)"
+    assert choice_of(Place(nodes=("a",)), ("a",), nodes).is_empty
+
+
+def test_how_many_fit_counts_every_node():
+    assert capacity(Place(cards=2, cpus=2), [node("a", gpus=2.0), node("b", gpus=5.0), node("c")]) == 3
+
+
+def test_a_long_list_of_nodes_is_cut():
+    words = has_words([node(f"n{number}") for number in range(20)])
+    assert words.endswith("and 12 more")
+
+
+amounts = st.integers(0, 6)
+nodes_made = st.lists(st.tuples(amounts, amounts), min_size=1, max_size=5)
+places_made = st.lists(st.tuples(amounts, amounts), max_size=12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(nodes_made, places_made)
+def test_nobody_is_given_more_than_a_node_has(sizes, wanted):
+    nodes = [node(str(number), float(cpus), float(gpus)) for number, (cpus, gpus) in enumerate(sizes)]
+    places = [Place(cards=cards, cpus=cpus) for cpus, cards in wanted]
+    rooms = free_rooms(nodes)
+    found = spread(places, rooms)
+    for one in nodes:
+        mine = [place for place, room in zip(places, found, strict=True) if room is not None and room.node is one]
+        assert sum(place.cpus for place in mine) <= one.cpus
+        assert sum(place.cards for place in mine) <= one.gpus
+    left_out = [place for place, room in zip(places, found, strict=True) if room is None]
+    assert not any(room.holds(place) for room in rooms for place in left_out)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 40), st.lists(st.integers(1, 64), min_size=1, max_size=6))
+def test_so_many_threads_each_fit_where_there_are_cores_for_all(replicas, cores):
+    nodes = [node(str(number), float(count)) for number, count in enumerate(cores)]
+    each = threads_each(replicas, nodes)
+    assert each >= 1
+    if sum(cores) >= replicas:
+        assert capacity(Place(cpus=each), nodes) >= replicas

@@ -1,0 +1,194 @@
+"""From settings and a survey to replicas with what each asks of Ray: pure, on made-up clusters."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skep.catalog.options import Options
+from skep.cluster.values import Node, NodeCard, NodeFacts, Survey
+from skep.errors import DoesNotFit, EngineError, UserError
+from skep.places import user_paths
+from skep.placing import HOST_BYTES_A_CARD, kind_word, place_launches, shared_paths
+from skep.settings import Cluster, Serve, Settings, Upstream
+from skep.units import GIB
+
+WITHIN = {"embedded": "xllamacpp 1", "fake": None, "simulated": None}
+RTX = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, 0, "8.6")
+
+
+def node(name, cpus=8, gpus=0, memory=64 * GIB, *, engines=WITHIN, cards=(), free=None, why=None, paths=None):
+    facts = NodeFacts(cpus, memory, tuple(cards), "0", dict(engines), paths=paths or {})
+    free = {"free_cpus": cpus, "free_gpus": gpus, "free_memory_bytes": memory, **(free or {})}
+    return Node(f"id-{name}", name, "10.0.0.1", False, cpus, gpus, memory, **free,
+                facts=None if why else facts, why=why)  # fmt: skip
+
+
+def rtx_node(name, count=2, engines=("vllm",), **more):
+    cards = [replace(RTX, index=number) for number in range(count)]
+    return node(name, gpus=count, cards=cards, engines={**WITHIN, **dict.fromkeys(engines)}, **more)
+
+
+def survey(*nodes, here=None):
+    return Survey("10.0.0.1:6379", "2.60.0", nodes, here)
+
+
+@pytest.fixture
+def place(tmp_path):
+    def placed(cluster, *serves, running=(), **more):
+        settings = Settings(serve=serves, cluster=Cluster("auto"), **more)
+        return place_launches(settings, user_paths({"HOME": str(tmp_path)}), cluster, running=running)
+
+    return placed
+
+
+FAKE = Serve(model="m", engine="fake")
+VLLM = Serve(model="org/model", engine="vllm", options=Options(tp=2))
+SMALL = Serve(model="smollm2-135m")
+
+
+def test_a_replica_on_cards_asks_for_them_for_a_cpu_each_and_for_host_memory(place):
+    (one, two) = place(survey(rtx_node("a"), rtx_node("b")), replace(VLLM, replicas=2))
+    assert (one.name, two.name) == ("org-model-0", "org-model-1")
+    assert (one.place.cards, one.place.cpus, one.place.memory_bytes) == (2, 2, 2 * HOST_BYTES_A_CARD)
+    assert (one.gpus, one.place.nodes, one.place.source, one.checkpoint) == ((), (), None, "org/model")
+
+
+def test_a_model_that_can_be_pulled_is_pulled_by_name_on_each_node_and_not_here(place):
+    """This machine is a node that cannot serve: nothing is fetched onto it, the catalogue tells the size."""
+    cluster = survey(node("a", engines={}), node("b"), node("c"), here="id-a")
+    (one,) = place(cluster, SMALL)
+    assert (one.weights, one.place.source, one.place.nodes) == (None, "smollm2-135m", ("b", "c"))
+    assert one.place.memory_bytes > 50_000_000
+
+
+def test_the_cores_of_a_node_are_divided_among_the_replicas_expected_there(place):
+    pair = survey(node("a", 8), node("b", 8))
+    assert [one.threads for one in place(pair, replace(SMALL, replicas=2))] == [8, 8]
+    assert [one.place.cpus for one in place(pair, replace(SMALL, replicas=4))] == [4.0] * 4
+    assert [one.threads for one in place(pair, replace(SMALL, threads=3))] == [3]
+    assert [one.threads for one in place(pair, replace(SMALL, max_replicas=8))] == [2]  # room for those that may come
+
+
+def test_a_small_node_does_not_slow_the_replicas_of_a_large_one(place):
+    assert [one.threads for one in place(survey(node("head", 2), node("b", 64)), replace(SMALL, replicas=2))] == [
+        32,
+        32,
+    ]
+
+
+def test_one_replica_more_leaves_those_that_run_as_they_are(place):
+    first = place(survey(node("a"), node("b")), SMALL)
+    busy = survey(node("a", free={"free_cpus": 0}), node("b"))
+    again = place(busy, replace(SMALL, replicas=2), running=first)
+    assert again[0] == first[0]
+    assert again[1].threads == 8
+    with pytest.raises(DoesNotFit, match=r"want 8 CPUs and .* each, 1 of them run, there is room for 1 more: a has no"):
+        place(busy, replace(SMALL, replicas=4, threads=8), running=first)
+
+
+def test_too_few_gpus_are_said_node_by_node(place):
+    cluster = survey(rtx_node("a"), rtx_node("b", free={"free_gpus": 1}), node("c", engines={**WITHIN, "vllm": None}))
+    with pytest.raises(DoesNotFit) as refused:
+        place(cluster, replace(VLLM, replicas=3))
+    said = refused.value.message
+    assert "3 replicas of `org/model` want 2 GPUs, 2 CPUs and 4.0 GiB of memory each, there is room for 1" in said
+    for words in ("a has 2 of 2 GPUs", "b has 1 of 2 GPUs", "c has no GPU"):
+        assert words in said
+
+
+def test_more_replicas_than_fit_may_come_later_and_are_no_error_now(place):
+    assert len(place(survey(rtx_node("a")), replace(VLLM, max_replicas=4))) == 1
+
+
+def test_a_replica_wider_than_every_node_is_refused(place):
+    with pytest.raises(DoesNotFit, match="wants 4 GPUs on one node, the largest has 2"):
+        place(survey(rtx_node("a"), rtx_node("b")), replace(VLLM, options=Options(tp=4)))
+
+
+def test_an_engine_that_no_node_has_names_the_nodes(place):
+    cluster = survey(node("a"), node("b", why="has no skep beside its Ray"))
+    with pytest.raises(EngineError, match="a has no vllm installed; b has no skep beside its Ray"):
+        place(cluster, VLLM)
+
+
+def test_an_engine_that_some_nodes_have_is_placed_on_these_and_missed_where_they_are_not_enough(place):
+    cluster = survey(rtx_node("a"), rtx_node("b", engines=()))
+    assert place(cluster, VLLM)[0].place.nodes == ("a",)
+    with pytest.raises(DoesNotFit, match="b has no vllm installed"):
+        place(cluster, replace(VLLM, replicas=2))
+
+
+def test_a_shared_path_counts_only_the_nodes_that_have_it(place, tmp_path):
+    model = str(tmp_path / "elsewhere")
+    serve = replace(VLLM, model=model, options=Options())
+    assert shared_paths(Settings(serve=(serve, replace(serve, binary="/opt/vllm/bin/vllm")))) == (
+        model,
+        "/opt/vllm/bin/vllm",
+    )
+    cluster = survey(rtx_node("a", paths={model: True}), rtx_node("b", paths={model: False}))
+    (one,) = place(cluster, serve)
+    assert (one.checkpoint, one.place.nodes) == (model, ("a",))
+    with pytest.raises(EngineError, match=f"a has no {model}"):
+        place(survey(rtx_node("a", paths={model: False})), serve)
+
+
+def test_a_file_that_is_here_is_looked_into_before_anything_starts(place, tmp_path):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"no model")
+    with pytest.raises(Exception, match=r"broken\.gguf"):
+        place(survey(node("a")), Serve(model=str(broken)))
+
+
+def test_a_program_of_ones_own_is_believed_in_where_the_node_has_it(place):
+    cluster = survey(rtx_node("a", engines=(), paths={"/opt/vllm": True}), rtx_node("b", paths={"/opt/vllm": False}))
+    assert place(cluster, replace(VLLM, binary="/opt/vllm"))[0].place.nodes == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"on_demand": True}, "cannot be loaded on demand"),
+        ({"gpus": (0,)}, "takes no `gpus`"),
+        ({"engine_port": 9000}, "takes no `engine_port`"),
+    ],
+)
+def test_what_means_something_on_one_machine_only_is_refused(place, change, words):
+    with pytest.raises(UserError, match=words):
+        place(survey(node("a")), replace(FAKE, **change))
+
+
+def test_options_that_contradict_each_other_are_refused_before_anything_starts(place):
+    with pytest.raises(UserError, match="--port, which skep itself says"):
+        place(survey(rtx_node("a")), replace(VLLM, extra=("--port", "1")))
+
+
+def test_one_model_on_two_kinds_of_nodes_has_names_that_do_not_move_and_comes_in_turn(place):
+    other = replace(RTX, name="NVIDIA H200", total_bytes=140 * GIB)
+    big = node("big", gpus=1, cards=[other], engines={**WITHIN, "vllm": None})
+    cluster = survey(rtx_node("a"), rtx_node("b"), big)
+    serves = (replace(VLLM, kind=cluster.nodes[0].kind, replicas=2), replace(VLLM, kind=big.kind, options=Options()))
+    placed = place(cluster, *serves)
+    assert [one.name for one in placed] == [
+        "org-model-2x-rtx-3090-0",
+        "org-model-1x-h200-0",
+        "org-model-2x-rtx-3090-1",
+    ]
+    assert placed[1].place.nodes == ("big",)
+    assert (placed[1].place.kind, kind_word(big.kind)) == ("1x NVIDIA H200", "1x-h200")
+    with pytest.raises(DoesNotFit, match="no node of the kind 8x B200"):
+        place(cluster, replace(VLLM, kind="8x B200"))
+
+
+def test_a_guest_places_nothing_and_fronts_what_the_file_names(tmp_path):
+    upstream = Upstream("http://127.0.0.1:9000", 4, "other")
+    settings = Settings(serve=(SMALL,), upstream=(upstream,), cluster=Cluster("auto", guest=True))
+    placed = place_launches(settings, user_paths({"HOME": str(tmp_path)}), survey())
+    assert [one.name for one in placed] == ["other"]
+
+
+def test_what_computes_nothing_asks_for_next_to_nothing(place):
+    (one,) = place(survey(node("a")), FAKE)
+    assert (one.place.cards, one.place.cpus, one.place.memory_bytes) == (0, 0.1, 0)
+    assert one.weights is None
+    assert Path(one.checkpoint or "").name == ""

@@ -1,0 +1,103 @@
+"""With which flags, ports and environment Ray's processes are started."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skep.cluster.nodelife import refusal
+from skep.cluster.raystart import (
+    MARK,
+    NodeStart,
+    Ports,
+    arguments,
+    checked_address,
+    checked_labels,
+    checked_ports,
+    environment,
+)
+from skep.errors import EngineError, UserError
+
+HEAD = NodeStart("10.0.0.1:6379", "10.0.0.1", True, "a", Ports(), Path("/tmp/x/r"), Path("/c/ray-token"))
+
+
+def test_a_head_listens_in_one_range_without_dashboard_and_statistics():
+    told = arguments(HEAD)
+    assert {"--head", "--no-monitor", "--disable-usage-stats", "--include-dashboard=false"} < set(told)
+    assert "--node-ip-address=10.0.0.1" in told
+    ports = {flag: int(number) for flag, _, number in (word.partition("=") for word in told) if "port" in flag}
+    assert all(HEAD.ports.first <= port <= HEAD.ports.last for port in ports.values())
+    assert len(set(ports.values())) == len(ports), "none is taken twice"
+    assert str(HEAD.ports) == "6379-7399"
+    assert not any("ray-client" in word for word in told)
+    assert "--ray-client-server-port=6398" in arguments(replace(HEAD, has_client=True))
+
+
+def test_a_node_is_told_its_head_and_what_it_lends():
+    node = replace(HEAD, is_head=False, address="10.0.0.2", ports=Ports(9000), cpus=4, gpus=0, labels={"rack": "7"})
+    told = arguments(node)
+    assert {"--address=10.0.0.1:6379", "--num-cpus=4", "--num-gpus=0", "--labels=rack=7"} < set(told)
+    assert not any(word.startswith(("--head", "--port", "--dashboard-port")) for word in told)
+
+
+def test_what_closes_it_cannot_be_undone_by_the_environment_and_the_rest_can():
+    theirs = {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_AUTH_TOKEN": "another",
+        "RAY_ADDRESS": "elsewhere:1",
+        "RAY_USAGE_STATS_ENABLED": "1",
+        "RAY_health_check_period_ms": "5000",
+        "PATH": "/bin",
+    }
+    told = environment(HEAD, "m4rk", theirs)
+    assert (told["RAY_AUTH_MODE"], told["RAY_AUTH_TOKEN_PATH"]) == ("token", "/c/ray-token")
+    assert not {"RAY_ADDRESS", "RAY_AUTH_TOKEN"} & set(told)
+    assert told["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert told["RAY_health_check_period_ms"] == "5000"
+    assert int(told["RAY_gcs_rpc_server_reconnect_timeout_s"]) > 24 * 3600, "what serves outlives its head"
+    assert (told["PATH"], told[MARK]) == ("/bin", "m4rk")
+
+
+def test_loopback_stays_loopback():
+    """Ray puts the address of another interface in its place, unless it is told not to."""
+    variable = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    assert environment(HEAD, "m", {})[variable] == "1"
+    assert environment(replace(HEAD, address=checked_address("localhost")), "m", {})[variable] == "0"
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "head", "10.0.0", "224.0.0.1", ""])
+def test_an_address_is_that_of_one_interface(address):
+    with pytest.raises(UserError, match="is no"):
+        checked_address(address)
+
+
+@pytest.mark.parametrize("port", [0, 80, 65000])
+def test_a_first_port_leaves_room_for_the_others(port):
+    with pytest.raises(UserError, match="leaves no room"):
+        checked_ports(port)
+
+
+@pytest.mark.parametrize("label", ["rack", "=7", "rack=", "a=b,c=d"])
+def test_a_label_is_a_name_and_a_value(label):
+    with pytest.raises(UserError, match="is not NAME=VALUE"):
+        checked_labels([label])
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("ray.exceptions.AuthenticationError: RPC error", EngineError, "its token is another one"),
+        (
+            "RuntimeError: Version mismatch:\n    Ray: 2.59.0\n  This process\n   Ray: 2.60.0\n",
+            UserError,
+            "Ray 2.59.0, here",
+        ),
+        ("Traceback\nValueError: no such thing\n", EngineError, "Ray did not start: ValueError: no such thing"),
+        ("", EngineError, "no word"),
+    ],
+)
+def test_why_ray_did_not_start_is_one_line(text, kind, words):
+    error = refusal("10.0.0.1:6379", text, Path("log"))
+    assert isinstance(error, kind)
+    assert words in error.message
+    assert "\n" not in error.message

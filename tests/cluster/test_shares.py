@@ -1,0 +1,198 @@
+"""Slots of replicas shared by doors: the limit holds over all of them, whatever comes in which order."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skep.cluster.shares import LEASE_S, Shares, Wants, divided, spread
+
+REPLICAS = {"r0": ("m", 4), "r1": ("m", 4), "r2": ("n", 3)}
+
+
+class Door:
+    """A gateway as the ledger sees it: it keeps to the newest answer, and what is under way ends in its own time."""
+
+    def __init__(self, name):
+        self.name = name
+        self.holds = {}
+        self.busy = {}
+        self.queued = {}
+
+    def renew(self, shares, now):
+        answer = shares.renew(self.name, Wants(busy=dict(self.busy), holds=self.holds, queued=self.queued), now)
+        self.holds = dict(answer.shares)
+        return answer
+
+    def use(self, replica, wanted):
+        """Take slots up to its share; what is above it already is only let go of."""
+        held, now = self.holds.get(replica, 0), self.busy.get(replica, 0)
+        self.busy[replica] = wanted if wanted <= now else max(now, min(held, wanted))
+
+
+def made(replicas=None):
+    shares = Shares()
+    shares.set_replicas(REPLICAS if replicas is None else replicas)
+    return shares
+
+
+def test_one_door_alone_has_every_slot_at_once():
+    answer = Door("a").renew(made(), 0.0)
+    assert answer.shares == {"r0": 4, "r1": 4, "r2": 3}
+    assert answer.doors == 1
+
+
+def test_a_second_door_gets_its_half_when_the_first_keeps_to_less():
+    shares, a, b = made(), Door("a"), Door("b")
+    a.renew(shares, 0.0)
+    assert set(b.renew(shares, 0.1).shares.values()) == {0}, "the first was not told yet"
+    a.renew(shares, 0.5)
+    assert a.holds == {"r0": 2, "r1": 2, "r2": 1} or sum(a.holds.values()) in (5, 6)
+    assert set(b.renew(shares, 0.6).shares.values()) == {0}, "the first has not said that it keeps to it"
+    a.renew(shares, 0.9)
+    b.renew(shares, 1.0)
+    assert all(a.holds[name] + b.holds[name] == slots for name, (_, slots) in REPLICAS.items())
+
+
+def test_a_slot_that_is_in_use_stays_until_it_is_free():
+    shares, a, b = made({"r0": ("m", 4)}), Door("a"), Door("b")
+    a.renew(shares, 0.0)
+    a.use("r0", 4)
+    b.renew(shares, 0.1)
+    for now in (0.5, 1.0, 1.5):
+        a.renew(shares, now)
+        assert b.renew(shares, now).shares["r0"] == 0
+    a.use("r0", 2)
+    a.renew(shares, 2.0)
+    assert b.renew(shares, 2.1).shares["r0"] == 2
+
+
+def test_slots_that_a_new_door_counts_as_busy_are_not_its_own():
+    """A gateway counts every slot of a replica that it does not know as taken, until the engine has said."""
+    shares, a, b = made({"r0": ("m", 2)}), Door("a"), Door("b")
+    a.renew(shares, 0.0)
+    b.busy = {"r0": 1}
+    assert b.renew(shares, 0.1).shares["r0"] == 0
+
+
+def test_a_dead_door_s_share_returns_when_its_lease_is_over():
+    shares, a, b = made({"r0": ("m", 4)}), Door("a"), Door("b")
+    for now in (0.0, 0.4, 0.8, 1.2):
+        a.renew(shares, now)
+        b.renew(shares, now)
+    assert b.holds["r0"] == 2
+    assert b.renew(shares, 1.2 + LEASE_S).shares["r0"] == 2
+    answer = b.renew(shares, 1.3 + LEASE_S)
+    assert (answer.shares["r0"], answer.doors) == (4, 1)
+
+
+def test_idle_slots_go_to_the_door_where_requests_wait():
+    shares, a, b = made({"r0": ("m", 8)}), Door("a"), Door("b")
+    for now in range(4):
+        a.renew(shares, now)
+        b.renew(shares, now)
+    b.use("r0", 4)
+    b.queued = {"m": 20}
+    for now in range(4, 8):
+        a.renew(shares, now)
+        b.renew(shares, now)
+        b.use("r0", 8)
+    assert b.busy["r0"] > 4
+    assert a.holds["r0"] + b.holds["r0"] == 8
+
+
+def test_a_ledger_started_anew_gives_nobody_what_another_holds():
+    before, a, b = made({"r0": ("m", 4)}), Door("a"), Door("b")
+    for now in range(4):
+        a.renew(before, now)
+        b.renew(before, now)
+    fresh = made({"r0": ("m", 4)})
+    a.renew(fresh, 5.0)
+    b.renew(fresh, 5.1)
+    assert a.holds["r0"] + b.holds["r0"] <= 4
+    a.renew(fresh, 5.2 + LEASE_S / 2)
+    assert b.renew(fresh, 5.1 + LEASE_S).shares["r0"] == 2, "both are there: as before"
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from("abc"), st.sampled_from(("renew", "use", "queue", "die", "slots", "wait")), st.integers(0, 9)
+    ),
+    max_size=80,
+)
+
+
+@given(EVENTS)
+@settings(max_examples=150, deadline=None)
+def test_the_slot_limit_holds_over_all_doors_whatever_happens(events):
+    """Where slots are lowered, the limit holds again as soon as what was under way above it has ended."""
+    shares, doors, now, slots = made({"r0": ("m", 4), "r1": ("m", 3)}), {}, 0.0, {"r0": 4, "r1": 3}
+    for name, what, amount in events:
+        now += 0.1
+        door = doors.get(name)
+        if what == "wait":
+            now += amount
+            for other in list(doors):  # a door that could not renew in time lets go: nothing is under way any more
+                if now - doors[other].renewed_at > LEASE_S:
+                    del doors[other]
+        elif what == "die":
+            doors.pop(name, None)
+            shares.leave(name)
+        elif what == "renew":
+            door = doors.setdefault(name, Door(name))
+            door.renew(shares, now)
+            door.renewed_at = now
+        elif door is not None and what == "use":
+            door.use(f"r{amount % 2}", amount)
+        elif door is not None and what == "queue":
+            door.queued = {"m": amount}
+        for replica, limit in slots.items():
+            used = sum(max(each.holds.get(replica, 0), each.busy.get(replica, 0)) for each in doors.values())
+            assert used <= limit, (replica, doors)
+
+
+@given(st.integers(0, 200), st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.integers(0, 100), min_size=1))
+def test_every_slot_is_given_to_somebody_and_nobody_lacks_while_another_has_more_than_it_wants(slots, wanted):
+    given_out = divided(slots, wanted)
+    assert sum(given_out.values()) == slots
+    lacking = [name for name in wanted if given_out[name] < wanted[name]]
+    for name in lacking:
+        assert all(given_out[other] <= given_out[name] + 1 or given_out[other] <= wanted[other] for other in wanted)
+
+
+@given(
+    st.lists(st.integers(1, 32), min_size=1, max_size=12),
+    st.lists(st.integers(0, 40), min_size=1, max_size=6),
+)
+def test_each_replica_s_slots_are_spread_over_the_doors_without_rest(slots, wants):
+    replicas = {f"r{n}": count for n, count in enumerate(slots)}
+    given_out = divided(sum(slots), {f"d{n}": count for n, count in enumerate(wants)})
+    rows = spread(replicas, given_out)
+    for name, count in replicas.items():
+        assert sum(rows[name].values()) == count
+        assert min(rows[name].values()) >= 0
+    for door, amount in given_out.items():
+        assert abs(sum(row[door] for row in rows.values()) - amount) <= len(replicas)
+
+
+def test_where_doors_are_more_than_slots_each_gets_its_turn():
+    shares, doors = made({"r0": ("m", 2)}), [Door(name) for name in "abc"]
+    for door in doors:
+        door.queued = {"m": 5}
+    had = set()
+    for step in range(200):
+        now = 0.4 * step
+        for door in doors:
+            door.renew(shares, now)
+            had |= {door.name} if door.holds.get("r0") else set()
+        assert sum(door.holds.get("r0", 0) for door in doors) <= 2
+    assert had == {"a", "b", "c"}
+
+
+def test_a_door_that_comes_back_too_late_lets_go_of_what_others_were_given():
+    shares, a, b = made({"r0": ("m", 8)}), Door("a"), Door("b")
+    for now in range(4):
+        a.renew(shares, now)
+        b.renew(shares, now)
+    for now in range(4, 16):
+        b.renew(shares, now)
+    assert b.holds["r0"] == 8
+    assert a.renew(shares, 16.0).shares["r0"] == 0

@@ -1,0 +1,117 @@
+"""Engines that other machines can reach: the address they bind, and the key that they want to see."""
+
+import asyncio
+import os
+from dataclasses import replace
+
+import pytest
+
+from skep.engines.base import Launch, engine_named
+from skep.engines.company import Company
+from skep.engines.enginekey import ENGINE_KEY, KEY_HERE, shows_key
+from skep.engines.lifecycle import RestartPolicy, State
+from skep.engines.logfile import HIDDEN, RotatingLog
+from skep.engines.replica import Replica
+
+KEY = "a-key-of-this-hive"
+PLAIN = Launch("m-0", "fake", "m", None, slots=1, context_tokens=100, threads=1, port=9001, checkpoint="org/m")
+ENGINES = ("embedded", "fake", "llamacpp", "ollama", "sglang", "simulated", "vllm")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_is_told_its_address_and_its_key_and_the_key_is_no_word_of_its_command(engine):
+    adapter = engine_named(engine)
+    launch = replace(PLAIN, engine=engine, host="fd00::2", api_key=KEY)
+    words, variables = adapter.argv(launch), adapter.environment(launch)
+    if engine == "ollama":
+        assert variables["OLLAMA_HOST"] == "[fd00::2]:9001"
+    else:
+        assert words[words.index("--host") + 1] == "fd00::2"
+        own = {"llamacpp": "LLAMA_API_KEY", "vllm": "VLLM_API_KEY"}.get(engine, ENGINE_KEY)
+        assert variables[own] == KEY
+    assert (KEY_HERE in words) == (engine == "sglang")
+    assert not any(KEY in word for word in words)
+    assert KEY not in repr(launch)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_a_key_nothing_is_said_of_one(engine):
+    adapter = engine_named(engine)
+    launch = replace(PLAIN, engine=engine)
+    assert not any("KEY" in name for name in adapter.environment(launch))
+    assert not {"--api-key", KEY_HERE} & set(adapter.argv(launch))
+
+
+def test_the_hives_key_wins_over_one_that_the_launch_has_in_its_variables():
+    """The gateway sends the hive's."""
+    launch = replace(PLAIN, engine="vllm", api_key=KEY, env=(("VLLM_API_KEY", "another"),))
+    assert engine_named("vllm").environment(launch)["VLLM_API_KEY"] == KEY
+
+
+@pytest.mark.parametrize("extra", [("--api-key", "another"), ("--api_key=another",)])
+def test_a_key_among_the_extra_words_is_refused_where_the_hive_has_one(extra):
+    launch = replace(PLAIN, engine="vllm", extra=extra)
+    assert not list(engine_named("vllm").refusals(launch))
+    refused = list(engine_named("vllm").refusals(replace(launch, api_key=KEY)))
+    assert any("--api-key" in what for what, _ in refused)
+    assert "another" not in str(refused)
+
+
+def test_an_engines_key_is_inherited_from_nobody(monkeypatch):
+    monkeypatch.setenv(ENGINE_KEY, "of somebody else")
+    assert ENGINE_KEY not in asyncio.run(_environment())
+
+
+async def _environment():
+    return Company().environment()
+
+
+@pytest.mark.parametrize(("shown", "right"), [
+    (b"Bearer a-key-of-this-hive", True),
+    (b"bearer a-key-of-this-hive", True),
+    (b"Bearer a-key-of-this-hiv", False),
+    (b"Basic a-key-of-this-hive", False),
+    (b"a-key-of-this-hive", False),
+    (b"Bearer \xff", False),
+    (b"", False),
+    (None, False),
+])  # fmt: skip
+def test_a_key_is_shown_whole_and_as_a_bearers(shown, right):
+    assert shows_key(KEY, shown) == right
+    assert shows_key("", shown)
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 1000])
+def test_a_key_that_the_engine_says_is_not_in_its_log_however_it_is_cut(step, tmp_path):
+    """SGLang logs all its arguments."""
+    log = RotatingLog(tmp_path / "e.log", hidden=KEY)
+    said = f"a-key\nserver_args=(api_key='{KEY}', a-key-of-this-house)\n{KEY}{KEY}\nthe end a-k".encode()
+    for start in range(0, len(said), step):
+        log.write(said[start : start + step])
+    hidden = HIDDEN.decode()
+    lines = ["a-key", f"server_args=(api_key='{hidden}', a-key-of-this-house)", hidden * 2, "the end a-k"]
+    assert log.tail == lines
+    assert (tmp_path / "e.log").read_text().splitlines()[:3] == lines[:3]
+    log.close()
+
+
+@pytest.mark.parametrize("port", [0, 9001])
+def test_an_address_that_the_machine_does_not_have_is_one_line_and_no_second_try(tmp_path, port):
+    async def run():
+        changed = asyncio.Event()
+        launch = replace(PLAIN, host="192.0.2.1", port=port)
+        policy = RestartPolicy(failures_before_ready=3)
+        replica = Replica(launch, engine_named("fake"), tmp_path / "m-0.log", changed.set, policy)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(replica.run())
+            while replica.life.state is not State.FAILED:
+                changed.clear()
+                await asyncio.wait_for(changed.wait(), 20)
+            replica.stop()
+        return replica.life
+
+    life = asyncio.run(run())
+    where = "192.0.2.1, port 9001" if port else "192.0.2.1"
+    assert life.why.startswith(f"cannot listen on {where}: ")
+    assert life.restarts == 0
+    assert not os.listdir(tmp_path)  # noqa: PTH208

@@ -1,0 +1,105 @@
+"""Real Ray clusters on this machine, and the doors before them: each a set of folders with commands of its own."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+STORE_BYTES = 80_000_000  # of Ray's shared memory, a node
+PATIENCE_S = 150.0
+OWN_FOLDERS = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
+
+
+class Nodes:
+    """A cluster whose head takes no replica, and its nodes by name."""
+
+    def __init__(self, env):
+        from ray.cluster_utils import Cluster
+
+        self.env = env
+        self._nodes = {}
+        args = {"num_cpus": 0, "num_gpus": 0, "object_store_memory": STORE_BYTES, "node_name": "head"}
+        self._cluster = Cluster(initialize_head=True, head_node_args={**args, "include_dashboard": False})
+        self.address = self._cluster.address
+
+    def add(self, name, **args):
+        told = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": STORE_BYTES, **args}
+        self._nodes[name] = self._cluster.add_node(node_name=name, **told)
+
+    def kill(self, name):
+        """Every process of it at once, as when its power is gone."""
+        self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def kill_gcs(self):
+        """What makes the head the head."""
+        self._cluster.head_node.kill_gcs_server()
+
+    @contextlib.contextmanager
+    def head_stopped(self):
+        """It is there and does not answer."""
+        (gcs,) = self._cluster.head_node.all_processes["gcs_server"]
+        gcs.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            gcs.process.send_signal(signal.SIGCONT)
+
+    def kill_raylet(self):
+        """The head goes on as a head, but its machine is no node any more."""
+        self._cluster.head_node.kill_raylet()
+
+    def close(self):
+        with contextlib.suppress(Exception):
+            self._cluster.shutdown()
+
+
+class Door:
+    """One `skep` installation on this machine: its folders, its commands."""
+
+    def __init__(self, home, env):
+        self.home = Path(home)
+        self.env = {**env, **{name: str(self.home / name.lower()) for name in OWN_FOLDERS}}
+        self.env["XDG_RUNTIME_DIR"] = str(self.home)
+        self.url = None
+
+    def run(self, *args, timeout=PATIENCE_S, check=True):
+        argv = [sys.executable, "-m", "skep", *args]
+        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=timeout)
+        if check:
+            assert done.returncode == 0, f"skep {' '.join(args)}: {done.stdout[-1000:]}{done.stderr[-3000:]}"
+        return done
+
+    def up(self, *args):
+        told = json.loads(self.run(*args, "--port", "0", "-d", "--json").stdout)
+        self.url = told["url"]
+        return told
+
+    def rows(self):
+        return {row["name"]: row for row in json.loads(self.run("ps", "--json").stdout)}
+
+    def down(self):
+        return self.run("down", "--wait", "5s", check=False)
+
+
+def until(what, timeout_s=PATIENCE_S, every_s=0.2):
+    """What another process does has no event here. The last value, true or not."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := what()) and time.monotonic() < deadline:
+        time.sleep(every_s)
+    return found
+
+
+def processes(words, folder):
+    """Pids of processes whose command line has these words and whose environment names that folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (path / "cmdline").read_bytes().replace(b"\0", b" ")
+            if words.encode() in line and str(folder).encode() in (path / "environ").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,47 @@
+"""Real Ray clusters on this machine: several raylets, each a node. `make test-ray` runs what is here."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from clusters import OWN_FOLDERS, Door, Nodes
+
+collect_ignore_glob = [] if find_spec("ray") else ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def node_env(tmp_path_factory):
+    """Folders of the nodes' own, but for the weights, which are pulled already."""
+    home = tmp_path_factory.mktemp("n")
+    folders = {name: str(home / name.lower()) for name in OWN_FOLDERS}
+    cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    before = {name: os.environ.get(name) for name in folders}
+    os.environ.update(folders, RAY_USAGE_STATS_ENABLED="0")
+    yield {**os.environ, "XDG_CACHE_HOME": cache}
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@pytest.fixture
+def nodes(node_env):
+    made = Nodes(node_env)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def door(tmp_path_factory, node_env):
+    """Several of them: `door()` makes one; all are closed at the end."""
+    made = []
+
+    def make():
+        made.append(Door(tmp_path_factory.mktemp("d"), node_env))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.down()

@@ -1,0 +1,159 @@
+"""Ray as `skep cluster` starts it: where it listens, who is let in, and that only our own processes are ended."""
+
+import json
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skep.cluster import rayprocs
+from skep.cluster.homenode import folder_of, read_node
+from skep.cluster.raystart import Ports
+from skep.places import user_paths
+
+pytestmark = pytest.mark.ray
+
+ASK = """
+import sys
+from ray._raylet import GcsClient
+try:
+    print(GcsClient(address=sys.argv[1]).internal_kv_exists(b"x", namespace=b"skep", timeout=5))
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.fixture
+def machine(door):
+    """`machine()` is an installation of its own; what it started of Ray is ended."""
+    made = []
+
+    def make():
+        made.append(door())
+        return made[-1]
+
+    yield make
+    for one in reversed(made):
+        one.run("cluster", "stop", check=False)
+        shutil.rmtree(folder_of(user_paths(one.env)).parent, ignore_errors=True)
+
+
+def first_port():
+    """Below the ports that the kernel hands out."""
+    for _ in range(100):
+        ports = Ports(random.randrange(12_000, 31_000))
+        try:
+            for port in (ports.first, *ports.services.values()):
+                socket.create_server(("", port)).close()
+        except OSError:
+            continue
+        return ports.first
+    raise AssertionError("no ports")
+
+
+def processes(machine):
+    return rayprocs.marked(read_node(user_paths(machine.env)).mark)
+
+
+def environ(process):
+    words = Path(f"/proc/{process.pid}/environ").read_text().split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def asked(address, env, **auth):
+    """What the head says to a program that is not skep."""
+    argv = [sys.executable, "-c", ASK, address]
+    done = subprocess.run(argv, env={**env, **auth}, capture_output=True, text=True, timeout=60)
+    return done.stdout.strip() or done.stderr[-500:]
+
+
+def test_a_cluster_of_this_machine_alone_listens_on_loopback_only_and_ends_whole(machine):
+    one, port = machine(), first_port()
+    done = one.run("cluster", "start", "--port", str(port), "--name", "alone", "--json")
+    told = json.loads(done.stdout)
+    assert (told["head"], told["name"]) == (f"127.0.0.1:{port}", "alone")
+    assert "it listens on loopback only" in done.stderr
+    assert "mark" not in told
+
+    (node,) = json.loads(one.run("cluster", "status", "--json").stdout)["nodes"]
+    assert (node["name"], node["alive"], node["here"], node["replicas"]) == ("alone", True, True, [])
+
+    found = rayprocs.listeners(processes(one))
+    assert {listener.process for listener in found} >= {"gcs_server", "raylet"}
+    assert {listener.address for listener in found} == {"127.0.0.1"}
+    assert all(port <= listener.port <= port + 1020 for listener in found)
+    raylet = next(process for process in processes(one) if process.name == "raylet")
+    env = environ(raylet)
+    assert env["RAY_USAGE_STATS_ENABLED"] == "0"
+    token = one.run("cluster", "token").stdout.strip()
+    for process in processes(one):
+        for file in ("environ", "cmdline"):
+            assert token not in Path(f"/proc/{process.pid}/{file}").read_text(), process
+
+    again = one.run("cluster", "start", check=False)
+    assert (again.returncode, "is a node of the cluster" in again.stderr) == (2, True)
+    taken = machine().run("cluster", "start", "--port", str(port), check=False)
+    assert (taken.returncode, f"port {port} is in use" in taken.stderr) == (2, True)
+
+    mark = read_node(user_paths(one.env)).mark
+    assert "stopped: the head" in one.run("cluster", "stop").stderr
+    assert rayprocs.marked(mark) == []
+    assert one.run("cluster", "status", "--cluster", f"127.0.0.1:{port}", check=False).returncode == 1
+
+
+def test_whoever_has_no_token_is_refused_and_a_node_with_it_joins(machine):
+    """Two addresses of loopback stand for two machines. Ray listens on all interfaces then: it is said."""
+    head, node, port = machine(), machine(), first_port()
+    said = head.run(
+        "cluster", "start", "--address", "127.0.0.2", "--port", str(port), "--name", "a", "--cpus", "1"
+    ).stderr
+    assert f"127.0.0.2:{port}" in said
+    assert "warning: Ray listens on every interface" in said
+    address = f"127.0.0.2:{port}"
+    with_ip = ["--address", "127.0.0.3", "--port", str(first_port()), "--name", "b"]
+
+    bare = node.run("cluster", "join", address, *with_ip, check=False)
+    assert (bare.returncode, f"the token of the cluster at {address} is not here" in bare.stderr) == (2, True)
+    (node.home / "token").write_text("0123456789abcdef0123456789abcdef")
+    wrong = node.run("cluster", "join", address, *with_ip, "--token-file", str(node.home / "token"), check=False)
+    assert (wrong.returncode, "its token is another one" in wrong.stderr) == (1, True)
+    assert node.run("cluster", "token", check=False).returncode == 2, "what was refused is not kept"
+    assert asked(address, node.env, RAY_AUTH_MODE="disabled") == "AuthenticationError"
+    wrong = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef0123456789abcdef"}
+    assert asked(address, node.env, **wrong) == "AuthenticationError"
+    right = {**wrong, "RAY_AUTH_TOKEN": head.run("cluster", "token").stdout.strip()}
+    assert asked(address, node.env, **right) == "False", "let in"
+
+    (node.home / "token").write_text(head.run("cluster", "token").stdout)
+    joined = json.loads(
+        node.run(
+            "cluster",
+            "join",
+            address,
+            *with_ip,
+            "--token-file",
+            str(node.home / "token"),
+            "--label",
+            "rack=7",
+            "--json",
+        ).stdout
+    )
+    assert (joined["head"], joined["address"], joined["is_head"]) == (address, "127.0.0.3", False)
+    low, high = map(int, joined["ports"].split("-"))
+    assert all(low <= listener["port"] <= high for listener in joined["listeners"])
+
+    for who, here in ((head, "a"), (node, "b")):
+        told = json.loads(who.run("cluster", "status", "--json").stdout)
+        assert {row["name"]: row["here"] for row in told["nodes"]} == {"a": here == "a", "b": here == "b"}
+    labels = {row["name"]: row["labels"] for row in told["nodes"]}
+    assert labels == {"a": {}, "b": {"rack": "7"}}
+
+    head.run("cluster", "stop")
+    lost = node.run("cluster", "status", check=False)
+    assert (lost.returncode, f"the head at {address} is lost" in lost.stderr) == (1, True)
+    assert any(process.name == "raylet" for process in processes(node)), "a node outlives its head"
+    assert "stopped: a node" in node.run("cluster", "stop").stderr

@@ -1,0 +1,136 @@
+"""One hive on a real cluster: up, spread, asked, drained, scaled, down; and what a dead node or a dead engine costs."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import openai
+import pytest
+from asking import MODEL, Agents
+from clusters import until
+
+pytestmark = pytest.mark.ray
+UP = ("up", "--embedded", "--slots", "2", "--context", "512", "--threads", "1")
+
+
+def ready(door, count):
+    rows = [row for row in door.rows().values() if row["kind"] == "replica"]
+    return rows if len(rows) == count and all(row["state"] == "ready" for row in rows) else []
+
+
+def chat(url, **more):
+    asked = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}]}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as client:
+        return client.chat.completions.create(**asked, **more)
+
+
+def engines_left(mark="posts/"):
+    """Engines that some post started, by what their keepers wrote into their environment."""
+    found = []
+    for pid in (path.name for path in Path("/proc").glob("[0-9]*")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                words = file.read()
+        except OSError:
+            continue
+        if b"SKEP_REPLICA=" in words and mark.encode() in words.partition(b"SKEP_REPLICA=")[2]:
+            found.append(int(pid))
+    return found
+
+
+def test_a_hive_on_three_nodes_serves_drains_scales_and_leaves_nothing_behind(nodes, door):
+    nodes.add("b")
+    nodes.add("c")
+    one = door()
+    one.up(*UP, "--replicas", "2", "--cluster", nodes.address)
+    rows = ready(one, 2)
+    assert {row["node"] for row in rows} == {"b", "c"}, "spread over the nodes"
+    assert "NODE" in one.run("ps").stdout
+    assert chat(one.url).usage.completion_tokens
+
+    told = one.run("logs", f"{MODEL}-0", "-n", "3").stdout
+    assert len(told.splitlines()) == 3
+
+    one.run("drain", "b", "--wait")
+    states = {row["node"]: row["state"] for row in one.rows().values() if row["kind"] == "replica"}
+    assert states == {"b": "draining", "c": "ready"}
+    assert chat(one.url).usage.completion_tokens
+    one.run("undrain", "b")
+
+    one.run("scale", f"{MODEL}=3", "--wait")
+    assert ready(one, 3)
+    with Agents(one.url, 4) as agents:
+        agents.until_answered(4)
+        one.run("scale", f"{MODEL}=1", "--wait")
+        assert until(lambda: ready(one, 1))
+        agents.until_answered(4)
+    assert agents.account.answered == agents.account.begun, "what goes finishes its answers first"
+
+    assert one.down().returncode == 0
+    assert until(lambda: not engines_left(), 20.0)
+
+
+def test_an_engine_that_dies_is_started_anew_where_it_stands(nodes, door):
+    nodes.add("b")
+    one = door()
+    one.up(*UP, "--replicas", "1", "--cluster", nodes.address)
+    (before,) = ready(one, 1)
+    os.kill(before["pid"], signal.SIGKILL)
+    after = until(lambda: [row for row in ready(one, 1) if row["pid"] != before["pid"]])
+    assert after
+    assert after[0]["restarts"] == 1
+    assert chat(one.url).usage.completion_tokens
+
+
+def test_a_node_killed_under_load_loses_no_request_and_its_replica_moves(nodes, door):
+    """Every request ends exactly once: answered, or told so. What had not begun to answer is tried elsewhere."""
+    for name in ("b", "c", "d"):
+        nodes.add(name)
+    one = door()
+    one.up(*UP, "--replicas", "2", "--cluster", nodes.address)
+    rows = ready(one, 2)
+    lost = rows[0]["node"]
+    with Agents(one.url, 6) as agents:
+        agents.until_answered(6)
+        nodes.kill(lost)
+        agents.until_answered(6)
+        moved = until(lambda: ready(one, 2))
+        assert moved, one.run("ps").stdout
+        assert lost not in {row["node"] for row in moved}
+        agents.until_answered(6)
+    account = agents.account
+    assert account.ended == account.begun
+    assert sum(account.refused.values()) == 0, account
+    assert sum(account.cut.values()) <= 2, "no more than its slots were under way there"
+    told = json.loads(one.run("ps", "--json").stdout)
+    gateway = next(row for row in told if row["kind"] == "gateway")
+    assert (gateway["busy"], gateway["queued"]) == (0, 0)
+
+
+def test_replicas_follow_the_load_between_the_least_and_the_most(nodes, door, tmp_path):
+    nodes.add("b")
+    nodes.add("c")
+    config = tmp_path / "skep.toml"
+    config.write_text(
+        f"""[[serve]]
+model = "{MODEL}"
+slots = 1
+context = 512
+threads = 1
+max_replicas = 2
+scale_up_wait = "1s"
+scale_down_after = "5s"
+
+[cluster]
+address = "{nodes.address}"
+"""
+    )
+    one = door()
+    one.up("up", "--config", str(config))
+    assert ready(one, 1)
+    with Agents(one.url, 6) as agents:
+        assert until(lambda: ready(one, 2)), one.run("ps").stdout
+        agents.until_answered(6)
+    assert until(lambda: ready(one, 1), 90.0), one.run("ps").stdout
+    assert agents.account.answered == agents.account.begun, agents.account

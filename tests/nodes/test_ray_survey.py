@@ -1,0 +1,125 @@
+"""A real cluster as a survey tells it, what can be placed on it, and in which words it refuses."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from skep import __version__
+from skep.catalog.options import Options
+from skep.cluster.surveying import survey
+from skep.errors import DoesNotFit, EngineError, UserError
+from skep.places import user_paths
+from skep.placing import place_launches, shared_paths
+from skep.settings import Cluster, Serve, Settings
+from skep.units import GIB
+
+pytestmark = pytest.mark.ray
+
+
+def place(found, env, *serves):
+    return place_launches(Settings(serve=serves, cluster=Cluster(found.address)), user_paths(env), found)
+
+
+def test_two_kinds_of_nodes_are_told_with_what_is_free_and_replicas_are_placed_on_them(nodes, node_env, tmp_path):
+    nodes.add("plain", memory=4 * GIB)
+    nodes.add("cards", num_cpus=4, num_gpus=2, memory=8 * GIB, labels={"rack": "7"})
+    said = []
+    found = survey(nodes.address, paths=[str(tmp_path), "/no/such/path"], slow=lambda: said.append("slow"))
+
+    assert [(node.name, node.head, node.kind) for node in found.nodes] == [
+        ("head", True, "CPU only"),
+        ("cards", False, "2 GPUs"),
+        ("plain", False, "CPU only"),
+    ]
+    head, cards, plain = found.nodes
+    assert found.here == head.id
+    assert cards.describe() == "cards has 2 of 2 GPUs, 4 of 4 CPUs, 8.0 GiB of 8.0 GiB free"
+    assert cards.labels == {"rack": "7"}
+    assert (plain.facts.skep, plain.why) == (__version__, None)
+    assert "embedded" in plain.facts.engines
+    assert plain.facts.paths == {str(tmp_path): True, "/no/such/path": False}
+
+    (small,) = place(found, node_env, Serve(threads=1))
+    assert small.place.source == "smollm2-135m"
+    assert small.place.memory_bytes > 100_000_000, "weights and cache, from the file's own header"
+    assert place(found, node_env, Serve(replicas=2))[0].threads >= 1
+
+    vllm = Serve(model="org/model", engine="vllm", binary="/no/such/path", options=Options(tp=2))
+    assert shared_paths(Settings(serve=(vllm,))) == ("/no/such/path",)
+    with pytest.raises(EngineError, match="cards has no /no/such/path"):
+        place(found, node_env, vllm)
+    with pytest.raises(EngineError, match="plain has no vllm installed"):
+        place(found, node_env, replace(vllm, binary=None))
+    with pytest.raises(DoesNotFit, match=r"2 replicas .* want 2 GPUs, .* there is room for 1.*cards has 2 of 2 GPUs"):
+        place(found, node_env, replace(vllm, binary=str(tmp_path), replicas=2))
+
+    bare = survey(nodes.address, look=False)
+    assert [node.facts for node in bare.nodes] == [None, None, None]
+
+
+def test_a_node_with_another_skep_and_one_without_any_are_named_and_not_used(nodes, node_env, tmp_path):
+    """What the workers of a node import is made another by a folder that comes first on their path."""
+    absent = "raise ModuleNotFoundError(\"No module named 'skep'\")"
+    for name, text in (("older", '__version__ = "0.0.1"'), ("without", absent)):
+        (tmp_path / name / "skep").mkdir(parents=True)
+        (tmp_path / name / "skep" / "__init__.py").write_text(text)
+        nodes.add(name, env_vars={"PYTHONPATH": str(tmp_path / name)})
+    found = survey(nodes.address)
+    assert {node.name: node.why for node in found.nodes} == {
+        "head": None,
+        "older": f"runs another skep than {__version__}",
+        "without": "has no skep beside its Ray",
+    }
+    with pytest.raises(DoesNotFit, match=r"head has no GPU, 0 of 0 CPUs.*; older runs another skep.*; without has no"):
+        place(found, node_env, Serve(model="m", engine="fake"))
+
+
+VERSIONS = """
+import json, sys, ray
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+ray.init(address=sys.argv[1], log_to_driver=False)
+told = json.loads(_internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster"))
+_internal_kv_put(b"CLUSTER_METADATA", json.dumps({**told, "ray_version": "1.0.0"}).encode(), namespace=b"cluster")
+"""
+
+
+def test_a_ray_of_another_version_is_said_with_both(nodes):
+    """The head tells newcomers which Ray it was started with; here it is made to tell another one."""
+    subprocess.run([sys.executable, "-c", VERSIONS, nodes.address], check=True, capture_output=True, timeout=60)
+    with pytest.raises(UserError, match=r"the cluster runs Ray 1\.0\.0 .* here are Ray \d"):
+        survey(nodes.address)
+
+
+def test_a_machine_that_is_no_node_and_an_address_without_a_cluster_are_told_apart(nodes):
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=r"there is no cluster at 127\.0\.0\.1:1"):
+        survey("127.0.0.1:1")
+    assert time.monotonic() - began < 1
+    nodes.kill_raylet()
+    with pytest.raises(EngineError, match="this machine is no node of the cluster"):
+        survey(nodes.address)
+
+
+def test_up_on_a_cluster_without_the_engine_or_the_room_is_one_line(nodes, door):
+    nodes.add("b")
+    one = door()
+    done = one.run("up", "org/model", "--engine", "vllm", "--cluster", nodes.address, check=False)
+    assert done.returncode == 1
+    assert "error: no node can serve `org/model`: head has no vllm installed; b has no vllm installed" in done.stderr
+    done = one.run("up", "--embedded", "--threads", "2", "--replicas", "3", "--cluster", nodes.address, check=False)
+    assert done.returncode == 3
+    assert "3 replicas of `smollm2-135m` want 2 CPUs" in done.stderr
+    assert "b has no GPU, 2 of 2 CPUs" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_simulated_model_can_be_tried_on_a_cluster(nodes, door):
+    nodes.add("b")
+    one = door()
+    told = one.up("up", "qwen3-8b", "--simulate", "--gpu", "2x rtx-3090", "--cluster", nodes.address)
+    assert {row["node"] for row in one.rows().values() if row["kind"] == "replica"} <= {"head", "b"}
+    assert json.dumps(told)
