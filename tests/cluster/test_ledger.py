@@ -36,6 +36,7 @@ def make(clock, ended=None):
 
     async def end_post(name, handle):
         ended.append(name)
+        return True
 
     return Ledger("skep", end_post=end_post, end_self=lambda: ended.append("ledger"), abandoned_after_s=60.0, now=clock)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from clusters import OWN_FOLDERS, Door, Nodes
 
+from skep.cluster.raystart import _WATCHFUL
+
 collect_ignore_glob = [] if find_spec("ray") else ["test_*.py"]
 
 
@@ -17,7 +19,8 @@ def node_env(tmp_path_factory):
     folders = {name: str(home / name.lower()) for name in OWN_FOLDERS}
     cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     before = {name: os.environ.get(name) for name in folders}
-    os.environ.update(folders, RAY_USAGE_STATS_ENABLED="0")
+    before |= {name: os.environ.get(name) for name in _WATCHFUL}
+    os.environ.update(folders, **_WATCHFUL, RAY_USAGE_STATS_ENABLED="0")
     yield {**os.environ, "XDG_CACHE_HOME": cache}
     for name, value in before.items():
         if value is None:

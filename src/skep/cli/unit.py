@@ -23,7 +23,7 @@ WorkingDirectory={folder}
 Restart=on-failure
 RestartSec=5
 KillMode=mixed
-TimeoutStopSec=90
+TimeoutStopSec=120
 LimitNOFILE=65536
 
 [Install]

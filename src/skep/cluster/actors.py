@@ -9,12 +9,13 @@ from typing import Any
 
 from skep.cluster.ledger import ABANDONED_AFTER_S, Ledger
 from skep.cluster.names import ledger_name, post_name
-from skep.cluster.plots import remove_plot
+from skep.cluster.plots import post_names, remove_plot
 from skep.cluster.values import NAMESPACE
 
 END_S = 20.0
 HEAD_S = 10.0
 HEAD = "node:__internal_head__"  # a resource that only the head has
+LEDGER_BYTES = 1_000_000  # Ray heeds a wish for a node only of an actor that asks for something
 
 
 def make_ledger(hive: str, *, abandoned_after_s: float = ABANDONED_AFTER_S) -> Any:
@@ -25,9 +26,18 @@ def make_ledger(hive: str, *, abandoned_after_s: float = ABANDONED_AFTER_S) -> A
     head = next((node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD in node["Resources"]), None)
     where = {} if head is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(head, soft=True)}
     options = {"name": ledger_name(hive), "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    where |= {"num_cpus": 0, "memory": LEDGER_BYTES}
     return (
         ray.remote(LedgerActor)
-        .options(**options, **where, num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=1000)
+        .options(
+            **options,
+            **where,
+            num_cpus=0,
+            memory=LEDGER_BYTES,
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=1000,
+        )
         .remote(hive, abandoned_after_s)
     )
 
@@ -55,7 +65,7 @@ class LedgerActor:
             self._made = Ledger(
                 self._hive,
                 end_post=self._end_post,
-                end_self=_leave,
+                end_self=self._end_self,
                 abandoned_after_s=self._abandoned_after_s,
                 is_successor=_was_before(),
             )
@@ -83,12 +93,18 @@ class LedgerActor:
     async def state(self) -> dict[str, Any]:
         return await self._ledger().state()
 
-    async def _end_post(self, name: str, handle: Any) -> None:
+    async def _end_post(self, name: str, handle: Any) -> bool:
         """By its handle first: that needs no head."""
         if handle is not None:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(handle.stop.remote(END_S), END_S)
-        await end_post(self._hive, name)
+        return await end_post(self._hive, name)
+
+    async def _end_self(self) -> None:
+        """With what never announced itself, such as a place that waits for room."""
+        for name in await _in_time(post_names, self._hive):
+            await end_post(self._hive, name)
+        await asyncio.to_thread(_leave)
 
 
 async def end_post(hive: str, name: str, timeout_s: float = END_S) -> bool:

@@ -154,9 +154,12 @@ class Embassy:
             if not self.guest:
                 self._rows.pop(name, None)
 
-    def order(self, message: Message) -> None:
-        if self._link is not None:
-            self._link.send(message)
+    def order(self, message: Message) -> bool:
+        """Whether there is somebody to hear it."""
+        if self._link is None:
+            return False
+        self._link.send(message)
+        return True
 
     async def log_since(self, name: str, offset: int | None, lines: int) -> Message:
         answer = await self._ask({"op": "log", "name": name, "offset": offset, "lines": lines}, 15.0)

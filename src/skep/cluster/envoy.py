@@ -144,7 +144,8 @@ class Envoy:
         return {}
 
     async def _renew(self, message: Message) -> Message:
-        self._avoid = tuple(message.get("avoid", ()))
+        assert self._stations is not None
+        self._avoid = self._stations.avoid = tuple(message.get("avoid", ()))
         wants = (message["busy"], message["holds"], message["told"])
         told: Message = await asyncio.wait_for(
             self._ledger.renew.remote(self._door, *wants, owns=not self._guest), RENEW_S

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from skep.cluster.values import launch_of
 from skep.engines.base import Launch, engine_named
 from skep.engines.lifecycle import State
+from skep.errors import EngineError
 from skep.wire.link import Message
 
 _STATES = {state.value: state for state in State}
@@ -24,7 +25,7 @@ class Host(Protocol):
 
     def came(self, member: Hosted) -> None: ...
     def went(self, member: Hosted) -> Awaitable[None]: ...
-    def order(self, message: Message) -> None: ...
+    def order(self, message: Message) -> bool: ...
     async def log_since(self, name: str, offset: int | None, lines: int) -> Message: ...
 
 
@@ -103,7 +104,10 @@ class Hosted:
         self._stopping.set()
 
     def restart(self) -> None:
-        self._host.order({"op": "restart", "name": self.launch.name})
+        """Raises EngineError if its node cannot be told."""
+        if not self._host.order({"op": "restart", "name": self.launch.name}):
+            hint = "`skep ps` shows the cluster; try again when it is there"
+            raise EngineError(f"`{self.launch.name}` cannot be told: the cluster is away", hint=hint)
 
     async def run(self) -> None:
         """Until stopped: then it is ended on its node, where it is ours to end."""

@@ -8,6 +8,7 @@ No clock of a node is compared with another's. Knows Ray only by `end_post`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -24,7 +25,7 @@ Row = dict[str, Any]
 
 
 class Ledger:
-    """`end_post` ends one, by its name and its own handle; `end_self` is called when nobody wanted the hive any more.
+    """`end_post` ends one by its name and its own handle, and says whether; `end_self` ends this when nobody wants it.
 
     `is_successor`: another ledger of this hive was there before, and doors hold what it gave them.
     """
@@ -33,8 +34,8 @@ class Ledger:
         self,
         hive: str,
         *,
-        end_post: Callable[[str, Any], Awaitable[None]],
-        end_self: Callable[[], None],
+        end_post: Callable[[str, Any], Awaitable[bool]],
+        end_self: Callable[[], Awaitable[None]],
         abandoned_after_s: float = ABANDONED_AFTER_S,
         is_successor: bool = False,
         now: Callable[[], float] = time.monotonic,
@@ -140,7 +141,8 @@ class Ledger:
             await asyncio.sleep(LOOK_EVERY_S)
             self.look()
             if self._abandoned:
-                await self._end_all()
+                with contextlib.suppress(Exception):  # a head that is away: again with the next look
+                    await self._end_all()
 
     def look(self) -> None:
         now = self._now()
@@ -174,10 +176,10 @@ class Ledger:
         for name, handle in list(self._handles.items()):
             if not self._abandoned:
                 return
-            await self._end_post(name, handle)
-            await self.forget(name)
-        if self._abandoned:
-            self._end_self()
+            if await self._end_post(name, handle):
+                await self.forget(name)
+        if self._abandoned and not self._handles:
+            await self._end_self()
 
     def _key_of_posts(self) -> str | None:
         """A ledger that was made anew finds it where the engines have it."""

@@ -144,7 +144,7 @@ class Post:
         self._launch = launch = await asyncio.to_thread(self._settled)
         engine = engine_named(launch.engine, launch.binary)
         await asyncio.to_thread(engine.check, launch)
-        folder = user_paths(os.environ).logs / "posts" / self._hive
+        folder = user_paths(os.environ).logs / "posts" / f"{self._hive}@{self._node['head']}"
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / f"{launch.name}.log"
         replica = Replica(launch, engine, self._log, self._announcer.wake, self._policy)
@@ -239,7 +239,8 @@ def _own_node() -> Row:
     found = next((node for node in named_apart(nodes_of(ray.nodes(), {})) if node.id == node_id), None)
     if found is None:
         raise EngineError(f"Ray does not list the node {node_id[:6]}, which this is", hint="`skep restart` tries again")
-    return {"id": node_id, "address": found.address, "name": found.name, "gpus": ray.get_gpu_ids()}
+    head = ray.get_runtime_context().gcs_address  # hives of two clusters may have one name
+    return {"id": node_id, "address": found.address, "name": found.name, "gpus": ray.get_gpu_ids(), "head": head}
 
 
 def _fetched(done: int, total: int | None) -> str:
