@@ -26,7 +26,6 @@ def make_ledger(hive: str, *, abandoned_after_s: float = ABANDONED_AFTER_S) -> A
     head = next((node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD in node["Resources"]), None)
     where = {} if head is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(head, soft=True)}
     options = {"name": ledger_name(hive), "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-    where |= {"num_cpus": 0, "memory": LEDGER_BYTES}
     return (
         ray.remote(LedgerActor)
         .options(
