@@ -137,11 +137,11 @@ class Admission:
         longest = self.limits.max_wait_s
         wait_s = longest if arrival.max_wait_s is None else min(longest, arrival.max_wait_s)
         entry = Waiting(arrival, now, now + wait_s)
-        if not pool.queue:
+        if not pool.queue.by_id:
             replica = pool.choose(entry, self._homes, now)
             if replica is not None:
                 return [self._grant(pool, entry, replica, now)]
-        if len(pool.queue) >= max(may_wait, self.limits.max_queue):
+        if len(pool.queue.by_id) >= max(may_wait, self.limits.max_queue):
             return [Reject(arrival.request_id, RejectCode.QUEUE_FULL, pool.expected_wait_s(now))]
         pool.queue.put(entry)
         return self._serve(pool, now)
@@ -171,7 +171,7 @@ class Admission:
         if pool is None:
             return []
         pool.note_service(now - lease.granted_at)
-        return self._serve(pool, now) if pool.queue else []
+        return self._serve(pool, now) if pool.queue.by_id else []
 
     def hung_up(self, request_id: str, now: float) -> list[Action]:
         """The client left: out of the queue, or the slot goes into release. Repeats have no effect."""
@@ -301,7 +301,7 @@ class Admission:
 
     def _serve(self, pool: ModelPool, now: float) -> list[Action]:
         actions: list[Action] = []
-        while pool.queue:
+        while pool.queue.by_id:
             found = self._next(pool, now)
             if found is None:
                 break
@@ -314,7 +314,7 @@ class Admission:
         """The next one that fits: a class that may not have the free slot does not hold up one that may."""
         if not pool.has_room(now):
             return None
-        for entry in pool.queue.candidates():
+        for entry in pool.candidates():
             replica = pool.choose(entry, self._homes, now)
             if replica is not None:
                 return entry, replica

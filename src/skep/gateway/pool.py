@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from skep.gateway.queue import ModelQueue, Waiting
 from skep.gateway.replica import Lease, Replica
 from skep.gateway.roster import ALONE, SMALL, Roster
@@ -16,6 +18,7 @@ class ModelPool:
         self.queue = ModelQueue(aging_s)
         self.roster = Roster()
         self._by_name: dict[str, Replica] = {}
+        self._counts_flows = False  # in a small pool only while somebody waits: it is quickly counted
         self._service_s: float | None = None  # smoothed duration of a lease
 
     def __repr__(self) -> str:
@@ -35,7 +38,8 @@ class ModelPool:
         for replica in replicas:
             if not replica.listed:
                 replica.listed = True
-                self._count_flows(replica, 1)
+                if self._counts_flows:
+                    self._count_flows(replica, 1)
         if replicas != self.replicas:
             self._by_name = {replica.name: replica for replica in replicas}
         self.roster.become(replicas, changed)
@@ -43,24 +47,26 @@ class ModelPool:
     def lose(self, replica: Replica) -> None:
         """It left the table. `become` follows."""
         replica.listed = False
-        self._count_flows(replica, -1)
+        if self._counts_flows:
+            self._count_flows(replica, -1)
 
     def took(self, lease: Lease) -> None:
         """One of its replicas did."""
         if self.roster.only is None or lease.home.breaker.open_until is not None:
             self.roster.changed(lease.home)
-        if lease.releasing_until is None:
-            self.queue.under_way(lease.entry.arrival.flow, 1)
+        if self._counts_flows and lease.releasing_until is None:
+            self._count_flow(lease, 1)
 
     def released(self, lease: Lease) -> None:
         self.roster.changed(lease.home)
-        self.queue.under_way(lease.entry.arrival.flow, -1)
+        if self._counts_flows:
+            self._count_flow(lease, -1)
 
     def got_back(self, lease: Lease) -> None:
         if self.roster.only is None or lease.home.breaker.open_until is not None:
             self.roster.changed(lease.home)
-        if lease.releasing_until is None:
-            self.queue.under_way(lease.entry.arrival.flow, -1)
+        if self._counts_flows and lease.releasing_until is None:
+            self._count_flow(lease, -1)
 
     def note_service(self, seconds: float) -> None:
         before = self._service_s
@@ -96,6 +102,15 @@ class ModelPool:
     def has_room(self, now: float) -> bool:
         self._wake(now)
         return self.roster.has_room()
+
+    def candidates(self) -> Iterator[Waiting]:
+        """Those of the queue who are next, at most one per class, the first one first."""
+        if not self._counts_flows:
+            self._counts_flows = True
+            self.queue.forget_flows()
+            for replica in self.replicas:
+                self._count_flows(replica, 1)
+        return self.queue.candidates()
 
     def choose(self, entry: Waiting, homes: Homes, now: float) -> Replica | None:
         """Where the request may go now. None: it waits."""
@@ -143,6 +158,11 @@ class ModelPool:
     def _wake(self, now: float) -> None:
         if self.roster.wakes_at <= now:
             self.roster.wake(now)
+
+    def _count_flow(self, lease: Lease, more: int) -> None:
+        self.queue.under_way(lease.entry.arrival.flow, more)
+        if not self.queue.by_id and len(self.replicas) <= SMALL:
+            self._counts_flows = False
 
     def _count_flows(self, replica: Replica, sign: int) -> None:
         for lease in replica.leases.values():

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from operator import attrgetter
 
 from skep.gateway.ranking import Ranking
 from skep.gateway.values import Arrival, Priority
@@ -30,6 +31,10 @@ class Waiting:
     @property
     def id(self) -> str:
         return self.arrival.request_id
+
+
+FEW = 4  # flows that are quicker looked at than ranked
+_ARRIVED = attrgetter("arrived_at")
 
 
 class _Flow:
@@ -74,6 +79,10 @@ class _Class:
             (flow,) = self.flows.values()
             head = flow.head
             return head, head
+        if len(self.flows) <= FEW:
+            oldest_head = min((flow.head for flow in self.flows.values()), key=_ARRIVED)
+            turn = min(self.flows.items(), key=lambda one: (active.get(one[0], 0), one[1].served))
+            return oldest_head, turn[1].head
         for flow, name in self._changed.items():
             self._oldest.put((flow.head.arrived_at, flow.number, flow))
             self._fairest.put((active.get(name, 0), flow.served, flow.number, flow))
@@ -125,7 +134,7 @@ class ModelQueue:
     def __init__(self, aging_s: float) -> None:
         self.aging_s = aging_s
         self._classes: dict[Priority, _Class] = {priority: _Class() for priority in Priority}
-        self._by_id: dict[str, Waiting] = {}
+        self.by_id: dict[str, Waiting] = {}  # empty: nobody waits
         self._deadlines = _Deadlines()
         self._active: dict[str, int] = {}  # requests under way, by flow
         self._served = 0
@@ -136,10 +145,10 @@ class ModelQueue:
         return f"<ModelQueue {waiting}>"
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self.by_id)
 
     def __iter__(self) -> Iterator[Waiting]:
-        return iter(list(self._by_id.values()))
+        return iter(list(self.by_id.values()))
 
     def waiting(self, priority: Priority) -> int:
         return self._classes[priority].waiting
@@ -162,11 +171,11 @@ class ModelQueue:
             flow.entries.move_to_end(entry.id, last=False)
             ranks.changed(name, flow)
         ranks.waiting += 1
-        self._by_id[entry.id] = entry
+        self.by_id[entry.id] = entry
         self._deadlines.put(entry)
 
     def remove(self, request_id: str) -> Waiting | None:
-        entry = self._by_id.pop(request_id, None)
+        entry = self.by_id.pop(request_id, None)
         if entry is None:
             return None
         self._deadlines.drop(entry)
@@ -187,6 +196,10 @@ class ModelQueue:
         """Those whose deadline has come, in the order in which they came. They are named once: they have to go."""
         return sorted(self._deadlines.pop(now), key=lambda entry: entry.place)
 
+    def forget_flows(self) -> None:
+        """What is under way is counted anew, by `under_way`."""
+        self._active.clear()
+
     def under_way(self, flow: str, more: int) -> None:
         """So many `more` requests of the flow are with a replica, or fewer."""
         active = self._active
@@ -194,7 +207,7 @@ class ModelQueue:
             active[flow] = count
         else:
             del active[flow]
-        if self._by_id:
+        if self.by_id:
             for ranks in self._classes.values():
                 if flow in ranks.flows:
                     ranks.changed(flow, ranks.flows[flow])
