@@ -180,7 +180,7 @@ def test_a_large_pool_is_filled_evenly():
 
 
 def test_in_a_large_pool_a_conversation_stays_while_its_home_is_no_busier_than_the_others_are():
-    """The least loaded of very many is nearly idle by chance alone: held against it, nobody would ever stay."""
+    """The least loaded of many stands further from the others: it is no measure of how busy they are."""
     decider = crowd()
     (first,) = decider.arrive(Arrival("talk", "m", conversation=7), 0.0)
     decider.finished("talk", 0.0)
