@@ -12,7 +12,6 @@ from skep.engines.base import Launch, Place
 from skep.units import format_bytes
 
 NAMESPACE = "skep"
-HIVE = "skep"  # the name of a hive, where nobody gives one
 
 
 @dataclass(frozen=True, slots=True)
