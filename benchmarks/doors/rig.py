@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from skep.cluster.raystart import LOOPBACK, NodeStart, Ports, environment
-from skep.cluster.values import HIVE
 from skep.engines.control import ask, socket_of
 from skep.errors import SkepError
 from skep.places import user_paths
@@ -28,6 +27,7 @@ OBJECT_STORE_BYTES = 80_000_000
 PATIENCE_S = 120.0
 POLL_S = 0.02
 KEY_ENV = "ENGINE_KEY_OF_THE_HIVE"
+HIVE = "skep"  # what `skep up --cluster` calls one that was given no name
 _KEPT = ("RAY_health_check", "RAY_USAGE_STATS")
 
 
