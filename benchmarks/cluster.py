@@ -1,6 +1,7 @@
 """The cluster path against the local path on the same engines, and what else a cluster takes: starts, doors, moves.
 
     .venv/bin/python benchmarks/cluster.py [--quick] [--only simulated|embedded|doors|up|node] [--rounds N]
+    .venv/bin/python benchmarks/cluster.py --serve TABLE.toml --results FILE [--slots N] [--tokens N] [--gpus N]
 
 A Ray cluster of a head and two nodes on this machine (Ray from `skep[ray]`), a hive on it by `skep up --cluster`:
 
@@ -10,6 +11,10 @@ A Ray cluster of a head and two nodes on this machine (Ray from `skep[ray]`), a 
   door is killed, and its share returns
 - up: `skep up -d` to ready with and without `--cluster`, in turns
 - node: the node of a replica is killed, and the replica moves to another
+
+With `--serve` all parts (own, doors, up, node) are of an engine of yours: the file is the rest of its `[[serve]]`, such
+as `engine`, `checkpoint` and `binary`. `--gpus`: each node counts the first so many cards of this machine as its own,
+so that an engine of the killed node starts on the same cards again.
 
 Ratios and differences are taken pair by pair. Ray's own processes run beside both paths and so slow both alike; what
 they take at rest is printed. Without `--quick` or `--no-keep` the newest result of each part is stored.
@@ -38,6 +43,7 @@ from skep.bench.local_crowd import LocalCrowd
 
 RESULTS = Path(__file__).parent / "results" / "cluster.json"
 PARTS = ("simulated", "doors", "embedded", "up", "node")
+OWN_PARTS = ("own", "doors", "up", "node")
 
 
 @dataclass(frozen=True)
@@ -149,18 +155,33 @@ def say(words: str) -> None:
         print(words, file=sys.stderr, flush=True)
 
 
-def keep(part: str, result: dict[str, Any]) -> None:
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps({**known, part: report.as_json(result)}, indent=1) + "\n")
+def keep(path: Path, part: str, result: dict[str, Any]) -> None:
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**known, part: report.as_json(result)}, indent=1) + "\n")
+
+
+def own_kind(args: argparse.Namespace) -> Kind:
+    table = args.serve.read_text()
+    title = f"{args.model}: {', '.join(line.strip() for line in table.splitlines() if line.strip())}"
+    return Kind(title, args.model, 1, args.slots, args.tokens, args.words, table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="too few rounds to say anything; not stored")
-    parser.add_argument("--only", choices=PARTS, action="append")
+    parser.add_argument("--only", choices=sorted({*PARTS, *OWN_PARTS}), action="append")
     parser.add_argument("--rounds", type=int, help="pairs of simulated and embedded, however long they take")
     parser.add_argument("--no-keep", action="store_true", help="results are printed and not stored")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where they are stored")
+    own = parser.add_argument_group("an engine of yours")
+    own.add_argument("--serve", type=Path, metavar="TABLE.toml")
+    own.add_argument("--model", default="own")
+    for name, value in (("slots", 16), ("tokens", 128), ("words", 100), ("gpus", 0)):
+        own.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
+    if args.serve is not None and args.results == RESULTS and not (args.quick or args.no_keep):
+        parser.error("--serve wants --results FILE, or --no-keep: the stored ones are of other engines")
+    mine, parts = (own_kind(args), OWN_PARTS) if args.serve is not None else (None, PARTS)
     effort = QUICK if args.quick else FULL
 
     def pairs(number: int, budget_s: float) -> tuple[int, float]:
@@ -169,27 +190,32 @@ def main() -> None:
     import ray
 
     print(f"{os.cpu_count()} cores, Ray {ray.__version__}, a head and two nodes on this machine", flush=True)
-    with cluster() as nodes:
-        for part in [part for part in PARTS if part in (args.only or PARTS)]:
+    with cluster(gpus=args.gpus) as nodes:
+        for part in [part for part in parts if part in (args.only or parts)]:
             began, busy = time.monotonic(), os.getloadavg()[0]
             match part:
                 case "simulated":
                     result = compared(nodes, PACED, *pairs(effort.simulated, effort.simulated_s), effort.rest_s)
-                case "embedded":
-                    result = compared(nodes, EMBEDDED, *pairs(effort.embedded, effort.embedded_s), effort.rest_s)
+                case "embedded" | "own":
+                    pace = pairs(effort.embedded, effort.embedded_s)
+                    result = compared(nodes, mine or EMBEDDED, *pace, effort.rest_s)
                 case "doors":
-                    result = doors(nodes, PACED, effort.cycles)
+                    result = doors(nodes, mine or PACED, effort.cycles)
                 case "up":
-                    result = up(nodes, EMBEDDED, effort.times)
+                    result = up(nodes, mine or EMBEDDED, effort.times)
                 case _:
-                    result = node(nodes, EMBEDDED, effort.times)
+                    result = node(nodes, mine or EMBEDDED, effort.times)
             took_s = time.monotonic() - began
             print(
                 f"  ({part}: {took_s:.0f} s; load average {busy:.1f} before, {os.getloadavg()[0]:.1f} after)\n",
                 flush=True,
             )
             if not (args.quick or args.no_keep):
-                keep(part, {"cores": os.cpu_count(), "ray": ray.__version__, "load_average": busy, **result})
+                keep(
+                    args.results,
+                    part,
+                    {"cores": os.cpu_count(), "ray": ray.__version__, "load_average": busy, **result},
+                )
 
 
 if __name__ == "__main__":

@@ -78,8 +78,10 @@ EMBEDDED = Kind(
 class Nodes:
     """A cluster whose head takes no replica. Nodes are named b, c, d ... in the order in which they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: int = 0) -> None:
         from ray.cluster_utils import Cluster
+
+        self._gpus = gpus
 
         self._names = (chr(code) for code in range(ord("b"), ord("z")))
         self._nodes: dict[str, Any] = {}
@@ -92,7 +94,7 @@ class Nodes:
 
     def add(self) -> str:
         name = next(self._names)
-        size = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": OBJECT_STORE_BYTES}
+        size = {"num_cpus": 2, "num_gpus": self._gpus, "object_store_memory": OBJECT_STORE_BYTES}
         self._nodes[name] = self._cluster.add_node(node_name=name, **size)
         end_in_order()  # Ray has put a handler of its own there, which ends the node and forgets the hives
         return name
@@ -175,13 +177,16 @@ def until(what: Callable[[], Any], timeout_s: float = PATIENCE_S) -> float:
 
 
 @contextlib.contextmanager
-def cluster(workers: int = 2) -> Iterator[Nodes]:
-    """What nodes write goes to folders of their own; the weights are those that are pulled already."""
+def cluster(workers: int = 2, gpus: int = 0) -> Iterator[Nodes]:
+    """What nodes write goes to folders of their own; the weights are those that are pulled already.
+
+    `gpus`: the cards that each node counts as its own, all of them the first ones of this machine.
+    """
     with tempfile.TemporaryDirectory(prefix="n-") as home:
         own = {name: f"{home}/{name.lower()}" for name in OWN_FOLDERS}
         os.environ.update(own, RAY_TMPDIR=home, **_watchfulness())  # another cluster here stays `auto`
         os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-        nodes = Nodes()
+        nodes = Nodes(gpus)
         try:
             for _ in range(workers):
                 nodes.add()
