@@ -19,11 +19,12 @@ from pathlib import Path
 import uvloop
 from ray.cluster_utils import Cluster
 
-from skep.bench.crowd import Crowd, shared
+from skep.bench.crowd import Crowd
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.local_crowd import LocalCrowd
 from skep.bench.metrics import repeat_of, tpot_values, ttft_values
 from skep.bench.request import Task
+from skep.bench.strands import Strand, dealt
 from skep.bench.worker import Job
 from skep.cluster.joining import join
 from skep.cluster.load import RayCrowd
@@ -38,7 +39,7 @@ async def level(crowd: Crowd, endpoint: Endpoint, streams: int, workers: int) ->
         Task(streams, 0, n, "fix", [{"role": "user", "content": f"{n}"}], TOKENS, True) for n in range(4 * streams)
     ]
     origin_s, rows = time.monotonic(), []
-    jobs = [Job(endpoint, some, width, origin_s, 60.0, False) for width, some in shared(streams, tasks, workers)]
+    jobs = [Job(endpoint, hand, origin_s, 60.0, False) for hand in dealt([Strand(tasks, streams)], workers)]
     fared = await crowd.run(jobs, rows.append)
     assert len(rows) == len(tasks)
     assert all(row.ok for row in rows)

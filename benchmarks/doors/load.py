@@ -14,6 +14,7 @@ from skep.bench.crowd import Crowd
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import repeat_of, tpot_values, ttft_values
 from skep.bench.request import Task
+from skep.bench.strands import Strand
 from skep.bench.worker import Job
 from skep.records import Request
 
@@ -56,7 +57,7 @@ class Loader:
         for number, way in enumerate(ways):
             width = len(range(number, asked.streams, len(ways)))
             tasks = [self._task(asked.streams, index) for index in range(number, asked.requests, len(ways))]
-            jobs.append(Job(way, tasks, width, origin_s, TIMEOUT_S, False))
+            jobs.append(Job(way, [Strand(tasks, width)], origin_s, TIMEOUT_S, False))
         fared = await self._crowd.run(jobs, rows.append)
         failed = [row.error for row in rows if not row.ok]
         if failed or len(rows) != asked.requests:

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from skep.bench.client_health import ClientHealth
-from skep.bench.crowd import shared, told
+from skep.bench.crowd import told
 from skep.bench.driver import Driver
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.local_crowd import LocalCrowd
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Task
+from skep.bench.strands import Span, Strand, shared
 from skep.bench.worker import SEND_EVERY_S, Job, News, decode_news, framed, is_last
 from skep.errors import SkepError
 from skep.host.facts import read_host
@@ -40,10 +41,10 @@ def tasks(number, tokens=2, **fields):
     return [Task(4, 0, n, "fix", [{"role": "user", "content": f"{n} hello"}], tokens, **fields) for n in range(number)]
 
 
-async def job(engine, some, width, **fields):
+async def job(engine, some, width, *, offsets=None, until_s=None):
     endpoint = await find_endpoint(engine.url, None)
-    how = {"origin_s": time.monotonic(), "timeout_s": 60.0, "keep_text": True, **fields}
-    return Job(endpoint=endpoint, tasks=some, width=width, **how)
+    how = {"origin_s": time.monotonic(), "timeout_s": 60.0, "keep_text": True, "span": Span(until_s=until_s)}
+    return Job(endpoint=endpoint, strands=[Strand(some, width, offsets)], **how)
 
 
 def is_running(pid):
@@ -94,7 +95,8 @@ def test_rows_with_an_emoji_in_halves_are_not_lost():
         async with await asyncio.start_server(answer_in_halves, "127.0.0.1", 0) as server:
             origin, _ = parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
             crowd, rows = LocalCrowd(), []
-            work = Job(Endpoint(origin, "/v1", "m"), tasks(4), 1, time.monotonic(), 20.0, keep_text=True)
+            strands = [Strand(tasks(4), 1)]
+            work = Job(Endpoint(origin, "/v1", "m"), strands, time.monotonic(), 20.0, keep_text=True)
             with contextlib.suppress(SkepError):
                 await crowd.run([work], rows.append)
             await close_all(crowd)

@@ -9,8 +9,9 @@ import pytest
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Sender
+from skep.bench.strands import Span, carry
 from skep.bench.sweep import SweepPlan, run_sweep
-from skep.bench.tasks import TaskMaker, Workload, talk_load
+from skep.bench.tasks import TaskMaker, Workload, talk_strand
 from skep.bench.timed import CLASS_STEP, TimedPlan, classes_part, open_part, replay_part, run_timed
 from skep.errors import EndpointError, StoreError
 from skep.host.facts import read_host
@@ -81,7 +82,8 @@ def test_nothing_is_made_up_while_it_is_measured(engine):
     async def run():
         endpoint = await find_endpoint(engine.url, None)
         pool, made = Pool(endpoint.origin), []
-        await part.load(Sender(endpoint, pool, 0.0, timeout_s=20.0), lambda _: made.append(maker.made))
+        sender = Sender(endpoint, pool, 0.0, timeout_s=20.0)
+        await carry(sender, lambda _: made.append(maker.made), part.strands, Span())
         await pool.close()
         return made
 
@@ -176,7 +178,8 @@ def test_a_salt_makes_other_first_lines_of_conversations_too():
 
 
 def test_there_is_a_conversation_for_every_agent():
-    assert callable(talk_load(TaskMaker(Workload(shape="conversation", turns=4)), 8, 0, 2))
+    strand = talk_strand(TaskMaker(Workload(shape="conversation", turns=4)), 8, 0, 2)
+    assert (strand.width, len(strand.scripts)) == (8, 8)
 
 
 # A server that fails

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from skep.bench.compare import Side, compare
+from skep.bench.crowd import Crowd
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import repeat_of
 from skep.bench.recording import Identity, Recording
@@ -38,6 +40,8 @@ async def run_ab(
     host: HostFacts,
     makers: tuple[TaskMaker, TaskMaker],
     on_progress: Callable[[str, Progress], None] = lambda _, __: None,
+    *,
+    crowd: Crowd | None = None,
 ) -> Duel:
     """Two stored runs of the kind `ab`. Ends when every level's ratio is known to the plan's precision, or in time."""
     plan = replace(plan, kind="ab")
@@ -47,7 +51,8 @@ async def run_ab(
             config = {**asdict(plan), "side": name, "against": endpoints[name == "A"].url}
             identity = Identity("ab", run_fingerprint(plan, endpoint, host), config)
             recording = await stack.enter_async_context(Recording(store, endpoint, host, identity))
-            sweep = Sweep(plan, endpoint, recording, maker, lambda progress, name=name: on_progress(name, progress))  # type: ignore[misc]
+            show = partial(on_progress, name)
+            sweep = Sweep(plan, endpoint, recording, maker, show, crowd=crowd)
             stack.push_async_callback(sweep.close)
             sides.append(sweep)
         for sweep in sides:

@@ -1,17 +1,17 @@
-"""Load made outside this process: the port, how a level is shared, and what is read of a worker. Knows no transport."""
+"""Load made outside this process: the port, when its workers begin, what is read of one. Knows no transport."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from skep.bench.client_health import ClientHealth
 from skep.bench.loads import OnRow
 from skep.bench.worker import Job, News, decode_news
 from skep.errors import SkepError
 
-T = TypeVar("T")
+LEAD_S = 0.5  # for jobs to arrive and connections to be there
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class Crowd(Protocol):
     async def close(self) -> None: ...
 
 
-def shared(width: int, tasks: Sequence[T], workers: int) -> list[tuple[int, list[T]]]:
-    """For each worker its places and its tasks: as many more tasks as it has places, and some of every kind."""
-    parts = max(1, min(workers, width, len(tasks)))
-    places = [len(range(part, width, parts)) for part in range(parts)]
+def begun_together(jobs: Sequence[Job], now_s: float) -> list[Job]:
+    """Those that follow a clock, on several workers: all count from one moment, which is yet to come."""
+    if len(jobs) < 2:
+        return [*jobs]
     return [
-        (places[part], [task for number, task in enumerate(tasks) if number % width % parts == part])
-        for part in range(parts)
+        replace(job, span=replace(job.span, begin_s=now_s + LEAD_S - job.origin_s)) if job.follows_clock else job
+        for job in jobs
     ]
 
 

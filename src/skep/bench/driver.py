@@ -7,12 +7,13 @@ from typing import Any, Protocol
 
 from skep.bench.client_health import ClientHealth, watch_client
 from skep.bench.counters import counted, read_counters
-from skep.bench.crowd import Crowd, Fared, shared
+from skep.bench.crowd import Crowd, Fared
 from skep.bench.endpoint import Endpoint
-from skep.bench.loads import Load, OnRow, scheduled, steady
+from skep.bench.loads import Load, OnRow
 from skep.bench.local_crowd import LocalCrowd
 from skep.bench.recording import Recording
 from skep.bench.request import Sender, Task
+from skep.bench.strands import Span, Strand, carry, dealt
 from skep.bench.tokens import delivered
 from skep.bench.worker import Job
 from skep.bench.workers import WORKERS
@@ -46,7 +47,7 @@ class Driver:
     ) -> None:
         """`processes` None: one, and more for a level at which one was not enough.
 
-        `crowd`: makes all of the load, be it one request, and is closed with the driver.
+        `crowd`: makes all of the load, be it one request; closed by whoever gave it.
         """
         self.endpoint = endpoint
         self.recording = recording
@@ -61,7 +62,8 @@ class Driver:
         self._meter = meter
 
     async def close(self) -> None:
-        await self._crowd.close()
+        if not self.away:
+            await self._crowd.close()
         await self.pool.close()
 
     async def run_tasks(
@@ -78,22 +80,35 @@ class Driver:
 
         `until_s`: on the run's clock, when no more is begun.
         """
+        strand = Strand([*tasks], width, None if offsets is None else [*offsets])
+        is_closed = offsets is None
+        return await self.run_strands(level, repeat, [strand], on_row, Span(until_s=until_s), is_closed=is_closed)
+
+    async def run_strands(
+        self,
+        level: int,
+        repeat: int,
+        strands: Sequence[Strand],
+        on_row: OnRow,
+        span: Span,
+        *,
+        is_closed: bool = False,
+    ) -> tuple[list[Request], bool]:
+        """Traffic that is written down, here or by the crowd. `is_closed`: its agents have a request all the time."""
+        width = sum(strand.width for strand in strands)
         if self.away or self._processes > 1:
-            spread = self._spread(tasks, width, offsets, until_s)
-            return await self._measured(level, repeat, spread, width, on_row, is_closed=offsets is None)
+            spread = self._spread(strands, span)
+            return await self._measured(level, repeat, spread, width, on_row, is_closed=is_closed)
 
         async def load(sender: Sender, took: OnRow) -> None:
-            if offsets is None:
-                await steady(sender, took, tasks, min(width, len(tasks)), until_s=until_s)
-            else:
-                await scheduled(sender, took, zip(offsets, tasks, strict=True))
+            await carry(sender, took, strands, span)
 
-        return await self.run_load(level, repeat, load, width, on_row, is_closed=offsets is None)
+        return await self.run_load(level, repeat, load, width, on_row, is_closed=is_closed)
 
     async def run_load(
         self, level: int, repeat: int, load: Load, width: int, on_row: OnRow, *, is_closed: bool = True
     ) -> tuple[list[Request], bool]:
-        """Any load, in this process. `is_closed`: `width` are to be in flight all the time."""
+        """What cannot be written down, in this process. `is_closed`: `width` are to be in flight all the time."""
 
         async def here(took: OnRow) -> Fared:
             await self.pool.prepare(width)
@@ -104,26 +119,13 @@ class Driver:
 
         return await self._measured(level, repeat, here, width, on_row, is_closed=is_closed)
 
-    def _spread(
-        self, tasks: Sequence[Task], width: int, offsets: Sequence[float] | None, until_s: float | None
-    ) -> _Run:
-        due = offsets or [0.0] * len(tasks)
-        parts = shared(width, [*zip(tasks, due, strict=True)], self._processes)
+    def _spread(self, strands: Sequence[Strand], span: Span) -> _Run:
+        jobs = [
+            Job(self.endpoint, hand, self.recording.origin_s, self._timeout_s, keep_text=self._keep_text, span=span)
+            for hand in dealt(strands, self._processes)
+        ]
 
         async def spread(took: OnRow) -> Fared:
-            jobs = [
-                Job(
-                    endpoint=self.endpoint,
-                    tasks=[task for task, _ in some],
-                    width=places,
-                    origin_s=self.recording.origin_s,
-                    timeout_s=self._timeout_s,
-                    keep_text=self._keep_text,
-                    offsets=[offset for _, offset in some] if offsets is not None else [],
-                    until_s=until_s,
-                )
-                for places, some in parts
-            ]
             return await self._crowd.run(jobs, took)
 
         return spread

@@ -75,9 +75,13 @@ async def steady(
             workers.create_task(work())
 
 
-async def scheduled(sender: Sender, on_row: OnRow, tasks: Iterable[tuple[float, Task]]) -> None:
-    """Each task at its offset from now. A late client sends at once, and the row knows when it was due."""
-    began = sender.now()
+async def scheduled(
+    sender: Sender, on_row: OnRow, tasks: Iterable[tuple[float, Task]], *, began: float | None = None
+) -> None:
+    """Each task at its offset from now, or from when it began on the run's clock. A late client sends at once, and the
+    row knows when it was due.
+    """
+    began = sender.now() if began is None else began
 
     async with _kept(sender), asyncio.TaskGroup() as group:
         for offset, task in tasks:

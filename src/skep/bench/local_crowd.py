@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
 from skep.bench.client_health import ClientHealth
-from skep.bench.crowd import Fared, told
+from skep.bench.crowd import Fared, begun_together, told
 from skep.bench.loads import OnRow
 from skep.bench.worker import Job, encode, is_last, length_before, read_frame
 from skep.errors import SkepError
@@ -87,7 +88,7 @@ class LocalCrowd:
         try:
             await self._grow(len(jobs))
             async with asyncio.TaskGroup() as group:
-                for process, job in zip(self.processes, jobs, strict=False):
+                for process, job in zip(self.processes, begun_together(jobs, time.monotonic()), strict=False):
                     group.create_task(_follow(process, job, on_row, health))
         except BaseExceptionGroup as group_error:
             await self.close()

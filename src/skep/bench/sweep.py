@@ -23,8 +23,9 @@ from skep.bench.limits import Limits
 from skep.bench.metrics import repeat_of
 from skep.bench.pace import Pace
 from skep.bench.recording import Identity, Recording
+from skep.bench.strands import Span
 from skep.bench.summary import summarise
-from skep.bench.tasks import Shape, TaskMaker, Workload, talk_load
+from skep.bench.tasks import Shape, TaskMaker, Workload, talk_strand
 from skep.bench.warming import warm_up
 from skep.host.facts import lasting_json
 from skep.records import HostFacts, Request, SweepSummary
@@ -206,8 +207,8 @@ class Sweep:
         self._begin(level, repeat, total)
         began = time.monotonic()
         if self.plan.shape == "conversation":
-            load = talk_load(self._maker, level, repeat, total)
-            rows, limited = await self._driver.run_load(level, repeat, load, level, self._took, is_closed=False)
+            talks = [talk_strand(self._maker, level, repeat, total)]
+            rows, limited = await self._driver.run_strands(level, repeat, talks, self._took, Span())
         else:
             tasks = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks)
             until_s = self._until_s()

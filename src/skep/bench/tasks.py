@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from random import Random
 from typing import Any, Literal
 
-from skep.bench.loads import Load, OnRow, Talk, talks
-from skep.bench.request import Sender, Task
+from skep.bench.request import Task
+from skep.bench.strands import Strand
 from skep.workload.calibration import Calibration
-from skep.workload.conversations import Script, conversations, next_messages
+from skep.workload.conversations import Script, conversations
 from skep.workload.prompts import Prompt, Size, coding_prompts, messages
 from skep.workload.shared import prefill_heavy, shared_prefix
 
@@ -121,34 +120,23 @@ class TaskMaker:
         )
 
 
-def talk_load(maker: TaskMaker, level: int, repeat: int, count: int) -> Load:
+def talk_strand(maker: TaskMaker, level: int, repeat: int, count: int) -> Strand:
     """`level` agents in conversation until about `count` turns were had."""
     load = maker.workload
     number = max(level, -(-count // load.turns))
-    scripts = islice(maker.scripts(level, repeat), number)
-    them = iter([_talk(load, level, repeat, place, script) for place, script in enumerate(scripts)])
-
-    async def run(sender: Sender, on_row: OnRow) -> None:
-        await talks(sender, on_row, them, level, until_s=None)
-
-    return run
-
-
-def _talk(load: Workload, level: int, repeat: int, place: int, script: Script) -> Talk:
-    first = Task(
-        level=level,
-        repeat=repeat,
-        index=place * load.turns,
-        kind=script.kind,
-        messages=[],
-        max_tokens=load.max_tokens,
-        fixed_output=load.fixed_output,
-        temperature=load.temperature,
-        session=place,
-    )
-    return Talk(first, partial(messages_after, script), script.think_s)
-
-
-def messages_after(script: Script, answers: Sequence[str]) -> list[dict[str, str]] | None:
-    """What is sent after those answers; None: it is over."""
-    return next_messages(script, len(answers), answers) if len(answers) < len(script.turns) else None
+    scripts = [*islice(maker.scripts(level, repeat), number)]
+    firsts = [
+        Task(
+            level=level,
+            repeat=repeat,
+            index=place * load.turns,
+            kind=script.kind,
+            messages=[],
+            max_tokens=load.max_tokens,
+            fixed_output=load.fixed_output,
+            temperature=load.temperature,
+            session=place,
+        )
+        for place, script in enumerate(scripts)
+    ]
+    return Strand(firsts, level, scripts=scripts)

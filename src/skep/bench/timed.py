@@ -8,33 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import count, islice, takewhile
+from itertools import islice, takewhile
 from random import Random
 from typing import Any
 
 from skep.bench.crowd import Crowd
 from skep.bench.driver import Driver, Meter
 from skep.bench.endpoint import Endpoint
-from skep.bench.loads import Load, OnRow, Talk, scheduled, steady, talks, together
 from skep.bench.pace import Pace
 from skep.bench.recording import Identity, Recording
-from skep.bench.request import Sender, Task
+from skep.bench.request import Task
+from skep.bench.strands import Again, Span, Strand, again_of
 from skep.bench.summary import summarise
 from skep.bench.sweep import TICK_S, OnProgress, Progress
-from skep.bench.tasks import TaskMaker, messages_after
+from skep.bench.tasks import TaskMaker
 from skep.errors import EndpointError, UserError
 from skep.records import HostFacts, Request, SweepSummary
 from skep.store.database import Store
 from skep.workload.arrivals import parse_arrivals
 from skep.workload.calibration import Calibration
-from skep.workload.chance import capped_exponential
 from skep.workload.conversations import Script, conversations
 from skep.workload.mix import TrafficClass
-from skep.workload.prompts import coding_prompts, messages
+from skep.workload.prompts import Prompt, coding_prompts, messages
 from skep.workload.shared import shared_prefix
 from skep.workload.traces import TraceItem, trace_messages
 
@@ -48,18 +46,14 @@ MOST_REQUESTS = 100_000  # of one level; all their times are kept
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One run of one level: what is sent, how much of it if that is known, and for how long.
-
-    `dealt`: the same as tasks with their offsets, for workers elsewhere; None where it cannot be known beforehand.
-    """
+    """One run of one level: what is sent, how much of it if that is known, and for how long."""
 
     level: int
     repeat: int
-    load: Callable[[Sender, OnRow], Any]
-    width: int
+    strands: list[Strand]
     total: int
     label: str = ""
-    dealt: Callable[[], tuple[list[Task], list[float] | None]] | None = None
+    for_s: float | None = None  # None: until all is sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +63,7 @@ class TimedPlan:
     fingerprint: str
     timeout_s: float = 900.0
     keep_text: bool = True
+    processes: int | None = None  # None: one, more where one is not enough
 
 
 async def run_timed(
@@ -102,131 +97,88 @@ def open_part(maker: TaskMaker, level: int, repeat: int, *, rate: float, arrival
         )
     rng = Random(f"{maker.workload.seed}/arrivals/{level}/{repeat}")
     offsets = list(takewhile(lambda at: at < for_s, parse_arrivals(arrivals)(rate, rng)))
-    tasks = lasting(maker.tasks(level, repeat, min(len(offsets), MADE_BEFOREHAND)))
-
-    async def load(sender: Sender, on_row: OnRow) -> None:
-        await scheduled(sender, on_row, zip(offsets, tasks, strict=False))
-
-    def dealt() -> tuple[list[Task], list[float] | None]:
-        return [*islice(tasks, len(offsets))], offsets
-
-    return Part(level, repeat, load, min(CONNECTIONS, max(1, round(rate))), len(offsets), f"{rate:g}/s", dealt)
-
-
-def lasting(tasks: Sequence[Task]) -> Iterator[Task]:
-    """As many as are wanted, without making a prompt while something is measured: those of a pool again and again, each
-    time behind another first line. Where all share one system message it is the question that changes.
-    """
-    shared = len(tasks) > 1 and len({task.messages[0]["content"] for task in tasks}) == 1
-    for number in count():
-        for task in tasks:
-            yield task if not number else _anew(task, number, -1 if shared else 0, task.index + number * len(tasks))
-
-
-def _anew(task: Task, number: int, which: int, index: int) -> Task:
-    said = [dict(message) for message in task.messages]
-    said[which]["content"] = f"{number}. {said[which]['content']}"
-    return replace(task, messages=said, index=index)
+    tasks = maker.tasks(level, repeat, min(len(offsets), MADE_BEFOREHAND))
+    strand = Strand(tasks, min(CONNECTIONS, max(1, round(rate))), offsets, again=again_of(tasks))
+    return Part(level, repeat, [strand], len(offsets), f"{rate:g}/s")
 
 
 def replay_part(items: Sequence[TraceItem], calibration: Calibration, *, seed: int, default_tokens: int) -> Part:
     """A trace with times is followed; one without is sent as fast as sixteen agents can."""
     tasks = [_replayed(place, item, calibration, seed, default_tokens) for place, item in enumerate(items)]
     offsets = [item.at_s for item in items if item.at_s is not None]
-
-    async def load(sender: Sender, on_row: OnRow) -> None:
-        if len(offsets) == len(tasks):
-            await scheduled(sender, on_row, zip(offsets, tasks, strict=True))
-        else:
-            await steady(sender, on_row, tasks, min(len(tasks), AGENTS_WITHOUT_TIMES))
-
-    def dealt() -> tuple[list[Task], list[float] | None]:
-        return tasks, offsets if len(offsets) == len(tasks) else None
-
-    return Part(1, 0, load, AGENTS_WITHOUT_TIMES, len(tasks), "replay", dealt)
+    due = offsets if len(offsets) == len(tasks) else None
+    return Part(1, 0, [Strand(tasks, AGENTS_WITHOUT_TIMES, due)], len(tasks), "replay")
 
 
 def classes_part(
     classes: Sequence[TrafficClass], calibration: Calibration, repeat: int, *, seed: int, for_s: float
 ) -> Part:
     """All of them at once, for a time; what is under way then is waited for."""
-    loads = [
-        _class_load(one, calibration, repeat, f"{seed}/{one.name}/{repeat}", place * CLASS_STEP, for_s)
+    for one in classes:
+        _check_number(one, for_s)
+    strands = [
+        _class_strand(one, calibration, repeat, f"{seed}/{one.name}/{repeat}", place * CLASS_STEP, for_s)
         for place, one in enumerate(classes)
     ]
-
-    async def load(sender: Sender, on_row: OnRow) -> None:
-        until_s = sender.now() + for_s
-        await together(sender, on_row, [make(until_s) for make in loads])
-
-    return Part(1, repeat, load, sum(one.agents or 1 for one in classes), 0, "mix")
+    return Part(1, repeat, strands, 0, "mix", for_s)
 
 
-def _class_load(
+def _class_strand(
     one: TrafficClass, calibration: Calibration, repeat: int, seed: str, first: int, for_s: float
-) -> Callable[[float], Load]:
-    """What one class sends until a moment that is known when all begin. Its prompts are made here, beforehand."""
-    measure: dict[str, Any] = {
-        "chars_per_token": calibration.chars_per_token,
-        "overhead_tokens": calibration.overhead_tokens,
-    }
-    rng = Random(seed)
+) -> Strand:
+    """What one class sends. Its prompts are made here, beforehand."""
+    rng, width = Random(seed), one.agents or 1
     base = Task(1, repeat, first, "", [], one.max_tokens, traffic=one.name, priority=one.priority)
+    pool = max(MADE_BEFOREHAND, 2 * width)
     if one.shape == "conversation":
-        scripts = conversations(
-            rng,
-            turns=one.turns,
-            tokens_first=one.prompt_tokens,
-            tokens_turn=one.turn_tokens,
-            think_s=one.think_s,
-            **measure,
-        )
-
-        pool = [*islice(scripts, max(MADE_BEFOREHAND, 2 * (one.agents or 1)))]
-        them: Iterator[Talk] = (
-            Talk(
-                replace(base, kind=script.kind, session=place, index=first + place * one.turns),
-                partial(messages_after, script),
-                script.think_s,
-            )
-            for place, script in enumerate(_lasting_scripts(pool))
-        )
-        return lambda until_s: partial(talks, them=them, width=one.agents or 1, until_s=until_s)
-    if one.prefix_tokens:
-        prompts = shared_prefix(rng, tokens=one.prefix_tokens, task_tokens=one.prompt_tokens, **measure)
-    else:
-        prompts = coding_prompts(rng, tokens=one.prompt_tokens, **measure)
-    made = islice(prompts, max(MADE_BEFOREHAND, 2 * (one.agents or 1)))
-    pool_of_tasks = [
+        scripts = [*islice(_scripts(one, calibration, rng), pool)]
+        firsts = [
+            replace(base, kind=script.kind, session=place, index=first + place * one.turns)
+            for place, script in enumerate(scripts)
+        ]
+        return Strand(firsts, width, scripts=scripts, again=Again(pool, 0))
+    tasks = [
         replace(base, kind=prompt.kind, messages=messages(prompt), index=first + place)
-        for place, prompt in enumerate(made)
+        for place, prompt in enumerate(islice(_prompts(one, calibration, rng), pool))
     ]
-    tasks = lasting(pool_of_tasks)
     if one.shape == "open":
-        offsets = takewhile(lambda at: at < for_s, parse_arrivals(one.arrivals)(one.rate or 1.0, rng))
-        return lambda _: partial(scheduled, tasks=zip(offsets, tasks, strict=False))
-    pause = partial(_pause, Random(f"{seed}/think"), one.think_s) if one.think_s else None
-    width = one.agents or 1
-    return lambda until_s: partial(steady, tasks=tasks, width=width, until_s=until_s, pause=pause)
+        arrivals = parse_arrivals(one.arrivals)(one.rate or 1.0, rng)
+        return Strand(tasks, width, [*takewhile(lambda at: at < for_s, arrivals)], again=again_of(tasks))
+    return Strand(tasks, width, again=again_of(tasks), think_s=one.think_s, seed=f"{seed}/think")
 
 
-def _lasting_scripts(scripts: Sequence[Script]) -> Iterator[Script]:
-    for number in count():
-        for script in scripts:
-            yield script if not number else replace(script, system=f"{number}. {script.system}")
+def _check_number(one: TrafficClass, for_s: float) -> None:
+    if (one.rate or 0.0) * for_s > MOST_REQUESTS:
+        raise UserError(
+            f"class `{one.name}`: {one.rate:g} requests a second for {for_s:g} s are {(one.rate or 0.0) * for_s:,.0f}",
+            hint=f"at most {MOST_REQUESTS:,} of a class: choose a shorter --for",
+        )
 
 
-async def _pause(rng: Random, mean_s: float) -> None:
-    await asyncio.sleep(capped_exponential(rng, mean_s))
+def _scripts(one: TrafficClass, calibration: Calibration, rng: Random) -> Iterator[Script]:
+    return conversations(
+        rng,
+        turns=one.turns,
+        tokens_first=one.prompt_tokens,
+        tokens_turn=one.turn_tokens,
+        think_s=one.think_s,
+        **_measure(calibration),
+    )
+
+
+def _prompts(one: TrafficClass, calibration: Calibration, rng: Random) -> Iterator[Prompt]:
+    measure = _measure(calibration)
+    if one.prefix_tokens:
+        return shared_prefix(rng, tokens=one.prefix_tokens, task_tokens=one.prompt_tokens, **measure)
+    return coding_prompts(rng, tokens=one.prompt_tokens, **measure)
+
+
+def _measure(calibration: Calibration) -> dict[str, Any]:
+    return {"chars_per_token": calibration.chars_per_token, "overhead_tokens": calibration.overhead_tokens}
 
 
 def _replayed(place: int, item: TraceItem, calibration: Calibration, seed: int, default_tokens: int) -> Task:
-    said: Any = trace_messages(
-        item,
-        seed=seed,
-        chars_per_token=calibration.chars_per_token,
-        overhead_tokens=calibration.overhead_tokens,
-    )
+    said: Any = trace_messages(item, seed=seed, **_measure(calibration))
     fixed = bool(item.blocks)  # the trace says how long the answer was; a batch line only how long it may be
     return Task(1, 0, place, "replay", said, item.max_tokens or default_tokens, fixed, body=dict(item.extras))
 
@@ -251,7 +203,7 @@ class _Timed:
             keep_text=plan.keep_text,
             most_connections=CONNECTIONS,
             meter=meter,
-            processes=1 if crowd is None else None,
+            processes=plan.processes,
             crowd=crowd,
         )
         self._pace = Pace()
@@ -276,12 +228,8 @@ class _Timed:
         await self._driver.close()
 
     async def _run(self, part: Part) -> None:
-        where = (part.level, part.repeat)
-        if self._driver.away and part.dealt is not None:
-            tasks, offsets = part.dealt()
-            await self._driver.run_tasks(*where, tasks, max(1, min(part.width, len(tasks))), self._took, offsets)
-        else:
-            await self._driver.run_load(*where, part.load, part.width, self._took, is_closed=False)
+        span = Span(for_s=part.for_s)
+        await self._driver.run_strands(part.level, part.repeat, part.strands, self._took, span)
 
     async def _warm_up(self, maker: TaskMaker) -> None:
         tasks = maker.warm_up(WARM_UP, 0, 16)

@@ -19,8 +19,8 @@ import msgspec
 
 from skep.bench.client_health import ClientHealth, watch_client
 from skep.bench.endpoint import Endpoint
-from skep.bench.loads import scheduled, steady
-from skep.bench.request import Sender, Task
+from skep.bench.request import Sender
+from skep.bench.strands import Span, Strand, beginning, carry
 from skep.records import Request
 from skep.wire.client import Pool
 
@@ -33,13 +33,19 @@ class Job:
     """A share of one run of one level."""
 
     endpoint: Endpoint
-    tasks: list[Task]
-    width: int
+    strands: list[Strand]
     origin_s: float
     timeout_s: float
     keep_text: bool
-    offsets: list[float] = field(default_factory=list)  # with a schedule: when each task is due
-    until_s: float | None = None  # on the run's clock: no more is begun then
+    span: Span = field(default_factory=Span)
+
+    @property
+    def width(self) -> int:
+        return sum(strand.width for strand in self.strands)
+
+    @property
+    def follows_clock(self) -> bool:
+        return self.span.for_s is not None or any(strand.offsets is not None for strand in self.strands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +99,9 @@ async def carry_out(job: Job, send: _Outbox) -> ClientHealth:
     sender = Sender(job.endpoint, pool, job.origin_s, timeout_s=job.timeout_s, keep_text=job.keep_text)
     try:
         await pool.prepare(job.width)
+        await beginning(sender, job.span)
         async with watch_client() as health:
-            if job.offsets:
-                await scheduled(sender, send.took, zip(job.offsets, job.tasks, strict=True))
-            else:
-                width = min(job.width, len(job.tasks))
-                await steady(sender, send.took, job.tasks, width, until_s=job.until_s)
+            await carry(sender, send.took, job.strands, job.span)
     finally:
         await pool.close()
     return health

@@ -17,7 +17,8 @@ from skep.cli.benching import Target, maker_for, positive_seconds, run_measuring
 from skep.cli.liveview import live_view
 from skep.cli.output import note, number, print_json, print_table
 from skep.cli.results import check_output, existing, write_whole
-from skep.cli.sweep import levels_of, share_of
+from skep.cli.spreading import joined, load_from
+from skep.cli.sweep import levels_of, most_streams, share_of
 from skep.errors import Regression, UserError
 from skep.host.facts import read_host
 from skep.places import user_paths
@@ -72,33 +73,39 @@ def run_ab_command(
     workload: Workload,
     limits: tuple[str, int | None, int | None, str, str, str],
     *,
+    cluster: str | None = None,
+    processes: int | None = None,
     threshold: str,
     as_json: bool,
 ) -> None:
     concurrency, tasks, runs, precision, budget, timeout = limits
     allowed = share_of(threshold, "--threshold")
     plan = SweepPlan(
-        concurrency=levels_of(concurrency, "--concurrency"),
+        concurrency=levels_of(concurrency, "--concurrency", most_streams(cluster)),
         tasks=tasks,
         runs=runs,
         precision=share_of(precision, "--precision"),
         budget_s=positive_seconds(budget, "--budget", "15m"),
         workload=workload,
         timeout_s=positive_seconds(timeout, "--timeout", "15m"),
+        processes=processes,
     )
 
     async def run() -> Duel:
         a, b = await targets[0].find(), await targets[1].find()
         note(f"A {a.model} at {a.url}, B {b.model} at {b.url}: C={concurrency} in turns; seed {workload.seed}")
         makers = (await maker_for(workload, a, salt="a"), await maker_for(workload, b, salt="b"))
-        with open_store(user_paths(os.environ).store) as store, live_view() as show:
+        async with load_from(cluster, processes) as reaching:
+            crowd = await reaching(a, b)
+            with open_store(user_paths(os.environ).store) as store, live_view() as show:
 
-            def show_side(name: str, progress: Progress) -> None:
-                show(replace(progress, label=f"{name} C={progress.level}"))
+                def show_side(name: str, progress: Progress) -> None:
+                    show(replace(progress, label=f"{name} C={progress.level}"))
 
-            return await run_ab(plan, (a, b), store, read_host(), makers, show_side)
+                return await run_ab(plan, (a, b), store, read_host(), makers, show_side, crowd=crowd)
 
-    duel = run_measuring(run)
+    with joined(cluster):
+        duel = run_measuring(run)
     worse = regressions(duel.a, duel.b, allowed, paired=True)
     tell(duel.comparisons, worse, (duel.a.summary.run_id, duel.b.summary.run_id), allowed, as_json=as_json)
 

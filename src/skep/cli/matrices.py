@@ -12,12 +12,21 @@ from typing import Any
 from skep.bench.loaded import load_run
 from skep.bench.matrix import Cell, Config, parse_matrix, run_matrix
 from skep.bench.sweep import SweepPlan, run_sweep
-from skep.cli.benching import MAX_CONCURRENCY as MAX
-from skep.cli.benching import Target, maker_for, meter_for, positive_seconds, run_measuring, toml_of, workload_of
+from skep.cli.benching import (
+    MAX_CONCURRENCY,
+    Target,
+    maker_for,
+    meter_for,
+    positive_seconds,
+    run_measuring,
+    toml_of,
+    workload_of,
+)
 from skep.cli.liveview import live_view
 from skep.cli.output import note, print_json, print_table
 from skep.cli.results import existing, write_whole
-from skep.cli.sweep import share_of, sweep_json
+from skep.cli.spreading import Reaching, joined, load_from
+from skep.cli.sweep import most_streams, share_of, sweep_json
 from skep.errors import EngineError, UserError
 from skep.host.facts import read_host
 from skep.places import user_paths
@@ -43,9 +52,11 @@ _KNOWN = (
 _SUFFIXES = (".html", ".htm", ".svg", ".md", ".csv")
 
 
-def run_matrix_command(file: Path, output: Path | None, *, as_json: bool) -> None:
+def run_matrix_command(
+    file: Path, output: Path | None, *, cluster: str | None = None, processes: int | None = None, as_json: bool
+) -> None:
     document = toml_of(file)
-    configs, plan = parse_matrix(document), plan_of(document)
+    configs, plan = parse_matrix(document), replace(plan_of(document, most_streams(cluster)), processes=processes)
     baseline = document.get("baseline")
     if baseline is not None and baseline not in [config.name for config in configs]:
         raise UserError(f"baseline `{baseline}` is not among the configurations", hint="name one of them")
@@ -57,9 +68,11 @@ def run_matrix_command(file: Path, output: Path | None, *, as_json: bool) -> Non
     folder.mkdir(parents=True, exist_ok=True)
 
     async def run() -> list[Cell]:
-        return await run_matrix(configs, lambda config: _measured(plan, config), _stored, folder, note)
+        async with load_from(cluster, processes) as reaching:
+            return await run_matrix(configs, lambda config: _measured(plan, config, reaching), _stored, folder, note)
 
-    cells = run_measuring(run)
+    with joined(cluster):
+        cells = run_measuring(run)
     tables = tables_of(cells, baseline)
     if output is not None:
         _write(cells, tables, output)
@@ -86,14 +99,18 @@ def _fail_for(cells: Sequence[Cell]) -> None:
         raise EngineError(what, hint="the others are in the tables, and stored")
 
 
-def plan_of(document: Mapping[str, Any]) -> SweepPlan:
+def plan_of(document: Mapping[str, Any], most: int = MAX_CONCURRENCY) -> SweepPlan:
     unknown = next((key for key in document if key not in _KNOWN), None)
     if unknown is not None:
         raise UserError(f"`{unknown}` is not known in a matrix", hint=f"known are {', '.join(_KNOWN)}")
     levels = document.get("concurrency", [1, 2, 4])
-    if not isinstance(levels, list) or not levels or not all(isinstance(one, int) and 0 < one <= MAX for one in levels):
+    if (
+        not isinstance(levels, list)
+        or not levels
+        or not all(isinstance(one, int) and 0 < one <= most for one in levels)
+    ):
         raise UserError(
-            f"concurrency `{levels}` is not a list of numbers from 1 to {MAX}", hint="write concurrency = [1, 2, 4]"
+            f"concurrency `{levels}` is not a list of numbers from 1 to {most}", hint="write concurrency = [1, 2, 4]"
         )
     seed, fixed = document.get("seed"), document.get("fixed_output", False)
     if not isinstance(seed, int | None) or not isinstance(fixed, bool):
@@ -133,11 +150,12 @@ def tables_of(cells: Sequence[Cell], baseline: str | None) -> list[Table]:
     return tables
 
 
-async def _measured(plan: SweepPlan, config: Config) -> SweepSummary:
+async def _measured(plan: SweepPlan, config: Config, reaching: Reaching) -> SweepSummary:
     endpoint = await Target(config.url or "", config.model, config.key_env).find()
     maker = await maker_for(plan.workload, endpoint)
+    crowd, meter = await reaching(endpoint), meter_for(endpoint)
     with open_store(user_paths(os.environ).store) as store, live_view() as show:
-        return await run_sweep(plan, endpoint, store, read_host(), show, maker=maker, meter=meter_for(endpoint))
+        return await run_sweep(plan, endpoint, store, read_host(), show, maker=maker, meter=meter, crowd=crowd)
 
 
 def _stored(name: str) -> SweepSummary:

@@ -168,6 +168,7 @@ def open_loop(
     key_env: of.KeyEnv = None,
     api: of.Api = "openai",
     timeout: of.Timeout = of.FIFTEEN_MINUTES,
+    processes: of.Processes = None,
     cluster: of.Cluster = None,
     store_prompts: of.Prompts = True,
     as_json: JsonOption = False,
@@ -186,7 +187,7 @@ def open_loop(
     )
     target = Target(url or of.running_url(), model, key_env, api)
     schedule = (rate, arrivals, duration, runs)
-    how = Telling(as_json=as_json, keep_text=store_prompts, cluster=cluster)
+    how = Telling(as_json=as_json, keep_text=store_prompts, cluster=cluster, processes=processes)
     raise typer.Exit(run_open_command(target, workload, schedule, timeout, how))
 
 
@@ -200,6 +201,8 @@ def classes(
     seed: of.Seed = None,
     key_env: of.KeyEnv = None,
     timeout: of.Timeout = of.FIFTEEN_MINUTES,
+    processes: of.Processes = None,
+    cluster: of.Cluster = None,
     store_prompts: of.Prompts = True,
     as_json: JsonOption = False,
 ) -> None:
@@ -209,7 +212,7 @@ def classes(
 
     target = Target(url or of.running_url(), model, key_env)
     schedule = (duration, agents, runs, seed)
-    how = Telling(as_json=as_json, keep_text=store_prompts)
+    how = Telling(as_json=as_json, keep_text=store_prompts, cluster=cluster, processes=processes)
     raise typer.Exit(run_classes_command(target, mix, schedule, timeout, how))
 
 
@@ -223,6 +226,7 @@ def replay(
     seed: of.Seed = None,
     key_env: of.KeyEnv = None,
     timeout: of.Timeout = of.FIFTEEN_MINUTES,
+    processes: of.Processes = None,
     cluster: of.Cluster = None,
     store_prompts: of.Prompts = True,
     as_json: JsonOption = False,
@@ -233,5 +237,5 @@ def replay(
 
     target = Target(url or of.running_url(), model, key_env)
     wanted = (speed, limit, max_tokens, seed)
-    how = Telling(as_json=as_json, keep_text=store_prompts, cluster=cluster)
+    how = Telling(as_json=as_json, keep_text=store_prompts, cluster=cluster, processes=processes)
     raise typer.Exit(run_replay_command(target, trace, wanted, timeout, how))

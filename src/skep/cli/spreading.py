@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import os
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, redirect_stdout
+from pathlib import Path
 
 from skep.bench.crowd import Crowd
 from skep.bench.endpoint import Endpoint
 from skep.cli.output import note
 
+Reaching = Callable[..., Awaitable[Crowd | None]]  # of endpoints
 MAX_SPREAD = 65_536  # streams of a whole cluster
 
 
 @contextmanager
 def joined(address: str | None) -> Iterator[None]:
-    """Around the event loop: Ray sets signal handlers of its own, which the loop's then replace."""
+    """Around the event loop: Ray sets signal handlers of its own, which the loop's then replace.
+
+    It also prints what befalls its workers, on stdout, where a JSON document is to stand alone: that is left out.
+    """
     if address is None:
         yield
         return
@@ -23,26 +30,59 @@ def joined(address: str | None) -> Iterator[None]:
     join(address)
     import ray
 
+    with _survived(), Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _survived() -> Iterator[None]:
+    """Ray ends this process without a word when this machine's node is gone: another one says it then."""
+    said = (
+        "error: killed in the middle: Ray does so where this machine's node has ended",
+        "hint: what was measured is kept, marked as incomplete: `skep runs` lists it; see `skep cluster status`",
+    )
+    words = ["/bin/sh", "-c", 'read -r word || printf "%s\\n" "$@" >&2', "sh", *said]
+    teller = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         yield
     finally:
-        ray.shutdown()
+        teller.communicate(b"done\n")
 
 
 @asynccontextmanager
-async def load_from(address: str | None, endpoint: Endpoint, workers: int | None = None) -> AsyncIterator[Crowd | None]:
-    """Workers on the cluster's nodes, ready; None where this machine makes the load. Gone when the block ends."""
+async def load_from(address: str | None, workers: int | None = None) -> AsyncIterator[Reaching]:
+    """Gives the workers on the cluster's nodes that reach an endpoint, or several; None: this machine makes the load.
+
+    The same ones each time it is asked in the block, and gone when that ends.
+    """
     if address is None:
-        yield None
+        yield _here
         return
     from skep.cluster.load import RayCrowd
 
     crowd = RayCrowd(workers)
-    await crowd.open(endpoint.origin)
+
+    async def reaching(*endpoints: Endpoint) -> Crowd:
+        is_new = not crowd.workers
+        await crowd.open(*(endpoint.origin for endpoint in endpoints))
+        if is_new:
+            nodes = sorted({worker.node for worker in crowd.workers})
+            ids = {worker.node_id for worker in crowd.workers}
+            note(f"load from {_many(len(crowd.workers), 'worker')} on {_many(len(ids), 'node')}: {', '.join(nodes)}")
+        return crowd
+
     try:
-        nodes = sorted({worker.node for worker in crowd.workers})
-        ids = {worker.node_id for worker in crowd.workers}
-        note(f"load from {len(crowd.workers)} workers on {len(ids)} nodes: {', '.join(nodes)}")
-        yield crowd
+        yield reaching
     finally:
         await crowd.close()
+
+
+async def _here(*_endpoints: Endpoint) -> None:
+    return None
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -48,8 +48,6 @@ class SweepWishes:
 def plan_of(wishes: SweepWishes) -> SweepPlan:
     most = most_streams(wishes.cluster)
     levels = levels_of(wishes.concurrency, "--concurrency", most)
-    if wishes.cluster is not None and wishes.workload.shape == "conversation":
-        raise UserError("--cluster cannot spread conversations", hint="choose another --shape, or leave --cluster out")
     if wishes.tasks is not None and wishes.tasks > MOST_TASKS:
         raise UserError(f"--tasks {wishes.tasks} is too large", hint=f"at most {MOST_TASKS:,} a run of a level")
     if wishes.warm_up not in ("steady", "quick"):
@@ -185,7 +183,8 @@ def measure(plan: SweepPlan, target: Target, cluster: str | None = None) -> Swee
         endpoint = await target.find()
         note(headline(plan, endpoint))
         maker = await maker_for(plan.workload, endpoint)
-        async with load_from(cluster, endpoint, plan.processes) as crowd:
+        async with load_from(cluster, plan.processes) as reaching:
+            crowd = await reaching(endpoint)
             with open_store(user_paths(os.environ).store) as store, live_view() as progress:
                 how: dict[str, Any] = {"maker": maker, "meter": meter_for(endpoint), "crowd": crowd}
                 return await run_sweep(plan, endpoint, store, read_host(), progress, **how)

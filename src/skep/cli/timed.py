@@ -35,11 +35,12 @@ MOST_RATE = 2000.0
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """What is kept and shown, and whose machines make the load."""
+    """What is kept and shown, and whose machines make the load, in how many processes."""
 
     as_json: bool
     keep_text: bool
     cluster: str | None = None
+    processes: int | None = None
 
 
 def run_open_command(
@@ -67,9 +68,7 @@ def run_open_command(
             for repeat in range(runs)
             for place, one in enumerate(rates, start=1)
         ]
-        return await _measured(
-            _plan("open", config, endpoint, timeout, how.keep_text), parts, endpoint, maker, how.cluster
-        )
+        return await _measured(_plan("open", config, endpoint, timeout, how), parts, endpoint, maker, how.cluster)
 
     with joined(how.cluster):
         summary = run_measuring(run)
@@ -96,9 +95,7 @@ def run_classes_command(
         calibration = await calibrate_on(endpoint, None, seed)
         parts = [classes_part(classes, calibration, repeat, seed=seed, for_s=for_s) for repeat in range(runs)]
         maker = TaskMaker(Workload(seed=seed), calibration)
-        return await _measured(
-            _plan("classes", config, endpoint, timeout, how.keep_text), parts, endpoint, maker, how.cluster
-        )
+        return await _measured(_plan("classes", config, endpoint, timeout, how), parts, endpoint, maker, how.cluster)
 
     with joined(how.cluster):
         summary = run_measuring(run)
@@ -125,9 +122,7 @@ def run_replay_command(
         calibration = await calibrate_on(endpoint, None, seed) if needs else Calibration()
         part = replay_part(items, calibration, seed=seed, default_tokens=max_tokens)
         maker = TaskMaker(Workload(seed=seed), calibration)
-        return await _measured(
-            _plan("replay", config, endpoint, timeout, how.keep_text), [part], endpoint, maker, how.cluster
-        )
+        return await _measured(_plan("replay", config, endpoint, timeout, how), [part], endpoint, maker, how.cluster)
 
     with joined(how.cluster):
         summary = run_measuring(run)
@@ -159,17 +154,18 @@ def read_items(path: Path, speed: float, limit: int | None) -> tuple[TraceItem, 
     return read_trace(text_of(path).splitlines(), speed=speed, limit=limit)
 
 
-def _plan(kind: str, config: dict[str, Any], endpoint: Endpoint, timeout: str, keep_text: bool) -> TimedPlan:
+def _plan(kind: str, config: dict[str, Any], endpoint: Endpoint, timeout: str, how: Telling) -> TimedPlan:
     what = {key: str(value) for key, value in config.items() if key != "seed"}
     fingerprint = workload_fingerprint({"kind": kind, "model": endpoint.model, **what})[:16]
     timeout_s = positive_seconds(timeout, "--timeout", "15m")
-    return TimedPlan(kind, config, fingerprint, timeout_s=timeout_s, keep_text=keep_text)
+    return TimedPlan(kind, config, fingerprint, timeout_s, how.keep_text, how.processes)
 
 
 async def _measured(
     plan: TimedPlan, parts: Sequence[Part], endpoint: Endpoint, maker: TaskMaker, cluster: str | None
 ) -> SweepSummary:
-    async with load_from(cluster, endpoint) as crowd:
+    async with load_from(cluster, plan.processes) as reaching:
+        crowd = await reaching(endpoint)
         with open_store(user_paths(os.environ).store) as store, live_view() as show:
             meter = meter_for(endpoint)
             return await run_timed(plan, parts, endpoint, store, read_host(), maker, show, meter=meter, crowd=crowd)

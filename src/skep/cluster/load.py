@@ -11,11 +11,12 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from skep import __version__
 from skep.bench.client_health import ClientHealth
-from skep.bench.crowd import Fared, told
+from skep.bench.crowd import Fared, begun_together, told
 from skep.bench.loads import OnRow
 from skep.bench.timebase import HeldClock, Ping, moved, reading_of
 from skep.bench.worker import Job, News, encode
@@ -31,6 +32,7 @@ START_S = 60.0
 REACH_S = 5.0
 PINGS = 12
 COMPARE_EVERY_S = 5.0
+_KEPT = "what was measured is kept, marked as failed: `skep runs` lists it; try again"
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class RayCrowd:
         self._groups: list[Any] = []
         self._free = _free_cpus()
         self._number = number
+        self._origins: Sequence[Origin] = ()  # that a worker has to reach
 
     @property
     def few(self) -> int:
@@ -76,14 +79,15 @@ class RayCrowd:
     def most(self) -> int:
         return self._number or max(1, self._free)
 
-    async def open(self, origin: Origin) -> None:
-        """The first workers, each of which reaches the endpoint, their clocks compared. Closed again if that fails."""
+    async def open(self, *origins: Origin) -> None:
+        """The first workers, their clocks compared. Each reaches the endpoints, and so do those that come later.
+
+        Again for other endpoints, with the same workers. Closed if it fails.
+        """
         try:
+            self._origins = origins
+            await _check_reach(self.workers, origins)
             await self._grow(self.few)
-            check_reachable_from(origin, [worker.node for worker in self.workers], _own_address())
-            async with asyncio.TaskGroup() as group:
-                for worker in self.workers:
-                    group.create_task(_check_reaches(worker, origin))
             await self._compare(self.workers)
         except BaseException as error:
             await self.close()
@@ -96,7 +100,7 @@ class RayCrowd:
             await self._compare(at_work)
             began_s = time.monotonic()
             async with asyncio.TaskGroup() as group:
-                pairs = zip(at_work, jobs, strict=True)
+                pairs = zip(at_work, begun_together(jobs, began_s), strict=True)
                 tasks = [group.create_task(_carry_out(worker, job, on_row)) for worker, job in pairs]
             ended_s = time.monotonic()
             await self._compare(at_work)
@@ -142,6 +146,7 @@ class RayCrowd:
         actors = [hand.options(num_cpus=1, max_restarts=0, scheduling_strategy=place).remote() for place in places]
         fresh = await _begun(actors)
         self.workers += fresh
+        await _check_reach(fresh, self._origins)
         await self._compare(fresh)
 
 
@@ -180,6 +185,14 @@ def check_reachable_from(origin: Origin, nodes: Sequence[str], own: str) -> None
         )
 
 
+async def _check_reach(workers: Sequence[Worker], origins: Sequence[Origin]) -> None:
+    for origin in origins:
+        check_reachable_from(origin, [worker.node for worker in workers], _own_address())
+    async with asyncio.TaskGroup() as group:
+        for worker, origin in product(workers, origins):
+            group.create_task(_check_reaches(worker, origin))
+
+
 async def _check_reaches(worker: Worker, origin: Origin) -> None:
     why = await worker.actor.why_not.remote(origin.host, origin.port, REACH_S)
     if why is not None:
@@ -197,8 +210,11 @@ async def _carry_out(worker: Worker, job: Job, on_row: OnRow) -> News:
     comparing = asyncio.create_task(worker.compare_often())
     try:
         news = await told(worker.frames(replace(job, origin_s=job.origin_s + ahead_s)), took)
+    except Exception as error:
+        raise _explained(error, worker.node) from None
     finally:
         comparing.cancel()
+        await asyncio.gather(comparing, return_exceptions=True)  # what ends the worker ends this too: told once
     if news is None:
         raise EngineError(f"the load worker on {worker.node} ended by itself", hint="its node's log may say why")
     return news
@@ -220,26 +236,27 @@ def _fact(worker: Worker, news: News, began_s: float, ended_s: float) -> WorkerF
     )
 
 
-def _explained(error: BaseException) -> BaseException:
-    """Ray's exceptions in a line; everything else as it is."""
-    if isinstance(error, BaseExceptionGroup):
-        error = first_of(error)
-    if isinstance(error, SkepError | asyncio.CancelledError):
-        return error
-    if isinstance(error, TimeoutError):
-        return EngineError(f"load workers did not start within {START_S:g} s", hint="`ray status` may say why")
+def _explained(error: BaseException, node: str | None = None) -> BaseException:
+    """Ray's exceptions in a line; everything else as it is. What a worker raises is both Ray's and its own."""
     import ray
 
+    if isinstance(error, BaseExceptionGroup):
+        error = first_of(error)
+    if isinstance(error, TimeoutError):
+        return EngineError(f"load workers did not start within {START_S:g} s", hint="`ray status` may say why")
     if not isinstance(error, ray.exceptions.RayError):
         return error
+    where = "" if node is None else f" on {node}"
     cause = getattr(error, "cause", None)
     if isinstance(cause, SkepError):
-        return cause
+        return EngineError(f"the load worker{where} gave up: {cause.message}", hint=_KEPT)
     text = str(error)
     if "ModuleNotFoundError" in text or "ImportError" in text:
         return EngineError("a node of the cluster has no skep that fits", hint=f"install skep {__version__} on each")
+    if isinstance(error, ray.exceptions.RayActorError):
+        return EngineError(f"the load worker{where} was lost: it or its node died, or is not reached", hint=_KEPT)
     last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), type(error).__name__)
-    return EngineError(f"a load worker was lost: {last[:200]}", hint="what was measured is kept; try again")
+    return EngineError(f"the load worker{where} was lost: {last[:200]}", hint=_KEPT)
 
 
 def _nodes() -> list[dict[str, Any]]:

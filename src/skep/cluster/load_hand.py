@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -43,8 +44,10 @@ class LoadHand:
                 _, writer = await asyncio.open_connection(host, port)
         except TimeoutError:
             return f"no answer within {timeout_s:g} s"
-        except OSError as error:
+        except socket.gaierror as error:
             return error.strerror or str(error)
+        except OSError as error:  # its own text is asyncio's, with the address again
+            return os.strerror(error.errno) if error.errno else str(error)
         writer.close()
         return None
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any, Protocol
 
+from skep.bench.crowd import Crowd
 from skep.bench.driver import Driver, Meter
 from skep.bench.endpoint import Endpoint
 from skep.bench.pace import Pace
@@ -85,6 +86,7 @@ async def run_trial(
     *,
     on_level: OnLevel = lambda _: None,
     meter: Meter | None = None,
+    crowd: Crowd | None = None,
 ) -> QualitySummary:
     """`on_level` hears what is known after each level.
 
@@ -97,7 +99,8 @@ async def run_trial(
     Random(f"{plan.seed}/items").shuffle(items)
     async with Recording(store, endpoint, host, _identity(plan, bank, items, endpoint, host)) as recording:
         store.append_items(recording.run_id, items)
-        trial = _Trial(plan, bank.name, items, endpoint, recording, store, judge, on_progress, on_level, meter)
+        shown = (on_progress, on_level)
+        trial = _Trial(plan, bank.name, items, endpoint, recording, store, judge, shown, meter, crowd)
         try:
             await trial.run()
         finally:
@@ -126,9 +129,9 @@ class _Trial:
         recording: Recording,
         store: Store,
         judge: Judges,
-        on_progress: OnProgress,
-        on_level: OnLevel,
+        shown: tuple[OnProgress, OnLevel],
         meter: Meter | None,
+        crowd: Crowd | None,
     ) -> None:
         self._plan = plan
         self._bank = bank
@@ -137,15 +140,16 @@ class _Trial:
         self._recording = recording
         self._store = store
         self._judge = judge
-        self._on_progress = on_progress
-        self._on_level = on_level
+        self._on_progress, self._on_level = shown
         self._driver = Driver(
             endpoint,
             recording,
             timeout_s=plan.timeout_s,
             keep_text=True,
             most_connections=max(plan.levels),
+            processes=1 if crowd is None else None,
             meter=meter,
+            crowd=crowd,
         )
         self._passes = Passes()
         self._cold = Cold.for_engine(endpoint.engine, secrets.token_hex(8))
