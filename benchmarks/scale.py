@@ -1,14 +1,16 @@
 """What a decision costs with 10 to 10,000 replicas and up to a million agents, and what comes of it.
 
-    .venv/bin/python benchmarks/scale.py [--quick] [--rounds 3] [--only traffic|box|homes|upkeep|memory|doors]
-                                         [--against SRC]
+    .venv/bin/python benchmarks/scale.py [traffic|box|homes|upkeep|memory|doors|calls ...] [--quick]
+                                         [--rounds 3] [--against SRC]
 
 SIMULATED: the real `Admission` in virtual time, around replicas whose times come from the planner (see `scaling`); only
 what it is asked is timed, in CPU time of the thread, because the machine may be shared. `calm`: 100 agents per replica
 want four fifths of the slots. `full`: they want twice the slots there are, so queues are as long as the slots are many.
 One answer in a hundred is left by its client, and keeps its slot for 30 s. Spread: of the replicas' shares of busy
 slots, at eight moments of a run.
-Each cell in a process of its own. `--against SRC`: the same with the skep of that folder, in turns with this one.
+Each cell in a process of its own, and each row stored in `results/scale.json` as soon as it is measured, beside what is
+there of other parts. `--against SRC`: the same with the skep of that folder, in turns with this one; `box` is nothing
+else. `doors`: see `scaling.leases`. `calls` needs Ray: see `scaling.calls`.
 The end of one gateway is arithmetic: the cost of a request and of a chunk as `benchmarks/gateway.py` measured them.
 """
 
@@ -20,6 +22,9 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +32,14 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "scale.json"
 SIZES, QUICK_SIZES = (10, 100, 1_000, 10_000), (10, 100)
 DOORS = (2, 8, 64)
-PARTS = ("traffic", "box", "homes", "upkeep", "memory", "doors")
+DOORS_S, DOORS_MOST_S, DOORS_MANY = 25.0, 200.0, 100_000  # of one cell; of more replicas x doors, and no linear rule
+PARTS = ("traffic", "box", "homes", "upkeep", "memory", "doors", "calls")
 MOST, QUICK_MOST = 200_000, 20_000
 COLUMNS = {
     "median": 9, "runs": 14, "p99": 9, "to 10": 8, "decisions/s": 13, "wait p50": 10, "p99 s": 8, "max/mean": 10,
     "Jain": 7, "home": 7, "queued": 10, "decisions": 11,
 }  # fmt: skip
+Rows = Iterator[tuple[str, Any]]  # the name of a row and what was measured
 LIMIT_S, BEFORE_S = 600.0, 60.0  # of one child; what is cut short is reported as far as it came
 
 
@@ -46,9 +53,8 @@ def child(what: str, *words: object, src: str | None = None) -> dict[str, Any]:
     return found
 
 
-def traffic(args: argparse.Namespace) -> dict[str, Any]:
+def traffic(args: argparse.Namespace) -> Rows:
     most = QUICK_MOST if args.quick else MOST
-    found: dict[str, Any] = {}
     for kind in ("calm", "full"):
         print(f"\n{kind}: CPU us per decision (arrival or end), medians of {args.rounds} runs (lowest..highest)")
         print(f"{'':26}" + "".join(f"{name:>{wide}}" for name, wide in COLUMNS.items()))
@@ -57,10 +63,9 @@ def traffic(args: argparse.Namespace) -> dict[str, Any]:
             for size in args.sizes:
                 seeds, limit_s = (range(1), BEFORE_S) if src else (range(args.rounds), LIMIT_S)
                 runs = [child("traffic", size, kind, seed, most, limit_s, src=src) for seed in seeds]
-                found[f"{kind} {size}{' before' if src else ''}"] = runs
                 first = first or middle(runs, "decision_us", "p50")
                 print(line(runs, first, "before" if src else ""), flush=True)
-    return found
+                yield f"{kind} {size}{' before' if src else ''}", runs
 
 
 def line(runs: list[dict[str, Any]], first: float, mark: str) -> str:
@@ -79,11 +84,10 @@ def line(runs: list[dict[str, Any]], first: float, mark: str) -> str:
     return f"{name:26}" + "".join(f"{cell:>{wide}}" for cell, wide in zip(cells, COLUMNS.values(), strict=True))
 
 
-def box(args: argparse.Namespace) -> dict[str, Any]:
+def box(args: argparse.Namespace) -> Rows:
     """A single machine must not pay for ten thousand: CPU of all decisions of a request, before and now in turns."""
-    found: dict[str, Any] = {}
     if not args.against:
-        return found
+        return
     print(f"\none box: CPU us of all decisions of a request, before and now in turns, {2 * args.rounds + 1} pairs")
     for kind in ("calm", "full"):
         for size in (1, 2, 4, 8):
@@ -94,59 +98,69 @@ def box(args: argparse.Namespace) -> dict[str, Any]:
                 pairs.append((told[args.against]["request_us"], told[None]["request_us"]))
             ratios = sorted(now / before for before, now in pairs)
             before, now = (statistics.median(pair[place] for pair in pairs) for place in (0, 1))
-            found[f"{kind} {size}"] = pairs
+            yield f"{kind} {size}", pairs
             over = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}..{ratios[-1]:.2f})"
             print(f"{kind} {size} replicas: before {before:.1f}, now {now:.1f}, ratio {over}", flush=True)
-    return found
 
 
-def homes(args: argparse.Namespace) -> dict[str, Any]:
+def homes(args: argparse.Namespace) -> Rows:
     """Beyond 64 replicas a home is held against the mean: what the least loaded one as the measure would do."""
     print("\na conversation's home held against the mean share of busy slots, or against the least loaded one; calm")
     print(f"{'':22} {'home':>6} {'max/mean':>9} {'Jain':>6} {'wait p99 s':>11}")
-    found: dict[str, Any] = {}
     for size in [size for size in args.sizes if size in (100, 1_000)]:
         for rule in ("mean", "least"):
             run = child("traffic", size, "calm", 1, QUICK_MOST if args.quick else MOST, LIMIT_S, rule)
-            found[f"{rule} {size}"] = run
+            yield f"{rule} {size}", run
             name = f"{size:,}, the {rule}"
             figures = f"{run['home']:6.3f} {run['max_over_mean']:9.2f} {run['jain']:6.3f} {run['wait_s']['p99']:11.2f}"
             print(f"{name:22} {figures}", flush=True)
-    return found
 
 
-def upkeep(args: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def upkeep(args: argparse.Namespace) -> Rows:
     for src in [None, args.against] if args.against else [None]:
         sizes = [size for size in args.sizes if not src or size <= 1_000]  # to fill more takes the linear rule an hour
         cells = [child("upkeep", size, 200, src=src) for size in sizes]
-        found["before" if src else "now"] = cells
+        yield "before" if src else "now", cells
         print(f"\nCPU us per call beside those of requests, median of 200 (same table: 5){', before' if src else ''}")
         print(f"{'replicas':20}" + "".join(f"{cell['replicas']:>12,}" for cell in cells))
         for name in cells[0]["us"]:
             print(f"{name:20}" + "".join(f"{cell['us'][name]['p50']:12,.1f}" for cell in cells), flush=True)
-    return found
 
 
-def memory(args: argparse.Namespace) -> dict[str, Any]:
+def memory(args: argparse.Namespace) -> Rows:
     found = child("memory", 100 if args.quick else 1_000, 2_000 if args.quick else 40_000)
     print("\nbytes of Python objects, tracemalloc")
     for name, value in found.items():
         if name.endswith("_bytes"):
             print(f"{name.removesuffix('_bytes').replace('_', ' '):20}{value:10,.0f}")
-    return found
+    yield from found.items()
 
 
-def doors(args: argparse.Namespace) -> list[dict[str, Any]]:
-    print("\nleases: CPU ms of one renewal in the ledger's decider, at rest / while two doors have requests waiting")
-    print(f"{'replicas':>10}" + "".join(f"{f'{many} doors':>22}" for many in DOORS))
-    found = []
-    for size in args.sizes:
-        cells = [child("doors", size, many, 2 if size * many > 100_000 else 10) for many in DOORS]
-        found += cells
-        shown = "".join(f"{cell['rest']['ms']:11,.2f} / {cell['waiting']['ms']:8,.2f}" for cell in cells)
-        print(f"{size:10,}{shown}", flush=True)
-    return found
+def doors(args: argparse.Namespace) -> Rows:
+    print("\nleases: CPU of a renewal in the ledger with its messages pickled, mean ms; the cores that all doors take,")
+    print("with a renewal of each every 0.4 s: at rest, and while two doors have requests waiting")
+    heads = ("rest ms", "waiting ms", "rest cores", "waiting cores", "rest KB", "waiting KB", "word us")
+    print(f"{'replicas x doors':26}" + "".join(f"{head:>15}" for head in heads))
+    for size, many in ((size, many) for size in args.sizes for many in DOORS):
+        for src in [None, args.against] if args.against and size * many <= DOORS_MANY else [None]:
+            cell = child("doors", size, many, DOORS_S if size * many <= DOORS_MANY else DOORS_MOST_S, src=src)
+            rest, waiting = cell["rest"], cell["waiting"]
+            figures = [f"{part[key]:.3f}" for key in ("mean_ms", "cores") for part in (rest, waiting)]
+            figures += [f"{part['bytes'] / 1e3:.1f}" for part in (rest, waiting)] + [f"{cell['row_us']:.1f}"]
+            name = f"{size:,} x {many}{' before' if src else ''}"
+            print(f"{name:26}" + "".join(f"{figure:>15}" for figure in figures), flush=True)
+            yield f"{size} x {many}{' before' if src else ''}", cell
+
+
+def calls(_args: argparse.Namespace) -> Rows:
+    if find_spec("ray") is None:
+        print("\nwhat Ray adds to a call of the ledger: not measured, Ray is not installed")
+        return
+    found = child("calls", 6.0)
+    print("\nCPU us of the ledger's whole process for one call by Ray")
+    for name, call in found["calls"].items():
+        print(f"{name:44}{call['us']:8,.0f} ({call['calls']:,} calls)")
+    yield from found.items()
 
 
 def end_of_one_gateway(found: dict[str, Any]) -> dict[str, float]:
@@ -172,32 +186,45 @@ def middle(runs: list[dict[str, Any]], key: str, which: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; without any, all of them")
     parser.add_argument("--quick", action="store_true", help="10 and 100 replicas, one run: half a minute")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--against", help="a folder that holds another skep, such as an older `src`")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
-        from scaling import cells
+        from scaling import calls, cells, leases
+
+        modules = {"doors": leases, "calls": calls}
 
         what, *words = json.loads(args.cell)
-        print(json.dumps(getattr(cells, what)(*words)))
+        print(json.dumps(getattr(modules.get(what, cells), what)(*words)))
         return
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     args.sizes = QUICK_SIZES if args.quick else SIZES
     args.rounds = 1 if args.quick else args.rounds
     from scaling.service import Service
 
     print(f"SIMULATED replicas: {Service().words()}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    document = {} if args.quick or not RESULTS.exists() else json.loads(RESULTS.read_text())
-    document |= {"simulated": True, "cores": os.cpu_count(), "load": os.getloadavg()[0], "replica": Service().words()}
-    for part in (args.only,) if args.only else PARTS:
-        document[part] = globals()[part](args)
+    document: dict[str, Any] = {} if args.quick or not RESULTS.exists() else json.loads(RESULTS.read_text())
+    document |= {"simulated": True, "cores": os.cpu_count(), "replica": Service().words()}
+    for part in args.parts or PARTS:
+        for row, measured in globals()[part](args):
+            document.setdefault(part, {})[row] = measured
+            stamp = {"on": datetime.now(UTC).date().isoformat(), "load": os.getloadavg()[0]}
+            document.setdefault("measured", {}).setdefault(part, {})[row] = stamp
+            store(document, args)
         if part == "traffic":
             document["one_gateway"] = end_of_one_gateway(document["traffic"])
-        if not args.quick:
-            RESULTS.parent.mkdir(exist_ok=True)
-            RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+            store(document, args)
+
+
+def store(document: dict[str, Any], args: argparse.Namespace) -> None:
+    """What `--quick` measures is only printed."""
+    if not args.quick:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

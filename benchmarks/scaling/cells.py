@@ -1,4 +1,4 @@
-"""What one child process measures: traffic of one shape, the upkeep of a table, memory, or leases of doors."""
+"""What one child process measures: traffic of one shape, the upkeep of a table, or memory. For doors see `leases`."""
 
 from __future__ import annotations
 
@@ -105,28 +105,6 @@ def _conversation_bytes(many: int) -> float:
     for talk in talks:
         homes.remember(talk, "r0")
     return (tracemalloc.get_traced_memory()[0] - before) / many
-
-
-def doors(replicas: int, many: int, rounds: int) -> dict[str, Any]:
-    """One renewal of one of `many` doors: at rest, and while two of them have requests waiting."""
-    from skep.cluster.shares import Shares, Wants
-
-    slots = {spec.name: (spec.model, spec.slots) for spec in table(replicas)}
-    found: dict[str, Any] = {"replicas": replicas, "doors": many}
-    for what, queued in (("rest", 0), ("waiting", 50)):
-        shares, held = Shares(), {f"d{door}": {} for door in range(many)}
-        shares.set_replicas(slots)
-        took, now = [], 0.0
-        for number in range((1 if replicas * many > 100_000 else 3) * many + rounds):
-            name = f"d{number % many}"
-            wants = Wants(dict(held[name]), held[name], {"m": queued} if number % many < 2 else {})
-            now += 1.0 / many
-            began = time.thread_time_ns()
-            answer = shares.renew(name, wants, now)
-            took.append((time.thread_time_ns() - began) / 1e6)
-            held[name] = dict(answer.shares)
-        found[what] = {"ms": statistics.median(took[-rounds:]), "max_ms": max(took[-rounds:]), "renewals": rounds}
-    return found
 
 
 def _each(rounds: int, call: Callable[[int], object]) -> dict[str, float]:

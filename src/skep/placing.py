@@ -14,9 +14,10 @@ from pathlib import Path
 from skep.catalog.devices import Device
 from skep.catalog.names import model_id
 from skep.catalog.pullable import find_pullable
-from skep.cluster.nodes import free_rooms, has_words, host_of, spread, threads_each, wants, whole_rooms
+from skep.cluster.nodes import busy_card, free_rooms, has_words, host_of, spread, threads_each, wants, whole_rooms
 from skep.cluster.values import Node, Survey, same_post
 from skep.engines.base import Launch, Place, engine_named
+from skep.engines.placement import DEFAULT_SHARES
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.launching import (
     NO_WEIGHTS,
@@ -42,6 +43,7 @@ from skep.weights.pull import installed, pull
 
 HOST_BYTES_A_CARD = 2 * GIB  # of the node's own memory, for an engine whose weights are on cards
 LIGHT_CPUS = 0.1  # of an engine that computes nothing
+BUSY_HINT = "`nvidia-smi` there shows who holds it; Ray lends any card of a node that it was started with"
 _LOCAL = ("/", "./", "../", "~")
 
 
@@ -87,8 +89,8 @@ def place_launches(
     """
     if settings.cluster is not None and settings.cluster.guest:
         return remote_launches(settings)
+    tables = [_table(serve, settings, survey, paths, progress, starting=not running) for serve in settings.serve]
     running = running or survey.standing
-    tables = [_table(serve, settings, survey, paths, progress) for serve in settings.serve]
     threads = _threads(tables, running)
     rows = [_launches(table, survey, threads, running) for table in tables]
     launches = (*_in_turn(tables, rows), *remote_launches(settings))
@@ -110,11 +112,17 @@ def shared_paths(settings: Settings) -> tuple[str, ...]:
 # One table
 
 
-def _table(serve: Serve, settings: Settings, survey: Survey, paths: Paths, progress: PullProgress) -> _Table:
+def _table(
+    serve: Serve, settings: Settings, survey: Survey, paths: Paths, progress: PullProgress, *, starting: bool
+) -> _Table:
+    """`starting`: what others hold on the cards counts, as on one machine."""
     _refuse(serve)
     engine_named(serve.engine)
     nodes, left_out = _nodes_for(serve, survey)
     cards = _cards(serve, nodes)
+    if cards and starting:
+        nodes, busy = _idle(serve, nodes)
+        left_out = (*left_out, *busy)
     alike = [other.kind for other in settings.serve if model_id(other.model) == model_id(serve.model)]
     stem = stem_of(serve.model)
     if len(alike) > 1 and serve.kind:
@@ -133,7 +141,8 @@ def _refuse(serve: Serve) -> None:
     """What means something on one machine only."""
     where = f"`{serve.model}` on a cluster"
     if serve.on_demand:
-        hint = "leave `on_demand` out; `max_replicas` follows the load"
+        key = "on_demand" if serve.idle_unload_s is None else "idle_unload"
+        hint = f"leave `{key}` out; `max_replicas` follows the load"
         raise UserError(f"{where} cannot be loaded on demand", hint=hint)
     if serve.gpus:
         raise UserError(f"{where} takes no `gpus`", hint="leave it out: Ray gives each replica its cards")
@@ -184,6 +193,22 @@ def _cards(serve: Serve, nodes: Sequence[Node]) -> int:
         what = f"a replica of `{serve.model}` wants {each} GPUs on one node, the largest has {most:g}"
         raise DoesNotFit(f"{what}: {has_words(nodes)}", hint="a smaller tp, pp or dp, or a node with more cards")
     return each
+
+
+def _idle(serve: Serve, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+    """Those whose cards are not held by others, and a clause for each other one."""
+    share = card_share(serve)
+    busy = {node.id: busy_card(node, share) for node in nodes if node.gpus} if share else {}
+    idle = tuple(node for node in nodes if busy.get(node.id) is None)
+    clauses = tuple(f"{node.name}: {words}" for node in nodes if (words := busy.get(node.id)) is not None)
+    if not any(node.gpus for node in idle) and clauses:
+        raise DoesNotFit(f"no card for `{serve.model}` is free: {'; '.join(clauses)}", hint=BUSY_HINT)
+    return idle, clauses
+
+
+def card_share(serve: Serve) -> float:
+    """Of each card that its engine fills at the start; 0: no more than it needs, and how much is not known here."""
+    return serve.options.memory_share or DEFAULT_SHARES.get(serve.engine, 0.0)
 
 
 def _path_of(serve: Serve) -> str | None:

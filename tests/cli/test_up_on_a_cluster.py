@@ -89,6 +89,15 @@ def test_a_kind_that_cannot_hold_the_model_is_left_out_with_a_word(capsys):
     assert "warning: 1x NVIDIA GeForce RTX 3090 is left out" in capsys.readouterr().err
 
 
+def test_a_node_whose_card_somebody_else_holds_is_planned_around(capsys):
+    full = node("a", replace(RTX, used_bytes=20 * GIB), 1)
+    (serve,) = serves_for(Wanted(AWQ), survey(full, node("b", RTX, 1)))
+    assert serve.replicas == 1
+    assert "planned for 1x NVIDIA GeForce RTX 3090 (b)" in capsys.readouterr().err
+    with pytest.raises(DoesNotFit, match=r"a: GPU 0 is busy: 4.0 GiB of 24.0 GiB are free"):
+        serves_for(Wanted(AWQ), survey(full))
+
+
 def test_a_model_that_fits_on_no_kind_ends_with_exit_3():
     with pytest.raises(SkepError) as refused:
         serves_for(Wanted("deepseek-v3.2", checkpoint="org/deepseek"), MIXED)

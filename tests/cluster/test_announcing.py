@@ -11,8 +11,8 @@ from skep.cluster.post import own_cards
 class Heard:
     """A ledger: what it heard; `away` for so many announcements; then it says `end`."""
 
-    def __init__(self, *, away=0, ends_after=None):
-        self.rows, self.away, self.ends_after = [], away, ends_after
+    def __init__(self, *, away=0, ends_after=None, holds=False):
+        self.rows, self.away, self.ends_after, self.holds = [], away, ends_after, holds
         self.announce = SimpleNamespace(remote=self._announce)
 
     async def _announce(self, name, row, me):
@@ -20,7 +20,8 @@ class Heard:
             self.away -= 1
             raise ConnectionError
         self.rows.append((name, row, me))
-        return {"end": self.ends_after is not None and len(self.rows) >= self.ends_after}
+        told = {"end": self.ends_after is not None and len(self.rows) >= self.ends_after}
+        return told | ({"held": True} if self.holds else {})
 
 
 def announced(find, timeout_s=5.0):
@@ -37,6 +38,24 @@ def test_it_announces_itself_with_its_own_handle_until_it_is_told_to_end():
     ledger = Heard(ends_after=3)
     announced(lambda: ledger)
     assert ledger.rows == [("m-0", {"state": "ready"}, "me")] * 3
+
+
+def test_its_handle_is_sent_until_the_ledger_has_it_and_again_after_a_word_was_lost():
+    """The ledger may have been started anew by then."""
+    ledger = Heard(ends_after=5, holds=True)
+
+    def row():
+        ledger.away = int(len(ledger.rows) == 3 and not lost)
+        lost.extend("x" * ledger.away)
+        return {}
+
+    async def play():
+        async with asyncio.timeout(5.0):
+            await Announcer("m-0", row, "me", lambda: ledger, every_s=0.01).run()
+
+    lost = []
+    asyncio.run(play())
+    assert [me for _, _, me in ledger.rows] == ["me", None, None, "me", None]
 
 
 def test_a_ledger_that_missed_a_word_is_tried_again_while_nobody_can_be_looked_up():
@@ -87,6 +106,15 @@ def test_a_change_is_told_at_once():
         assert [row["state"] for _, row, _ in ledger.rows] == ["starting", "ready"]
 
     asyncio.run(play())
+
+
+def test_what_the_ledger_answers_is_heard():
+    async def play():
+        heard = []
+        await Announcer("m-0", dict, "me", lambda: Heard(ends_after=1), heard=heard.append).run()
+        assert heard == [{"end": True}]
+
+    asyncio.run(asyncio.wait_for(play(), 5.0))
 
 
 def test_cards_that_have_no_number_are_left_as_ray_shows_them():

@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -21,9 +21,10 @@ from skep.cluster.homenode import (
     way_to,
     write_node,
 )
-from skep.cluster.nodelife import stop_node
+from skep.cluster.nodelife import _make_way, is_lost, stop_node
 from skep.cluster.raystart import MARK
 from skep.cluster.roll import rows_of
+from skep.engines.binding import free_port
 from skep.errors import UserError
 from skep.places import user_paths
 
@@ -59,7 +60,7 @@ def raylet():
 
 
 def node_with(mark, address="127.0.0.1"):
-    return HomeNode(f"{address}:6379", address, True, "a", "6379-7399", mark)
+    return HomeNode(f"{address}:6379", address, True, "a", "6379-7499", mark)
 
 
 def test_a_driver_learns_the_way_from_the_node_that_runs_here(paths, tmp_path, raylet):
@@ -74,6 +75,25 @@ def test_a_driver_learns_the_way_from_the_node_that_runs_here(paths, tmp_path, r
     assert way.environment["RAY_AUTH_TOKEN_PATH"] == str(token_path(paths))
     assert way_to("127.0.0.1:6379", env) == way
     assert way_to("10.0.0.9:6379", env) == Way("10.0.0.9:6379"), "another cluster"
+
+
+def test_a_head_that_does_not_answer_is_lost_unless_it_may_only_be_cut_off():
+    """Who joins has just reached a head: then the old one is over. Who starts one has reached nobody."""
+    node = HomeNode(f"127.0.0.1:{free_port()}", "127.0.0.1", False, "b", "6379-7499", "m")
+    assert is_lost(node, for_head=False)
+    assert not is_lost(node, for_head=True)
+    assert is_lost(replace(node, is_head=True), for_head=True), "it would be here"
+
+
+def test_what_a_node_left_behind_is_ended_before_the_next_one(paths):
+    """Where nobody buries a dead raylet, its workers do not notice: they and their engines would never be ended."""
+    mark, said = f"test-{os.getpid()}-{os.urandom(4).hex()}", []
+    write_node(paths, node_with(mark))
+    with subprocess.Popen(["cat"], env={**os.environ, MARK: mark}, stdin=subprocess.PIPE) as child:
+        _make_way(paths, said.append, for_head=True)
+        assert child.wait(5) != 0
+    assert said == ["ended: what a node of the cluster at 127.0.0.1:6379 left behind here"]
+    assert read_node(paths) is None
 
 
 def test_a_record_of_another_version_is_none(paths):

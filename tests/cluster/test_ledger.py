@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from skep.cluster.ledger import AWAY_AFTER_S, Ledger
+from skep.cluster.shares import LEASE_S
 
 
 class Clock:
@@ -31,11 +32,12 @@ def clock():
     return Clock()
 
 
-def make(clock, ended=None):
+def make(clock, ended=None, reached_by=None):
     ended = [] if ended is None else ended
 
     async def end_post(name, handle):
         ended.append(name)
+        (reached_by if reached_by is not None else []).append((name, handle))
         return True
 
     return Ledger("skep", end_post=end_post, end_self=lambda: ended.append("ledger"), abandoned_after_s=60.0, now=clock)
@@ -64,6 +66,61 @@ def test_a_post_that_was_started_anew_elsewhere_silences_the_one_before(clock):
         await ledger.announce("m-0", row(incarnation="two", node="c"))
         assert (await ledger.announce("m-0", row(incarnation="one")))["end"] is True
         assert (await ledger.state())["rows"]["m-0"]["node"] == "c"
+
+    asyncio.run(play())
+
+
+def test_a_post_s_handle_is_kept_while_it_goes_on_and_not_for_its_successor(clock, monkeypatch):
+    reached = []
+
+    async def play():
+        ledger = make(clock, reached_by=reached)
+        assert (await ledger.announce("m-0", row(), "handle"))["held"] is True
+        assert (await ledger.announce("m-0", row(state="busy")))["held"] is True, "it is not sent every time"
+        await ledger.announce("m-1", row("m-1", "three"), "old")
+        assert (await ledger.announce("m-1", row("m-1", "four")))["held"] is False
+        clock.now += 100.0
+        monkeypatch.setattr("skep.cluster.ledger.LOOK_EVERY_S", 0.0)
+        monkeypatch.setattr("skep.cluster.ledger.PAUSE_S", 1000.0)
+        watching = asyncio.create_task(ledger.watch())
+        while len(reached) < 2:
+            await asyncio.sleep(0)
+        watching.cancel()
+
+    asyncio.run(play())
+    assert reached == [("m-0", "handle"), ("m-1", None)]
+
+
+def test_a_door_that_says_only_what_is_new_is_told_only_that(clock):
+    async def play():
+        ledger = make(clock)
+        await ledger.announce("m-0", row())
+        first = await ledger.renew("a", {}, {}, {})
+        assert first["shares"] == {"m-0": 4}
+        second = await ledger.renew("a", {}, {"m-0": 4}, {}, since=first["mark"])
+        assert (second["shares"], second["busy"]) == ({}, {})
+        await ledger.announce("m-1", row("m-1", "two"))
+        third = await ledger.renew("a", {"m-0": 1}, {}, {}, since=second["mark"])
+        assert third["shares"] == {"m-1": 4}
+        other = await ledger.renew("b", {}, {}, {})
+        assert (other["shares"], other["busy"]) == ({"m-0": 0, "m-1": 0}, {"m-0": 1}), "all, to who says all"
+
+    asyncio.run(play())
+
+
+def test_a_ledger_that_does_not_know_what_a_door_said_last_asks_it_to_say_all(clock):
+    """Its last answer was lost, the door was silent for too long, or another ledger gave that answer."""
+
+    async def play():
+        ledger = make(clock)
+        await ledger.announce("m-0", row())
+        first = await ledger.renew("a", {}, {}, {})
+        await ledger.renew("a", {}, {"m-0": 4}, {}, since=first["mark"])
+        assert (await ledger.renew("a", {}, {}, {}, since=first["mark"]))["again"], "that was answered already"
+        newest = await ledger.renew("a", {}, {"m-0": 4}, {})
+        assert (await make(clock).renew("a", {}, {}, {}, since=newest["mark"]))["again"]
+        pass_time(clock, ledger, LEASE_S + 1)
+        assert (await ledger.renew("a", {}, {}, {}, since=newest["mark"]))["again"]
 
     asyncio.run(play())
 
@@ -99,6 +156,19 @@ def test_only_one_door_places_replicas_and_its_successor_gets_the_same_key(clock
         assert await ledger.claim("b", "key-b") == {"owner": "a"}
         pass_time(clock, ledger, 30.0)
         assert await ledger.claim("b", "key-b") == {"owner": "b", "key": "key-a"}
+
+    asyncio.run(play())
+
+
+def test_posts_hear_the_restart_policy_of_the_door_that_places_them(clock):
+    async def play():
+        ledger = make(clock)
+        assert (await ledger.announce("m-0", row()))["policy"] is None, "not told: what it was created with counts"
+        await ledger.claim("one", "k")
+        await ledger.instruct("one", {"fallbacks": 5})
+        await ledger.instruct("another", {"fallbacks": 0})
+        assert (await ledger.announce("m-0", row()))["policy"] == {"fallbacks": 5}
+        assert (await ledger.table(0, 0.0))["policy"] == {"fallbacks": 5}, "its door sees whether it is known"
 
     asyncio.run(play())
 

@@ -97,6 +97,44 @@ def test_too_few_gpus_are_said_node_by_node(place):
         assert words in said
 
 
+@pytest.mark.parametrize(("idle_unload_s", "key"), [(None, "on_demand"), (60.0, "idle_unload")])
+def test_nothing_is_loaded_on_demand_there_and_the_setting_is_named(place, idle_unload_s, key):
+    with pytest.raises(UserError, match="`m` on a cluster cannot be loaded on demand") as refused:
+        place(survey(node("a")), replace(FAKE, on_demand=True, idle_unload_s=idle_unload_s))
+    assert refused.value.hint.startswith(f"leave `{key}` out")
+
+
+def held(made, *used_gib):
+    """With so much of each card in use, by whomever."""
+    cards = tuple(replace(RTX, index=number, used_bytes=used * GIB) for number, used in enumerate(used_gib))
+    return replace(made, facts=replace(made.facts, cards=cards))
+
+
+def test_a_node_whose_card_somebody_else_holds_gets_nothing_and_is_named(place):
+    """Which card is lent is Ray's to say, so that the idle one beside it cannot be counted on."""
+    single = replace(VLLM, options=Options())
+    cluster = survey(held(rtx_node("a"), 0, 20), held(rtx_node("b"), 1, 2))
+    assert {one.place.nodes for one in place(cluster, replace(single, replicas=2))} == {("b",)}
+    with pytest.raises(DoesNotFit, match=r"there is room for 2: b has .*; a: GPU 1 is busy: 4.0 GiB of"):
+        place(cluster, replace(single, replicas=3))
+    small = replace(single, options=Options(memory_share=0.1), replicas=4)
+    assert len(place(cluster, small)) == 4, "it takes less than is left"
+    with pytest.raises(DoesNotFit, match="no card for `org/model` is free: a: GPU 0 is busy") as refused:
+        place(survey(held(rtx_node("a"), 20, 0)), single)
+    assert "nvidia-smi" in refused.value.hint
+
+
+def test_cards_that_ray_has_lent_already_may_be_full(place):
+    """By replicas that stand there, or by programs of others that asked Ray for them."""
+    single = replace(VLLM, options=Options())
+    lent = survey(held(rtx_node("a", free={"free_gpus": 1}), 22, 0))
+    (first,) = place(lent, single)
+    full = survey(held(rtx_node("a", free={"free_gpus": 1}), 22, 22))
+    with pytest.raises(DoesNotFit, match="GPU 1 is busy"):
+        place(full, single)
+    assert len(place(full, replace(single, replicas=2), running=(first,))) == 2, "for a start, not for a change"
+
+
 def test_more_replicas_than_fit_may_come_later_and_are_no_error_now(place):
     assert len(place(survey(rtx_node("a")), replace(VLLM, max_replicas=4))) == 1
 

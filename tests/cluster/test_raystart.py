@@ -7,6 +7,7 @@ import pytest
 
 from skep.cluster.nodelife import refusal
 from skep.cluster.raystart import (
+    ENGINE_PORTS,
     MARK,
     NodeStart,
     Ports,
@@ -14,6 +15,7 @@ from skep.cluster.raystart import (
     checked_address,
     checked_labels,
     checked_ports,
+    engine_ports,
     environment,
 )
 from skep.errors import EngineError, UserError
@@ -28,7 +30,7 @@ def test_a_head_listens_in_one_range_without_dashboard_and_statistics():
     ports = {flag: int(number) for flag, _, number in (word.partition("=") for word in told) if "port" in flag}
     assert all(HEAD.ports.first <= port <= HEAD.ports.last for port in ports.values())
     assert len(set(ports.values())) == len(ports), "none is taken twice"
-    assert str(HEAD.ports) == "6379-7399"
+    assert str(HEAD.ports) == "6379-7499"
     assert not any("ray-client" in word for word in told)
     assert "--ray-client-server-port=6398" in arguments(replace(HEAD, has_client=True))
 
@@ -56,6 +58,17 @@ def test_what_closes_it_cannot_be_undone_by_the_environment_and_the_rest_can():
     assert told["RAY_health_check_period_ms"] == "5000"
     assert int(told["RAY_gcs_rpc_server_reconnect_timeout_s"]) > 24 * 3600, "what serves outlives its head"
     assert (told["PATH"], told[MARK]) == ("/bin", "m4rk")
+
+
+def test_engines_of_a_node_have_ports_of_the_same_range_and_elsewhere_any():
+    low, high = HEAD.ports.engines
+    assert (low, high, high) == (7400, 7499, HEAD.ports.last)
+    assert low > max(*HEAD.ports.workers, *HEAD.ports.services.values(), HEAD.ports.client, HEAD.ports.dashboard)
+    assert engine_ports(environment(HEAD, "m", {ENGINE_PORTS: "1-2"})) == range(7400, 7500)
+    assert engine_ports({}) is None
+    for wrong in ("7400", "7499-7400", "a-b", "1-70000"):
+        with pytest.raises(EngineError, match=f"`{wrong}`, no range of ports"):
+            engine_ports({ENGINE_PORTS: wrong})
 
 
 def test_loopback_stays_loopback():

@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.cluster.shares import LEASE_S, Shares, Wants, divided, spread
+from skep.cluster.dividing import divided, spread
+from skep.cluster.shares import LEASE_S, Shares, Wants
 
 REPLICAS = {"r0": ("m", 4), "r1": ("m", 4), "r2": ("n", 3)}
 
@@ -165,12 +166,13 @@ def test_every_slot_is_given_to_somebody_and_nobody_lacks_while_another_has_more
 def test_each_replica_s_slots_are_spread_over_the_doors_without_rest(slots, wants):
     replicas = {f"r{n}": count for n, count in enumerate(slots)}
     given_out = divided(sum(slots), {f"d{n}": count for n, count in enumerate(wants)})
-    rows = spread(replicas, given_out)
+    columns = spread(replicas, given_out)
     for name, count in replicas.items():
-        assert sum(rows[name].values()) == count
-        assert min(rows[name].values()) >= 0
+        parts = [column[name] for column in columns.values()]
+        assert sum(parts) == count
+        assert min(parts) >= 0
     for door, amount in given_out.items():
-        assert abs(sum(row[door] for row in rows.values()) - amount) <= len(replicas)
+        assert abs(sum(columns.get(door, {}).values()) - amount) <= len(replicas)
 
 
 def test_where_doors_are_more_than_slots_each_gets_its_turn():

@@ -138,7 +138,7 @@ class Aide:
     settled = True
 
     def __init__(self, failure=None):
-        self.story, self._failure, self.settled = [], failure, True
+        self.story, self._failure, self.settled, self.policy = [], failure, True, None
 
     async def run(self, supervisor):
         self.story.append(supervisor.phase)
@@ -148,6 +148,9 @@ class Aide:
 
     async def stop(self):
         self.story.append("stop")
+
+    def set_policy(self, policy):
+        self.policy = policy
 
     def row(self):
         return {"name": "cluster", "kind": "cluster", "state": "ready", "url": "10.0.0.1:6379"}

@@ -289,23 +289,32 @@ def test_ending_may_take_longer_where_replicas_stand_elsewhere(tmp_path):
     asyncio.run(run())
 
 
-def test_a_reload_says_that_replicas_elsewhere_keep_their_restart_policy(tmp_path):
-    def rebuild(document, hive, _running):
-        policy = RestartPolicy(start_deadline_s=document["deadline"], fallbacks=document["fallbacks"])
-        return replace(hive, policy=policy, left_out=("port",))
+def test_a_reload_tells_who_keeps_replicas_elsewhere_the_new_restart_policy(tmp_path):
+    policy = RestartPolicy(start_deadline_s=7.0, fallbacks=3)
+
+    async def run():
+        aide = Aide()
+        async with hive_of(
+            tmp_path, FAR, aides=[aide], rebuild=lambda _document, hive, _running: replace(hive, policy=policy)
+        ) as (supervisor, _):
+            told = await supervisor._control({"op": "reload", "settings": {}, "wait": True})
+            assert (told["left_out"], told["unchanged"]) == ([], ["m-0"])
+            assert aide.policy == supervisor.hive.policy == policy
+
+    asyncio.run(run())
+
+
+def test_a_reload_says_that_the_memory_that_was_taken_elsewhere_stays_as_much(tmp_path):
+    """Its engine goes on, as on one box; only another place would have more of it."""
+    roomier = replace(FAR, place=replace(FAR.place, memory_bytes=1 << 30))
+
+    def rebuild(_document, hive, _running):
+        return replace(hive, replicas=(roomier,), left_out=())
 
     async def run():
         async with hive_of(tmp_path, FAR, rebuild=rebuild) as (supervisor, _):
-            began = supervisor.hive.policy
-            for deadline, fallbacks, left_out in (
-                (began.start_deadline_s, began.fallbacks, ["port"]),
-                (7.0, began.fallbacks, ["port", "start_deadline"]),
-                (7.0, 3, ["port", "start_deadline", "fallback"]),
-                (began.start_deadline_s, 3, ["port", "fallback"]),
-            ):
-                settings = {"deadline": deadline, "fallbacks": fallbacks}
-                told = await supervisor._control({"op": "reload", "settings": settings, "wait": True})
-                assert told["left_out"] == left_out
-            assert supervisor.hive.policy == began
+            for left_out in (["room"], []):
+                told = await supervisor._control({"op": "reload", "settings": {}, "wait": True})
+                assert (told["left_out"], told["changed"]) == (left_out, [])
 
     asyncio.run(run())

@@ -103,3 +103,13 @@ def processes(words, folder):
         except OSError:
             continue
     return found
+
+
+def worker_of(engine_pid):
+    """The process of Ray that keeps this engine: its keeper's parent."""
+    return _parent(_parent(engine_pid))
+
+
+def _parent(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[1])

@@ -8,7 +8,7 @@ from test_ray_hive import UP, engines_left, ready
 pytestmark = pytest.mark.ray
 
 
-def test_what_the_owner_ends_costs_a_guest_no_answer(nodes, door, node_env):
+def test_what_the_owner_ends_costs_a_guest_no_answer(nodes, door):
     """Scaled down, restarted, drained and at last stopped under a guest's streams: none of them is cut."""
     nodes.add("b")
     nodes.add("c")
@@ -33,4 +33,4 @@ def test_what_the_owner_ends_costs_a_guest_no_answer(nodes, door, node_env):
         assert not agents.account.cut, agents.account
         owner.run("down", "--wait", "60s")
     assert not agents.account.cut, agents.account
-    assert until(lambda: not engines_left(node_env["XDG_STATE_HOME"]), 20.0)
+    assert until(lambda: not engines_left(), 20.0)

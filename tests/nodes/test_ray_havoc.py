@@ -65,7 +65,7 @@ def test_what_a_killed_door_left_and_nobody_wants_is_ended(nodes, door):
     killed(first)
     until(lambda: False, 10.0)  # the lease of a door that is gone
     second.up(*UP, "--replicas", "1", "--cluster", nodes.address)
-    assert until(lambda: len(engines_left("posts/")) <= 2, 30.0), "one keeper's engine and what it starts"
+    assert until(lambda: len(engines_left()) <= 2, 30.0), "one keeper's engine and what it starts"
     assert chat(second.url).usage.completion_tokens
     assert second.down().returncode == 0
     assert until(lambda: not engines_left(), 20.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 from asking import MODEL, Agents
-from clusters import until
+from clusters import processes, until, worker_of
 
 pytestmark = pytest.mark.ray
 UP = ("up", "--embedded", "--slots", "2", "--context", "512", "--threads", "1")
@@ -20,14 +20,14 @@ def ready(door, count):
 
 
 def chat(url, **more):
-    asked = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}]}
+    asked = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}], **more}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as client:
-        return client.chat.completions.create(**asked, **more)
+        return client.chat.completions.create(**asked)
 
 
-def engines_left(mark="posts/"):
-    """Engines that some post started, by what their keepers wrote into their environment."""
-    found = []
+def engines_left():
+    """Engines that a post of ours started, by what their keepers wrote into their environment."""
+    mark, found = f"{os.environ['XDG_STATE_HOME']}/skep/logs/posts/", []
     for pid in (path.name for path in Path("/proc").glob("[0-9]*")):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
@@ -133,3 +133,51 @@ address = "{nodes.address}"
         agents.until_answered(6)
     assert until(lambda: ready(one, 1), 90.0), one.run("ps").stdout
     assert agents.account.answered == agents.account.begun, agents.account
+
+
+def test_a_reload_reaches_the_posts_and_ends_no_engine_and_what_cannot_be_is_refused(nodes, door, tmp_path):
+    """Also a post that Ray starts anew has what was reloaded, not what it was created with."""
+    nodes.add("b")
+    config = tmp_path / "skep.toml"
+
+    def write(deadline, more=""):
+        serve = f'[[serve]]\nmodel = "m"\nengine = "fake"\nslots = 2\nreplicas = 2\n{more}'
+        config.write_text(f'start_deadline = "{deadline}"\n{serve}\n[cluster]\naddress = "{nodes.address}"\n')
+
+    write("60s")
+    one = door()
+    one.up("up", "--config", str(config))
+    before = {row["name"]: row for row in ready(one, 2)}
+    write("60s", "on_demand = true")
+    refused = one.run("reload", check=False)
+    assert (refused.returncode, "`m` on a cluster cannot be loaded on demand" in refused.stderr) == (2, True)
+    write("10ms", "reserve = 1\npinned = true")
+    told = one.run("reload", "--wait").stderr
+    assert "not yet in force" not in told
+    assert {row["pid"] for row in ready(one, 2)} == {row["pid"] for row in before.values()}
+    os.kill(worker_of(before["m-0"]["pid"]), signal.SIGKILL)
+    assert until(lambda: one.rows()["m-0"]["why"] == "not healthy within 0.01 s"), one.run("ps").stdout
+    assert one.rows()["m-1"]["pid"] == before["m-1"]["pid"]
+    write("60s")
+    one.run("reload")
+    one.run("restart", "m-0", check=False)
+    assert until(lambda: ready(one, 2)), one.run("ps").stdout
+
+
+def test_a_restart_that_an_envoy_took_along_is_carried_out_by_the_next_one(nodes, door, tmp_path):
+    """It heard of it and died before it did it. Until it is done the replica gets nothing new."""
+    nodes.add("b")
+    config = tmp_path / "skep.toml"
+    serve = '[[serve]]\nmodel = "m"\nengine = "fake"\nslots = 2\n'
+    config.write_text(f'{serve}[cluster]\naddress = "{nodes.address}"\n')
+    one = door()
+    one.up("up", "--config", str(config))
+    (before,) = ready(one, 1)
+    (envoy,) = processes("skep.cluster.envoy", one.home)
+    os.kill(envoy, signal.SIGSTOP)
+    one.run("restart", "m-0")
+    os.kill(envoy, signal.SIGKILL)
+    after = until(lambda: [row for row in ready(one, 1) if row["pid"] != before["pid"]])
+    assert after, one.run("ps").stdout
+    assert after[0]["restarts"] == 1
+    assert chat(one.url, model="m").usage.completion_tokens

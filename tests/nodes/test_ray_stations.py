@@ -2,15 +2,18 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
-from clusters import until
+from clusters import until, worker_of
 
+from skep.cluster.values import launch_document
 from skep.engines.base import Launch, Place
 from skep.engines.keeper import MARK
+from skep.engines.lifecycle import RestartPolicy
 from skep.places import user_paths
 
 pytestmark = pytest.mark.ray
@@ -186,7 +189,49 @@ def test_posts_go_on_telling_a_ledger_they_know_without_a_head(nodes, hive):
 def test_a_post_that_ray_cannot_make_is_told_as_failed(hive):
     stations, _ = hive
     said = Words()
-    stations._policy = {"no_such_setting": 1}
+    stations.policy = {"no_such_setting": 1}
     ensure(stations, ONE, said)
     assert said[-1][0] == "failed"
     assert "no_such_setting" in said[-1][1]
+
+
+def test_a_post_heeds_the_restart_policy_of_now_also_when_ray_has_started_it_anew(hive):
+    """Its engine goes on meanwhile, as on one box."""
+    import ray
+
+    stations, ledger = hive
+    ensure(stations, ONE)
+    before = row_when(ledger, "ready")
+    hasty = asdict(RestartPolicy(start_deadline_s=0.01, failures_before_ready=1))
+    ray.get(ledger.instruct.remote("door", hasty))
+    announced = ray.get(ledger.table.remote(0, 0.0))["version"]
+    asyncio.run(stations.ask("m-0", "adjust", launch_document(replace(ONE, reserve=1))))  # is announced, and answered
+    assert until(lambda: ray.get(ledger.table.remote(0, 0.0))["version"] != announced, PATIENCE_S)
+    assert row_when(ledger, "ready")["pid"] == before["pid"]
+    assert rows(ledger)["m-0"]["launch"]["reserve"] == 1
+    os.kill(worker_of(before["pid"]), signal.SIGKILL)
+    row = row_when(ledger, "failed")
+    assert (row["why"], row["incarnation"] != before["incarnation"]) == ("not healthy within 0.01 s", True)
+    assert row["launch"]["reserve"] == 0, "what doors are told is told to it again by its door"
+    ray.get(ledger.instruct.remote("door", asdict(RestartPolicy())))
+
+    def again():
+        """It hears of it with its next announcement, and then has the time to start."""
+        asyncio.run(stations.ask("m-0", "restart"))
+        return until(lambda: rows(ledger)["m-0"]["state"] == "ready", 5.0)
+
+    assert until(again, PATIENCE_S), rows(ledger)
+
+
+def test_a_post_that_no_ledger_answers_begins_with_what_it_was_created_with(hive):
+    import ray
+
+    stations, ledger = hive
+    ray.kill(ledger)
+    stations.policy = asdict(RestartPolicy(start_deadline_s=0.01, failures_before_ready=1))
+    ensure(stations, ONE)
+
+    def failed():
+        return asyncio.run(stations.ask("m-0", "row"))["why"] == "not healthy within 0.01 s"
+
+    assert until(failed, PATIENCE_S)

@@ -24,7 +24,7 @@ from skep.cli.choosing import (
     unplanned,
 )
 from skep.cli.output import note
-from skep.cluster.nodes import capacity, has_words, host_of, wants
+from skep.cluster.nodes import busy_card, capacity, has_words, host_of, wants
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.places import user_paths
 from skep.settings import Serve
@@ -214,12 +214,19 @@ def _plan_kind(wanted: Wanted, nodes: Sequence[Node], say: Callable[[str], None]
 
 
 def _with_engine(serve: Serve, nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """And with cards that nobody else holds."""
+    from skep.placing import BUSY_HINT, card_share
+
     able = tuple(n for n in nodes if n.facts is not None and (serve.binary or serve.engine in n.facts.engines))
     if not able:
         names = ", ".join(node.name for node in nodes)
         hint = "install it in the environment that their Ray was started in, or name another --engine"
         raise EngineError(f"{serve.engine} is not installed on {names}", hint=hint)
-    return able
+    busy = {node.id: busy_card(node, card_share(serve)) for node in able}
+    idle = tuple(node for node in able if busy[node.id] is None)
+    if not idle:
+        raise DoesNotFit("; ".join(f"{node.name}: {busy[node.id]}" for node in able), hint=BUSY_HINT)
+    return idle
 
 
 def shared_out(replicas: int, room: Sequence[int]) -> list[int]:

@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 def start(
     address: Annotated[str, typer.Option(help="Of this machine, as the other machines reach it.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The head's; Ray takes the 1020 after it as well.")] = 6379,
+    port: Annotated[int, typer.Option(help="The head's; the 1120 after it are Ray's and the engines'.")] = 6379,
     name: NameOption = None,
     cpus: CpusOption = None,
     gpus: GpusOption = None,
@@ -48,18 +48,19 @@ def start(
     as_json: JsonOption = False,
 ) -> None:
     """Start a cluster: this machine becomes its head, and its first node."""
+    from skep.cli.output import note
     from skep.cluster.nodelife import start_head
     from skep.places import user_paths
 
     paths = user_paths(os.environ)
-    node = start_head(paths, os.environ, address, port, _wishes(name, cpus, gpus, label))
+    node = start_head(paths, os.environ, address, port, _wishes(name, cpus, gpus, label), note)
     _tell(node, as_json=as_json)
 
 
 def join(
     head: Annotated[str, typer.Argument(metavar="HEAD:PORT", help="As `skep cluster start` told it.")],
     address: Annotated[str | None, typer.Option(help="Of this machine. Default: the one towards the head.")] = None,
-    port: Annotated[int | None, typer.Option(help="First of Ray's 1021 ports here. Default: the head's.")] = None,
+    port: Annotated[int | None, typer.Option(help="First of the 1121 ports here. Default: the head's.")] = None,
     token_file: Annotated[
         Path | None, typer.Option(help="With the cluster's token, kept from then on; - is stdin.", allow_dash=True)
     ] = None,
@@ -70,12 +71,13 @@ def join(
     as_json: JsonOption = False,
 ) -> None:
     """Make this machine a node of the cluster at HEAD."""
+    from skep.cli.output import note
     from skep.cluster.nodelife import join_head
     from skep.places import user_paths
 
     given = _read_token(token_file) if token_file is not None else None
     wishes = _wishes(name, cpus, gpus, label)
-    node = join_head(user_paths(os.environ), os.environ, head, address, port, wishes, given)
+    node = join_head(user_paths(os.environ), os.environ, head, address, port, wishes, given, note)
     _tell(node, as_json=as_json)
 
 
@@ -184,5 +186,6 @@ def _show(found: dict[str, Any]) -> None:
         rows.append([node["name"], node["address"], ", ".join((state, *marks)), *room, memory, runs or "–"])
     print_table(("NODE", "ADDRESS", "STATE", "CPUS FREE", "GPUS FREE", "MEMORY FREE", "REPLICAS"), rows)
     for hive in found["hives"]:
-        note(f"hive `{hive['name']}`: {len(hive['doors'])} doors")
+        doors = len(hive["doors"])
+        note(f"hive `{hive['name']}`: {doors} {'door' if doors == 1 else 'doors'}")
     note(f"Ray {found['ray']}, head at {found['address']}")

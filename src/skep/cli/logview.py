@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def show_log(paths: Paths, name: str, lines: int, *, follow: bool) -> None:
             raise
         told = None
     if told is None:
-        show_file(paths.logs, name, lines, follow=follow)
+        show_file(paths.logs, name, lines, follow=follow, others=lambda: _hosted(paths))
     else:
         _write(told["text"].encode())
         if follow:
@@ -57,10 +58,22 @@ def _elsewhere(paths: Paths, name: str, lines: int, offset: int | None = None) -
     return told if "text" in told else None
 
 
-def show_file(folder: Path, name: str, lines: int, *, follow: bool) -> None:
+def _hosted(paths: Paths) -> list[str]:
+    """The replicas whose logs lie on the nodes of a cluster."""
+    try:
+        rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"})["rows"]
+    except (NotRunning, EngineError):
+        return []
+    return [row["name"] for row in rows if row.get("node")]
+
+
+def show_file(
+    folder: Path, name: str, lines: int, *, follow: bool, others: Callable[[], Iterable[str]] = tuple
+) -> None:
+    """`others`: whose log lies elsewhere."""
     path = folder / f"{name}.log"
     if "/" in name or not path.is_file():
-        known = sorted(found.stem for found in folder.glob("*.log"))
+        known = sorted({*(found.stem for found in folder.glob("*.log")), *others()})
         raise UserError(f"there is no log of `{name}`", hint=f"known: {', '.join(known) or 'none yet'}")
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))

@@ -73,4 +73,5 @@ def _tell(answer: dict[str, Any], *, waited: bool) -> None:
     if went:
         note(f"{'stopped' if waited else 'stopped, once their answers are finished'}: {', '.join(went)}")
     change = f"{answer['before']} -> {answer['replicas']}" if came or went else f"still {answer['replicas']}"
-    note(f"{answer['model']}: {change} replicas, until the next `skep reload` or `skep up`")
+    several = "replica" if answer["replicas"] == 1 else "replicas"
+    note(f"{answer['model']}: {change} {several}, until the next `skep reload` or `skep up`")

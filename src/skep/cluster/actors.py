@@ -80,8 +80,11 @@ class LedgerActor:
     async def claim(self, door: str, key: str) -> dict[str, Any]:
         return await self._ledger().claim(door, key)
 
-    async def renew(self, door: str, busy: Any, holds: Any, told: Any, *, owns: bool) -> dict[str, Any]:
-        return await self._ledger().renew(door, busy, holds, told, owns=owns)
+    async def instruct(self, door: str, policy: dict[str, Any]) -> None:
+        await self._ledger().instruct(door, policy)
+
+    async def renew(self, door: str, busy: Any, holds: Any, told: Any, **more: Any) -> dict[str, Any]:
+        return await self._ledger().renew(door, busy, holds, told, **more)
 
     async def leave(self, door: str) -> None:
         await self._ledger().leave(door)

@@ -20,7 +20,7 @@ TELL_TIMEOUT_S = 2.5  # one that is lost leaves time for the next before the pos
 class Announcer:
     """`find` returns the ledger or raises; without a head it takes a minute. `me`: the post's own handle.
 
-    Not more than one thread looks at a time.
+    `heard` gets each answer, in the loop that announces. Not more than one thread looks at a time.
     """
 
     def __init__(
@@ -30,14 +30,17 @@ class Announcer:
         me: Any,
         find: Callable[[], Any],
         *,
+        heard: Callable[[Row], None] = lambda _answer: None,
         every_s: float = ANNOUNCE_EVERY_S,
     ) -> None:
         self._name = name
         self._row = row
         self._me = me
         self._find = find
+        self._heard = heard
         self._every_s = every_s
         self._ledger: Any = None
+        self._held = False  # the ledger has `me`, by its last answer; a word with it costs a fifth more
         self._looks = False
         self._wake = asyncio.Event()
 
@@ -56,8 +59,11 @@ class Announcer:
         self._wake.clear()
         try:
             if self._ledger is not None:
-                telling = self._ledger.announce.remote(self._name, self._row(), self._me)
+                me, self._held = None if self._held else self._me, False
+                telling = self._ledger.announce.remote(self._name, self._row(), me)
                 answer = await asyncio.wait_for(telling, TELL_TIMEOUT_S)
+                self._held = bool(answer.get("held"))
+                self._heard(answer)
                 return bool(answer["end"])
         except Exception:  # noqa: S110 - the ledger is away: what serves goes on serving
             pass

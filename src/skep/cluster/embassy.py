@@ -15,17 +15,20 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
 from skep.cluster.hosted import Hosted
 from skep.cluster.ledger import ABANDONED_AFTER_S
+from skep.cluster.renewals import Renewals
+from skep.cluster.restarts import Restarts
 from skep.cluster.shares import LEASE_S
-from skep.cluster.values import launch_document, launch_of
+from skep.cluster.values import in_parts, launch_document, launch_of
 from skep.engines.base import Launch
 from skep.engines.front import together
+from skep.engines.lifecycle import RestartPolicy
 from skep.errors import EngineError, SkepError
 from skep.wire.link import Link, Message
 
@@ -72,9 +75,11 @@ class Embassy:
         self._was_joined = False
         self._trouble: str | None = None  # why there is no envoy, or what it is refused
         self._renew_now = asyncio.Event()
+        self._renewals = Renewals()
         self._ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Message]] = {}
         self._answered_at: float | None = None  # when the newest question that was answered had been sent
+        self._restarts = Restarts(self.order)
         self._closing = False
         self._adopted: tuple[Launch, ...] | None = None
 
@@ -115,13 +120,20 @@ class Embassy:
             renewing.cancel()
             keeping.cancel()
 
+    def set_policy(self, policy: RestartPolicy) -> None:
+        """Of all posts, those that stand included. An envoy that is not there is told when it comes."""
+        self._setup = {**self._setup, "policy": asdict(policy)}
+        if not self.guest:
+            self.order({"op": "policy", "policy": self._setup["policy"]})
+
     async def stop(self) -> str | None:
         """The replicas were ended before: leave, with the ledger if it was ours. What is left behind, if anything."""
         self._closing = True
-        left = None
+        left = answer = None
         if self._joined.is_set():
-            await self._ask({"op": "leave"}, HEADLESS_END_S if self.head_lost else END_S)
-        elif self._was_joined and not self.guest:
+            answer = await self._ask({"op": "leave"}, HEADLESS_END_S if self.head_lost else END_S)
+        done = self.head_lost or (answer is not None and "error" not in answer)
+        if self._was_joined and not self.guest and not done:
             left = f"the cluster cannot be reached; what stands on its nodes ends within {ABANDONED_AFTER_S:g} s"
         if self._link is not None:
             self._link.send({"op": "exit"})
@@ -137,11 +149,15 @@ class Embassy:
 
     def came(self, member: Hosted) -> None:
         self._members[member.launch.name] = member
-        if member.launch.name in self._rows:
-            member.hear(self._rows[member.launch.name])
+        self._inform(member)
         if not self.guest and self._joined.is_set():
             self.order({"op": "place", "launch": launch_document(member.launch)})
         self._renew_now.set()
+
+    def adjusted(self, member: Hosted) -> None:
+        """An envoy that comes later is told by `wanted`."""
+        if not self.guest and self._members.get(member.launch.name) is member:
+            self.order({"op": "adjust", "launch": launch_document(member.launch)})
 
     async def went(self, member: Hosted) -> None:
         """What cannot be ended now is not among the wanted, and ends when the envoy can."""
@@ -153,6 +169,9 @@ class Embassy:
             self._ceiling.pop(name, None)
             if not self.guest:
                 self._rows.pop(name, None)
+
+    def restart(self, member: Hosted) -> bool:
+        return self._restarts.ask(member)
 
     def order(self, message: Message) -> bool:
         """Whether there is somebody to hear it."""
@@ -212,6 +231,7 @@ class Embassy:
                 self._hear(message)
         self._link = None
         self._joined.clear()
+        self._restarts.lose()
         for asked in self._asked.values():
             if not asked.done():
                 asked.set_result({"error": "the envoy is gone"})
@@ -221,12 +241,23 @@ class Embassy:
             failed = EngineError(f"the envoy ended with code {code}", hint=f"the end of {self._log} says why")
         return failed
 
-    def _hear(self, message: Message) -> None:
-        """What a cluster with another skep says may not be understood: that costs what it said, and nothing else."""
+    @contextlib.contextmanager
+    def _understood(self) -> Iterator[None]:
+        """What a cluster with another skep says may not be: that costs what it said, and nothing else."""
         try:
-            self._heed(message)
-        except (KeyError, TypeError, ValueError) as error:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._trouble = f"what the cluster says is not understood ({type(error).__name__}: {error})"
+
+    def _hear(self, message: Message) -> None:
+        with self._understood():
+            self._heed(message)
+
+    def _inform(self, member: Hosted) -> None:
+        row = self._rows.get(member.launch.name)
+        with self._understood():
+            if row is not None:
+                member.hear(row)
 
     def _heed(self, message: Message) -> None:
         match message.get("event"):
@@ -237,17 +268,20 @@ class Embassy:
                 self._set_head(lost=False)
                 if not self.guest:
                     launches = [launch_document(member.launch) for member in self._members.values()]
-                    self.order({"op": "wanted", "launches": launches})
+                    for part in in_parts(launches):
+                        self.order({"op": "wanted", "launches": part.rows, "first": part.first, "last": part.last})
                 self._renew_now.set()
             case "replicas":
-                self._rows = {row["name"]: row for row in message["rows"]}
-                for name, member in list(self._members.items()):
-                    if name in self._rows:
-                        member.hear(self._rows[name])
+                told = {row["name"]: row for row in message["rows"]}
+                self._rows |= told
+                if "names" in message:  # all there are
+                    self._rows = {name: self._rows[name] for name in message["names"] if name in self._rows}
+                for name in told.keys() & self._members.keys():
+                    self._inform(self._members[name])
                 self._renew_now.set()
             case "head":
                 self._set_head(lost=message["lost"])
-            case _:
+            case _ if not self._restarts.hear(message):
                 asked = self._asked.get(message.get("id", 0))
                 if asked is not None and not asked.done():
                     asked.set_result(message)
@@ -277,10 +311,12 @@ class Embassy:
     async def _renew_on(self, hive: Hive) -> None:
         while True:
             self._renew_now.clear()
-            if self.guest and self._joined.is_set():
-                await self._adopt(hive)
-            if self._was_joined:
-                await self._renew(hive, await hive.gateway_status())
+            with self._understood():
+                if self.guest and self._joined.is_set():
+                    await self._adopt(hive)
+                if self._was_joined:
+                    self._restarts.again(self._members)
+                    await self._renew(hive, await hive.gateway_status())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SHARED_EVERY_S if self.doors > 1 or self.guest else ALONE_EVERY_S):
                     await self._renew_now.wait()
@@ -288,17 +324,19 @@ class Embassy:
     async def _renew(self, hive: Hive, status: Message) -> None:
         """What is held and in use is told, what may be used is heard. A gateway that is silent may use all it had."""
         sent_at = asyncio.get_running_loop().time()
-        holds = {name: member.share for name, member in self._members.items() if member.share}
+        holds = {name: member.share for name, member in self._members.items() if member.share is not None}
         if status.get("complete"):
             self._ceiling = dict(holds)
         busy = {name: self._busy(name, status) for name in self._members}
         drained = hive.drained
         told = {"models": status.get("models", {}), "drained": sorted(drained)}
-        question = {"op": "renew", "busy": busy, "holds": holds, "told": told, "avoid": sorted(drained)}
-        answer = await self._ask(question, RENEW_S)
-        if answer is not None and "shares" in answer:
+        question = {**self._renewals.question(busy, holds), "told": told, "avoid": sorted(drained)}
+        answer = await self._ask({"op": "renew", **question}, RENEW_S)
+        if self._renewals.heard(answer) and answer is not None:
             self._answered_at, self.doors = sent_at, answer["doors"]
             self._take(hive, answer)
+        elif answer is not None and "again" in answer:
+            self._renew_now.set()
         elif answer is not None and "taken over" in answer.get("error", ""):
             self._trouble = answer["error"].partition(": ")[2] or answer["error"]
             self.doors = max(2, self.doors)
@@ -315,7 +353,7 @@ class Embassy:
     def _take(self, hive: Hive, answer: Message) -> None:
         others = answer["others"]
         drained = {name for said in others for name in said.get("drained", ())}
-        hive.hear(_of_others([said.get("models", {}) for said in others]), drained, answer["busy"])
+        hive.hear(_of_others([said.get("models", {}) for said in others]), drained, self._renewals.elsewhere)
         for name, member in self._members.items():
             if name in answer["shares"]:
                 self._lease(member, answer["shares"][name])

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 from skep.cluster.actors import find_ledger, make_ledger
 from skep.cluster.joining import join
-from skep.cluster.stations import Stations
-from skep.cluster.values import launch_of
+from skep.cluster.stations import Say, Stations
+from skep.cluster.values import in_parts, launch_document, launch_of, told_to_doors
 from skep.engines.base import Launch
 from skep.errors import EngineError, SkepError
 from skep.wire.link import Link, Message
@@ -45,12 +45,16 @@ class Envoy:
         self._hive: str = setup["hive"]
         self._door: str = setup["door"]
         self._guest = bool(setup.get("guest"))
+        self._policy: Message = setup["policy"]
         self._ledger: Any = None
         self._stations: Stations | None = None
         self._wanted: dict[str, Launch] | None = None  # None: not told yet
         self._avoid: tuple[str, ...] = ()  # nodes that are drained
         self._rows: dict[str, Message] = {}
         self._said: dict[str, Message] = {}  # of replicas that have no post to speak for them
+        self._told: dict[str, Message] = {}  # what the supervisor knows of each
+        self._coming: dict[str, Launch] = {}  # of what is wanted, the parts that have come
+        self._turns: dict[str, asyncio.Lock] = {}  # a replica is never placed while it is ended
         self._placing: dict[str, asyncio.Task[None]] = {}
         self._ending: set[str] = set()
         self._orders: set[asyncio.Task[None]] = set()
@@ -83,7 +87,7 @@ class Envoy:
                 raise EngineError(f"there is no hive `{self._hive}` in this cluster", hint=hint)
         else:
             key = await self._claim(await asyncio.to_thread(self._make_ledger))
-        self._stations = Stations(self._hive, key, self._setup["policy"])
+        self._stations = Stations(self._hive, key, self._policy)
         address = ray.get_runtime_context().gcs_address
         self._link.send({"event": "joined", "address": address, "ray": ray.__version__})
 
@@ -97,7 +101,13 @@ class Envoy:
             where = told["owner"].rpartition(":")[0]
             raise EngineError(f"a hive `{self._hive}` runs in this cluster already (from {where})", hint=hint)
         self._ledger = ledger
+        await self._instruct()
         return str(told["key"])
+
+    async def _instruct(self) -> None:
+        """What does not reach the ledger now is told after its next answer."""
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._ledger.instruct.remote(self._door, self._policy), RENEW_S)
 
     # What the supervisor says
 
@@ -121,14 +131,19 @@ class Envoy:
         name = str(message.get("name"))
         match message["op"]:
             case "wanted":
-                self._wanted = {launch.name: launch for launch in map(launch_of, message["launches"])}
-                for launch in self._wanted.values():
-                    self._place(launch)
+                self._want(message)
             case "place":
                 launch = launch_of(message["launch"])
                 if self._wanted is not None:
                     self._wanted[launch.name] = launch
                 self._place(launch)
+                self._told.pop(launch.name, None)  # who asks for it knows nothing of it
+                self._tell()
+            case "adjust":
+                await self._adjust(launch_of(message["launch"]))
+            case "policy":
+                self._policy = self._stations.policy = message["policy"]
+                await self._instruct()
             case "end":
                 await self._end(name)
             case "restart":
@@ -138,17 +153,34 @@ class Envoy:
             case "renew":
                 return await self._renew(message)
             case "leave":
-                await asyncio.wait_for(self._ledger.leave.remote(self._door), RENEW_S)
+                with contextlib.suppress(Exception):  # a ledger that is lost misses nobody
+                    await asyncio.wait_for(self._ledger.leave.remote(self._door), RENEW_S)
                 if not self._guest:
                     await self._end_hive()
         return {}
+
+    def _want(self, message: Message) -> None:
+        if message["first"]:
+            self._coming = {}
+        self._coming |= {launch.name: launch for launch in map(launch_of, message["launches"])}
+        if message["last"]:
+            self._wanted = self._coming
+            for launch in self._wanted.values():
+                self._place(launch)
+
+    async def _adjust(self, launch: Launch) -> None:
+        """What is lost on the way is seen by `_mend`."""
+        assert self._stations is not None
+        if self._wanted is not None and launch.name in self._wanted:
+            self._wanted[launch.name] = launch
+        await self._stations.ask(launch.name, "adjust", launch_document(launch))
 
     async def _renew(self, message: Message) -> Message:
         assert self._stations is not None
         self._avoid = self._stations.avoid = tuple(message.get("avoid", ()))
         wants = (message["busy"], message["holds"], message["told"])
         told: Message = await asyncio.wait_for(
-            self._ledger.renew.remote(self._door, *wants, owns=not self._guest), RENEW_S
+            self._ledger.renew.remote(self._door, *wants, owns=not self._guest, since=message["since"]), RENEW_S
         )
         if not self._guest and told["owner"] not in (None, self._door):
             where = told["owner"].rpartition(":")[0]
@@ -165,7 +197,7 @@ class Envoy:
             self._tell()
 
         standing = {name: row["node_id"] for name, row in self._rows.items() if row.get("node_id")}
-        task = asyncio.create_task(self._stations.ensure(launch, standing, say, avoid=self._avoid))
+        task = asyncio.create_task(self._ensure(launch, standing, say))
         self._placing[launch.name] = task
 
         def done(finished: asyncio.Task[None]) -> None:
@@ -174,6 +206,14 @@ class Envoy:
                 say("waiting", f"it cannot be placed: {str(error)[:200]}")
 
         task.add_done_callback(done)
+
+    async def _ensure(self, launch: Launch, standing: dict[str, str], say: Say) -> None:
+        assert self._stations is not None
+        async with self._turn(launch.name):
+            await self._stations.ensure(launch, standing, say, avoid=self._avoid)
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        return self._turns.setdefault(name, asyncio.Lock())
 
     async def _end(self, name: str) -> None:
         """Where the head is lost only the engine ends; `_mend` ends the rest when the head is back."""
@@ -185,11 +225,12 @@ class Envoy:
             if (placing := self._placing.get(name)) is not None:
                 placing.cancel()
                 await asyncio.wait({placing})
-            await self._stations.end(name, headless=self._head_lost)
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._ledger.forget.remote(name), RENEW_S)
-            self._rows.pop(name, None)
-            self._said.pop(name, None)
+            async with self._turn(name):
+                await self._stations.end(name, headless=self._head_lost)
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(self._ledger.forget.remote(name), RENEW_S)
+                self._rows.pop(name, None)
+                self._said.pop(name, None)
         finally:
             self._ending.discard(name)
 
@@ -199,7 +240,7 @@ class Envoy:
 
         assert self._stations is not None
         self._wanted = {}
-        names = set(self._rows)
+        names = {*self._rows, *self._placing}
         if not self._head_lost:
             names |= set(await asyncio.to_thread(self._stations.all_names))
         await asyncio.gather(*(self._end(name) for name in names), return_exceptions=True)
@@ -217,6 +258,8 @@ class Envoy:
                 await asyncio.sleep(LATE_S)
                 await self._find_ledger_again()
                 continue
+            if not self._guest and told.get("policy") != self._policy:
+                await self._instruct()
             if told["version"] != version:
                 version = told["version"]
                 known = self._rows if told["settling"] else {}  # not all have announced themselves yet
@@ -235,8 +278,15 @@ class Envoy:
                 await self._claim(await loop.run_in_executor(self._lookup, self._make_ledger))
 
     def _tell(self) -> None:
+        """What has changed, and with the last part which there are."""
         rows = {**self._said_rows(), **self._rows}
-        self._link.send({"event": "replicas", "rows": list(rows.values())})
+        news = [row for name, row in rows.items() if self._told.get(name) != row]
+        if not news and rows.keys() == self._told.keys():
+            return
+        self._told = rows
+        for part in in_parts(news):
+            names = {"names": list(rows)} if part.last else {}
+            self._link.send({"event": "replicas", "rows": part.rows, **names})
 
     def _said_rows(self) -> dict[str, Message]:
         return {
@@ -259,9 +309,13 @@ class Envoy:
             row = self._rows.get(name)
             if (row is None or row["state"] == "away") and name not in self._placing:
                 self._place(launch)
+            elif row is not None and row["state"] != "away" and not _says(row, launch):
+                with contextlib.suppress(Exception):
+                    await self._adjust(launch)
         stands = await asyncio.to_thread(self._stations.all_names)
-        for name in {*stands, *self._rows} - set(wanted) - self._ending:
-            await self._end(name)
+        for name in {*stands, *self._rows}:
+            if name not in (self._wanted or ()) and name not in self._ending:  # as it is when its turn comes
+                await self._end(name)
 
     async def _watch_head(self) -> None:
         """Asked every second: Ray itself notices after a minute, and then ends this process."""
@@ -275,6 +329,12 @@ class Envoy:
             if (misses >= MISSES) != self._head_lost:
                 self._head_lost = misses >= MISSES
                 self._link.send({"event": "head", "lost": self._head_lost})
+
+
+def _says(row: Message, launch: Launch) -> bool:
+    """Whether a post tells doors what it should: one that Ray started anew tells what it was created with."""
+    said = row.get("launch") or {}
+    return all(said.get(key) == value for key, value in told_to_doors(launch).items())
 
 
 class _NewHead(Exception):

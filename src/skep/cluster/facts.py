@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from skep import __version__
@@ -17,7 +18,7 @@ from skep.engines.base import engine_named
 from skep.engines.installed import find_program, version_of
 from skep.errors import UserError
 from skep.host.facts import read_host
-from skep.host.gpu_memory import read_gpu_memory
+from skep.host.gpu_memory import read_gpu_memory, visible_gpus
 from skep.host.nvidia import read_nvidia
 
 PROGRAMS = ("vllm", "sglang", "llamacpp", "ollama")
@@ -27,7 +28,9 @@ WITHIN = ("fake", "simulated")  # part of skep
 def look(paths: Sequence[str] = ()) -> dict[str, Any]:
     """The facts of the node that this runs on; `paths`: files, folders and programs that should be there."""
     host = read_host(read_nvidia())
-    used = {gpu.index: gpu.used_bytes for gpu in read_gpu_memory()} if host.gpus else {}
+    memory = read_gpu_memory() if host.gpus else ()
+    used = {gpu.index: gpu.used_bytes for gpu in memory}
+    lent = {gpu.index for gpu in visible_gpus(memory, _of_the_node("CUDA_VISIBLE_DEVICES"))} if memory else None
     cards = tuple(
         NodeCard(
             index=gpu.index,
@@ -39,6 +42,7 @@ def look(paths: Sequence[str] = ()) -> dict[str, Any]:
             pcie_lanes=gpu.pcie_lanes,
         )
         for gpu in host.gpus
+        if lent is None or gpu.index in lent
     )
     facts = NodeFacts(
         cores=host.cpu_cores,
@@ -50,6 +54,16 @@ def look(paths: Sequence[str] = ()) -> dict[str, Any]:
         paths={path: os.path.exists(os.path.expanduser(path)) for path in paths},  # noqa: PTH110, PTH111 - never raise
     )
     return asdict(facts)
+
+
+def _of_the_node(name: str) -> str | None:
+    """A variable as this process was started with it: Ray sets it anew for each task."""
+    try:
+        words = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    found = [word.partition(b"=")[2] for word in words if word.startswith(f"{name}=".encode())]
+    return found[-1].decode() if found else None
 
 
 def installed_engines() -> dict[str, str | None]:

@@ -40,6 +40,7 @@ class Way:
 
     head: str  # HOST:PORT, or `auto`
     node: str | None = None  # the address of the node that this machine is
+    session: str | None = None  # the name of the cluster that this node is in
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -85,7 +86,7 @@ def way_to(address: str, env: Mapping[str, str]) -> Way:
     node = read_node(paths)
     if node is None or address not in ("auto", node.head) or not node.runs:
         return Way(address)
-    return Way(node.head, node.address, reaching(node.address, token_path(paths)))
+    return Way(node.head, node.address, _session(paths), reaching(node.address, token_path(paths)))
 
 
 def token_of(paths: Paths) -> str:
@@ -126,6 +127,13 @@ def checked_token(text: str) -> str:
     if len(text) < _SHORTEST or not text.isascii() or not text.isprintable() or " " in text:
         raise UserError("this is no token of a cluster", hint="`skep cluster token` prints it on the head")
     return text
+
+
+def _session(paths: Paths) -> str | None:
+    try:
+        return (folder_of(paths) / "session_latest").readlink().name
+    except OSError:
+        return None
 
 
 def _record(paths: Paths) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from skep.cluster.values import launch_of
+from skep.cluster.values import launch_of, told_to_doors
 from skep.engines.base import Launch, engine_named
 from skep.engines.lifecycle import State
 from skep.errors import EngineError
@@ -25,7 +25,8 @@ class Host(Protocol):
 
     def came(self, member: Hosted) -> None: ...
     def went(self, member: Hosted) -> Awaitable[None]: ...
-    def order(self, message: Message) -> bool: ...
+    def restart(self, member: Hosted) -> bool: ...
+    def adjusted(self, member: Hosted) -> None: ...
     async def log_since(self, name: str, offset: int | None, lines: int) -> Message: ...
 
 
@@ -62,7 +63,7 @@ class Hosted:
     kind = "replica"
 
     def __init__(self, launch: Launch, host: Host, changed: Callable[[], None]) -> None:
-        self.launch = launch
+        self._launch = launch
         self.life = HostedLife()
         self.pid: int | None = None
         self.node: str | None = None
@@ -82,14 +83,23 @@ class Hosted:
         return f"<Hosted {self.launch.name} {self.life.state.value} on {self.node} url={self.life.url}>"
 
     @property
+    def launch(self) -> Launch:
+        return self._launch
+
+    @launch.setter
+    def launch(self, launch: Launch) -> None:
+        """Another one that the same engine serves: what differs is told to the other doors."""
+        self._launch = launch
+        self._host.adjusted(self)
+
+    @property
     def model(self) -> str:
         return self.launch.model
 
     @property
     def started(self) -> Launch:
         """With the slots that this door may use."""
-        told = {key: getattr(self.launch, key) for key in ("reserve", "soft_slots")}
-        return replace(self._as_started, slots=self.share or 0, **told)
+        return replace(self._as_started, slots=self.share or 0, **told_to_doors(self.launch))
 
     @property
     def all_slots(self) -> int:
@@ -105,7 +115,7 @@ class Hosted:
 
     def restart(self) -> None:
         """Raises EngineError if its node cannot be told."""
-        if not self._host.order({"op": "restart", "name": self.launch.name}):
+        if not self._host.restart(self):
             hint = "`skep ps` shows the cluster; try again when it is there"
             raise EngineError(f"`{self.launch.name}` cannot be told: the cluster is away", hint=hint)
 

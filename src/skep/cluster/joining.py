@@ -16,6 +16,7 @@ from skep.cluster.values import NAMESPACE
 from skep.errors import EngineError, UserError
 
 KNOCK_S = 3.0
+STRANGER = "this machine is no node of the cluster"
 START = "`skep cluster start` starts one here, `skep cluster join ADDRESS` joins one"
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
@@ -35,6 +36,8 @@ def join(address: str, *, namespace: str = NAMESPACE) -> None:
         os.environ.setdefault(name, value)
     import ray
 
+    if way.session is not None and _session_at(way.head) not in (None, way.session):
+        raise _stranger(address)
     try:
         ray.init(address=way.head, namespace=namespace, log_to_driver=False, configure_logging=False, **way.options)
     except (Exception, SystemExit) as error:  # a raylet that is not there ends the process
@@ -63,6 +66,24 @@ def check_address(address: str) -> None:
         raise EngineError(f"there is no cluster at {address}: {why}", hint=START) from None
 
 
+def _session_at(head: str) -> str | None:
+    """The name of the cluster there, which a head that was started anew has another one of. None: it does not say.
+
+    `ray.init` finds out as well, after 20 s.
+    """
+    with contextlib.suppress(Exception):  # Ray's own calls, which may become others: then `ray.init` has the word
+        import ray
+
+        gcs = ray._raylet.GcsClient(address=head)  # noqa: SLF001
+        name = gcs.internal_kv_get(b"session_name", namespace=b"session", timeout=KNOCK_S)
+        return name.decode() if name else None
+    return None
+
+
+def _stranger(address: str) -> EngineError:
+    return EngineError(f"{STRANGER} at {address}", hint=f"`skep cluster join {address}` makes it one")
+
+
 def _explained(address: str, error: BaseException) -> EngineError | UserError:
     text = f"{error.__cause__ or ''}\n{error}"  # Ray says what it is in the cause
     if "ersion mismatch" in text:
@@ -78,8 +99,7 @@ def _explained(address: str, error: BaseException) -> EngineError | UserError:
     if "Failed to connect to GCS" in text and "token" not in text.lower():
         return EngineError(f"what listens at {address} is no head of a Ray cluster", hint=START)
     if strange or isinstance(error, SystemExit) or ("node" in text.lower() and "raylet" in text.lower()):
-        hint = f"`skep cluster join {address}` makes it one"
-        return EngineError(f"this machine is no node of the cluster at {address}", hint=hint)
+        return _stranger(address)
     if "auth" in text.lower() and "token" in text.lower():
         hint = "give this machine the cluster's token: docs/cluster.md"
         return EngineError(f"the cluster at {address} refuses us: its token is another one", hint=hint)

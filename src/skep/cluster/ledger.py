@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -51,29 +52,37 @@ class Ledger:
         self._over: set[str] = set()  # incarnations that were ended, or that another one has taken the place of
         self._shares = Shares(cautious_until=now() + LEASE_S if is_successor else 0.0)
         self._told: dict[str, Row] = {}  # by door, for the other doors
+        self._answered: dict[str, tuple[int, int]] = {}  # by door: the mark of its last answer, and that of the shares
+        self._marks = itertools.count(time.time_ns())  # no two ledgers of a hive count alike
         self._owner: str | None = None
         self._owner_seen_at = 0.0
         self._key: str | None = None
+        self._policy: Row | None = None  # of the engines' restarts, as the owner has it now; None: not told
         self._began_at = self._door_seen_at = self._looked_at = now()
         self._settling = True
-        self._version = time.time_ns()  # no two ledgers of a hive count alike
+        self._version = next(self._marks)
         self._moved = asyncio.Event()
 
     # Posts
 
     async def announce(self, name: str, row: Row, handle: Any = None) -> dict[str, Any]:
-        """A post tells how it is. The answer says whether it is to end: it was ended, or another one has its place."""
+        """A post tells how it is. The answer says whether it is to end: it was ended, or another one has its place.
+
+        `handle`: its own, which costs; not again once the answer has said that it is `held`.
+        """
         incarnation = row["incarnation"]
         if incarnation in self._over:
             return {"end": True}
         known = self._rows.get(name)
         if known is not None and known["incarnation"] != incarnation:
             self._over.add(known["incarnation"])
-        self._heard_at[name], self._handles[name] = self._now(), handle
+            self._handles.pop(name, None)
+        self._heard_at[name], self._handles[name] = self._now(), handle or self._handles.get(name)
         if known != row:
             self._rows[name] = row
+            self._shares.put(name, row["model"], row["slots"])
             self._changed()
-        return {"end": False}
+        return {"end": False, "policy": self._policy, "held": self._handles[name] is not None}
 
     async def forget(self, name: str) -> None:
         """The replica was ended."""
@@ -82,6 +91,7 @@ class Ledger:
         self._handles.pop(name, None)
         if row is not None:
             self._over.add(row["incarnation"])
+            self._shares.drop(name)
             self._changed()
 
     # Doors
@@ -95,27 +105,42 @@ class Ledger:
         self._door_seen_at = now
         return {"owner": door, "key": self._key}
 
-    async def renew(self, door: str, busy: Row, holds: Row, told: Row, *, owns: bool = False) -> dict[str, Any]:
-        """The shares of a door that is present, and what the others say: figures, what is drained, what is busy."""
+    async def instruct(self, door: str, policy: Row) -> None:
+        """By the door that places replicas. Posts hear it with their next word, those that start with their first."""
+        if self._owner in (None, door):
+            self._policy = policy
+
+    async def renew(
+        self, door: str, busy: Row, holds: Row, told: Row, *, owns: bool = False, since: int | None = None
+    ) -> dict[str, Any]:
+        """The shares of a door that is present, and what the others say: figures, what is drained, what is busy.
+
+        `since`: the mark of the last answer that the door has. What it says and what it is told is then only what is
+        new. If that is not the last answer that was given, it is asked to say all `again`.
+        """
         now = self._door_seen_at = self._now()
         if owns and self._owner in (None, door):
             self._owner, self._owner_seen_at = door, now
+        self._expire(now)
+        answered, seen = self._answered.get(door, (None, 0)) if door in self._shares.doors else (None, 0)
+        if since is not None and since != answered:
+            return {"again": True, "owner": self._owner}
         queued = {model: said["queued"] for model, said in told.get("models", {}).items()}
-        answer = self._shares.renew(door, Wants(busy=busy, holds=holds, queued=queued), now)
-        present = self._shares.doors
-        self._told = {name: said for name, said in self._told.items() if name in present} | {door: told}
-        others = [said for name, said in self._told.items() if name != door]
+        wants = Wants(busy=busy, holds=holds, queued=queued, whole=since is None)
+        answer = self._shares.renew(door, wants, now)
+        self._told[door], self._answered[door] = told, (next(self._marks), self._shares.mark)
         return {
             "shares": dict(answer.shares),
             "doors": answer.doors,
-            "others": others,
-            "busy": self._shares.busy_besides(door),
+            "others": [self._told[name] for name in self._shares.doors if name != door],
+            "busy": self._shares.busy_besides(door, None if since is None else seen),
             "owner": self._owner,
+            "mark": self._answered[door][0],
         }
 
     async def leave(self, door: str) -> None:
         self._shares.leave(door)
-        self._told.pop(door, None)
+        self._forget_absent()
         if self._owner == door:
             self._owner = None
 
@@ -128,7 +153,8 @@ class Ledger:
                     await self._moved.wait()
             except TimeoutError:
                 break
-        return {"version": self._version, "rows": self._rows, "settling": self._settling}
+        told = {"rows": self._rows, "settling": self._settling, "policy": self._policy}
+        return {"version": self._version, **told}
 
     async def state(self) -> dict[str, Any]:
         return {"hive": self.hive, "owner": self._owner, "doors": list(self._shares.doors), "rows": self._rows}
@@ -147,7 +173,7 @@ class Ledger:
     def look(self) -> None:
         now = self._now()
         self._forgive(now)
-        self._shares.expire(now)
+        self._expire(now)
         if self._settling and now - self._began_at > AWAY_AFTER_S:
             self._settling = False
             self._changed()
@@ -186,9 +212,17 @@ class Ledger:
         found = (row.get("launch") or {} for row in self._rows.values())
         return next((launch["api_key"] for launch in found if launch.get("api_key")), None)
 
+    def _expire(self, now: float) -> None:
+        if self._shares.expire(now):
+            self._forget_absent()
+
+    def _forget_absent(self) -> None:
+        for said in (self._told, self._answered):
+            for name in said.keys() - set(self._shares.doors):
+                del said[name]
+
     def _changed(self) -> None:
         """A replica keeps its place in the shares while it is away or starts anew: its slots come back with it."""
-        self._shares.set_replicas({name: (row["model"], row["slots"]) for name, row in self._rows.items()})
         self._version += 1
         self._moved.set()
         self._moved = asyncio.Event()

@@ -1,4 +1,7 @@
-"""Makes this machine a node of a Ray cluster, and ends that again. Only what was started here is ended."""
+"""Makes this machine a node of a Ray cluster, and ends that again. Only what was started here is ended.
+
+What is left of a cluster whose head is lost is in the way of the next one: it is ended first, and that is said.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,12 +25,11 @@ from skep.cluster.homenode import (
     forget_node,
     keep_token,
     read_node,
-    running_node,
     token_of,
     token_path,
     write_node,
 )
-from skep.cluster.joining import check_address, require_ray
+from skep.cluster.joining import STRANGER, check_address, require_ray
 from skep.cluster.rayprocs import Listener
 from skep.cluster.raystart import (
     LOOPBACK,
@@ -37,12 +39,18 @@ from skep.cluster.raystart import (
     checked_ports,
     environment,
 )
+from skep.cluster.roll import ask_roll
 from skep.engines.binding import is_final, refusal_of
 from skep.errors import EngineError, UserError
 from skep.places import Paths, make_runtime
 
 START_S = 90.0
 _VERSION = re.compile(r"Ray: (\S+)")
+Say = Callable[[str], None]
+
+
+def _quietly(_line: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +63,13 @@ class Wishes:
     labels: Mapping[str, str] | None = None
 
 
-def start_head(paths: Paths, env: Mapping[str, str], address: str, port: int, wishes: Wishes) -> HomeNode:
+def start_head(
+    paths: Paths, env: Mapping[str, str], address: str, port: int, wishes: Wishes, say: Say = _quietly
+) -> HomeNode:
     address, ports = checked_address(address), checked_ports(port)
-    _check_free(paths)
+    _check_tools()
+    _check_address(address)
+    _make_way(paths, say, for_head=True)
     ensure_token(paths)
     head = f"{address}:{ports.first}"
     start = _start_of(paths, head, address, port, wishes, is_head=True)
@@ -67,12 +79,12 @@ def start_head(paths: Paths, env: Mapping[str, str], address: str, port: int, wi
 
 def join_head(
     paths: Paths, env: Mapping[str, str], head: str, address: str | None, port: int | None, wishes: Wishes,
-    token: str | None,
+    token: str | None, say: Say = _quietly,
 ) -> HomeNode:  # fmt: skip
     """`token`: None: the one that is kept here."""
     if head == "auto":
         raise UserError("`auto` is no address of a head", hint="write its HOST:PORT, such as 10.0.0.1:6379")
-    _check_free(paths)
+    _check_tools()
     check_address(head)
     host, _, head_port = head.rpartition(":")
     if host in (LOOPBACK, "localhost"):
@@ -81,9 +93,11 @@ def join_head(
     address = checked_address(address) if address is not None else _address_towards(host, int(head_port))
     if address == LOOPBACK:
         raise UserError(f"{address} cannot be reached from {head}", hint="add --address IP, one of this machine")
+    _check_address(address)
     start = _start_of(paths, head, address, port or int(head_port), wishes, is_head=False)
-    _check_ports(start)
     with _token_kept(paths, head, token):
+        _make_way(paths, say, for_head=False)
+        _check_ports(start)
         return _run(paths, env, start)
 
 
@@ -140,25 +154,56 @@ def _start_of(paths: Paths, head: str, address: str, port: int, wishes: Wishes, 
     )
 
 
-def _check_free(paths: Paths) -> None:
+def _check_tools() -> None:
     require_ray()
     rayprocs.require_proc()
-    node = running_node(paths)
-    if node is not None:
+
+
+def _make_way(paths: Paths, say: Say, *, for_head: bool) -> None:
+    """What is left here of a lost cluster is ended, after all that can be known to go wrong without that."""
+    node = read_node(paths)
+    if node is None or not rayprocs.marked(node.mark):
+        return
+    if not node.runs:
+        what = f"what a node of the cluster at {node.head} left behind here"
+    elif is_lost(node, for_head=for_head):
+        what = f"a node of the cluster at {node.head}, whose head is lost, and what it served"
+    else:
         hint = "`skep cluster status` shows it, `skep cluster stop` leaves it"
         raise UserError(f"this machine is a node of the cluster at {node.head} already", hint=hint)
+    stop_node(paths)
+    say(f"ended: {what}")
+
+
+def is_lost(node: HomeNode, *, for_head: bool) -> bool:
+    """Whether its cluster is over: a new head at its address does not know it, or there is none any more.
+
+    `for_head`: a head is to be started, so nobody has reached one yet: that of another machine may only be cut off.
+    """
+    try:
+        check_address(node.head)
+    except EngineError:
+        return node.is_head or not for_head
+    try:
+        ask_roll(node.head)
+    except EngineError as error:
+        return error.message.startswith(STRANGER)
+    return False
+
+
+def _check_address(address: str) -> None:
+    refused = refusal_of(address, 0)
+    if refused is not None and is_final(refused):
+        hint = "`ip -4 -brief address` lists them"
+        raise UserError(f"{address} is no address of this machine", hint=hint)
 
 
 def _check_ports(start: NodeStart) -> None:
-    refused = refusal_of(start.address, 0)
-    if refused is not None and is_final(refused):
-        hint = "`ip -4 -brief address` lists them"
-        raise UserError(f"{start.address} is no address of this machine", hint=hint)
     host = start.address if start.is_closed else ""  # as Ray binds them
     own = [start.ports.first] if start.is_head else []
     for port in (*own, *start.ports.services.values()):
         if refusal_of(host, port) is not None:
-            hint = f"--port takes another first one; Ray takes {start.ports} here"
+            hint = f"--port takes another first one; Ray and the engines take {start.ports} here"
             raise UserError(f"port {port} is in use", hint=hint)
 
 

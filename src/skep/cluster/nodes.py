@@ -88,6 +88,20 @@ def _ids(names: Collection[str], nodes: Sequence[Node]) -> frozenset[str]:
     return frozenset(node.id for node in nodes if node.name in names or _apart(node) in names)
 
 
+def busy_card(node: Node, share: float) -> str | None:
+    """A card that Ray would lend and that somebody else holds, in words; `share` of it should be free.
+
+    Which card a replica gets is Ray's to say. Those that it has lent already may be as full as they are.
+    """
+    cards = node.facts.cards if node.facts is not None else ()
+    free = [(card, card.total_bytes - card.used_bytes) for card in cards if card.total_bytes and card.used_bytes]
+    full = [(card, left) for card, left in free if left < share * (card.total_bytes or 0)]
+    if len(full) <= node.gpus - node.free_gpus + _EPSILON:
+        return None
+    card, left = full[-1]
+    return f"GPU {card.index} is busy: {format_bytes(left)} of {format_bytes(card.total_bytes or 0)} are free"
+
+
 def host_of(node: Node) -> HostFacts:
     """The node as the machine that a plan is made for."""
     facts = node.facts

@@ -1,8 +1,9 @@
 """A replica's post: the actor that runs one replica on its node, with the same adapter and keeper as on one box.
 
 It lives in a thread and an event loop of its own: Ray's calls only ask and tell. When Ray starts it anew, here or on
-another node, it begins from what it was created with. Whatever goes wrong is told to the ledger as the replica's state;
-nothing is raised, because Ray would give up an actor that fails while it is made.
+another node, it begins from what it was created with and from what the ledger says has changed since. Whatever goes
+wrong is told to the ledger as the replica's state; nothing is raised, because Ray would give up an actor that fails
+while it is made.
 """
 
 from __future__ import annotations
@@ -13,26 +14,31 @@ import os
 import secrets
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from skep.cluster.announcing import Announcer
 from skep.cluster.names import ledger_name
 from skep.cluster.nodes import named_apart, nodes_of
-from skep.cluster.values import launch_document, launch_of
+from skep.cluster.raystart import engine_ports
+from skep.cluster.values import launch_document, launch_of, told_to_doors
 from skep.cluster.weights import is_pulled, localized
 from skep.engines.adapter import VISIBLE
 from skep.engines.base import Launch, engine_named
+from skep.engines.company import Company
 from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import RestartPolicy, State
+from skep.engines.placement import DEFAULT_SHARES, Card, check_free, room_of
 from skep.engines.replica import Replica
-from skep.errors import EngineError, SkepError, WeightsError
+from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError
+from skep.host.gpu_memory import read_gpu_memory
 from skep.places import user_paths
 
 LOG_BYTES = 4 << 20
 FETCH_AGAIN_S = 5.0  # doubles with each pull that fails
 FETCH_AGAIN_MOST_S = 300.0
+INSTRUCTED_S = 5.0  # without a word from a ledger for so long, what it was created with counts
 Row = dict[str, Any]
 
 
@@ -56,7 +62,10 @@ class Post:
         self._loop = asyncio.new_event_loop()
         self._again = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
-        self._announcer = Announcer(launch["name"], self._row, _own_handle(), lambda: _find_ledger(hive))
+        self._instructed = asyncio.Event()
+        self._announcer = Announcer(
+            launch["name"], self._row, _own_handle(), lambda: _find_ledger(hive), heard=self._heed
+        )
         threading.Thread(target=self._run, name="post", daemon=True).start()
 
     # What is asked of it
@@ -74,6 +83,10 @@ class Post:
     def restart(self) -> None:
         """Its engine; where there is none yet, what failed before that is tried again."""
         self._loop.call_soon_threadsafe(self._restart_now)
+
+    def adjust(self, launch: Row) -> None:
+        """What doors are told of it: its engine goes on as it is."""
+        self._loop.call_soon_threadsafe(self._adjust_now, launch_of(launch))
 
     def stop(self, timeout_s: float) -> bool:
         """End the engine, and return when it has ended."""
@@ -101,6 +114,7 @@ class Post:
         try:
             self._loop.run_until_complete(self._live())
         finally:
+            self._over = True  # whatever ended it: another one is to take its place
             self._ended.set()
 
     async def _live(self) -> None:
@@ -124,7 +138,7 @@ class Post:
             self._say("failed", f"{type(error).__name__}: {error}")
             return None
         why = f"{error.message}; {error.hint}" if error.hint else error.message
-        if not (isinstance(error, WeightsError) and is_pulled(self._asked)):
+        if not isinstance(error, DoesNotFit) and not (isinstance(error, WeightsError) and is_pulled(self._asked)):
             self._say("failed", why)
             return None
         wait_s: float = min(FETCH_AGAIN_S * 2 ** (failures - 1), FETCH_AGAIN_MOST_S)
@@ -144,13 +158,17 @@ class Post:
         self._launch = launch = await asyncio.to_thread(self._settled)
         engine = engine_named(launch.engine, launch.binary)
         await asyncio.to_thread(engine.check, launch)
+        await asyncio.to_thread(engine.version)  # asks a program: kept from here on, for the announcements
+        await self._until_instructed()
         folder = user_paths(os.environ).logs / "posts" / f"{self._hive}@{self._node['head']}"
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / f"{launch.name}.log"
-        replica = Replica(launch, engine, self._log, self._announcer.wake, self._policy)
-        await asyncio.to_thread(kill_marked, replica.mark)
-        self._replica = replica
-        await replica.run()
+        with contextlib.closing(Company(engine_ports(os.environ))) as company:
+            replica = Replica(launch, engine, self._log, self._announcer.wake, self._policy, company)
+            await asyncio.to_thread(kill_marked, replica.mark)
+            await asyncio.to_thread(check_cards, launch)
+            self._replica = replica
+            await replica.run()
 
     def _settled(self) -> Launch:
         """The launch as it is on this node: its address, its cards, its weights."""
@@ -158,6 +176,26 @@ class Post:
         if launch.place is not None and not launch.place.cards:
             os.environ.update(dict.fromkeys(VISIBLE.values(), ""))  # Ray lent it none: it sees none
         return localized(launch, lambda done, total: self._say("fetching", _fetched(done, total)))
+
+    async def _until_instructed(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(INSTRUCTED_S):
+                await self._instructed.wait()
+
+    def _heed(self, answer: Row) -> None:
+        """As on one box: a start under way keeps its deadline, whatever comes after it has the new one."""
+        self._instructed.set()
+        with contextlib.suppress(TypeError):  # of another version of skep
+            self._policy = RestartPolicy(**(answer.get("policy") or asdict(self._policy)))
+        if self._replica is not None:
+            self._replica.life.policy = self._policy
+
+    def _adjust_now(self, launch: Launch) -> None:
+        told = told_to_doors(launch)
+        self._asked, self._launch = replace(self._asked, **told), replace(self._launch, **told)
+        if self._replica is not None:
+            self._replica.launch = replace(self._replica.launch, **told)
+        self._announcer.wake()
 
     def _restart_now(self) -> None:
         if self._replica is not None:
@@ -216,7 +254,18 @@ class Post:
 
 def own_cards(lent: Sequence[Any]) -> tuple[int, ...]:
     """By number. Names of cards, or of parts of them, stay as Ray has put them into our environment."""
-    return tuple(int(card) for card in lent) if all(str(card).isdecimal() for card in lent) else ()
+    return tuple(sorted(int(card) for card in lent)) if all(str(card).isdecimal() for card in lent) else ()
+
+
+def check_cards(launch: Launch) -> None:
+    """Ray lends a card whoever else is on it. Raises DoesNotFit where its engine would not find what it takes."""
+    if not launch.gpus or launch.engine not in DEFAULT_SHARES:
+        return
+    cards = [Card(card.index, card.total_bytes, card.used_bytes) for card in read_gpu_memory()]
+    try:
+        check_free([replace(launch, room=room_of(launch, cards, weights=None, cache=None))], cards)
+    except DoesNotFit as error:
+        raise DoesNotFit(error.message, hint="`nvidia-smi` on that node shows who holds it") from None
 
 
 def _own_handle() -> Any:

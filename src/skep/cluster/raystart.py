@@ -11,13 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skep.errors import UserError
+from skep.errors import EngineError, UserError
 
 LOOPBACK = "127.0.0.1"
 HEAD_PORT = 6379
 MARK = "SKEP_RAY_NODE"  # in the environment of every process of the node
+ENGINE_PORTS = "SKEP_ENGINE_PORTS"  # there as well: FIRST-LAST
 WORKERS = 1000  # ports: each worker and each driver has one
+ENGINES = 100  # ports: each engine has one
 _SERVICES = 20  # ports kept for the processes of the node itself
+_AFTER = _SERVICES + WORKERS + ENGINES
 STORE_BYTES = 256 * 2**20  # of shared memory: next to nothing travels through Ray, so the engines get the rest
 _AWAY_S = 7 * 24 * 3600
 
@@ -40,7 +43,7 @@ class Ports:
 
     @property
     def last(self) -> int:
-        return self.first + _SERVICES + WORKERS
+        return self.first + _AFTER
 
     @property
     def services(self) -> dict[str, int]:
@@ -67,7 +70,12 @@ class Ports:
 
     @property
     def workers(self) -> tuple[int, int]:
-        return self.first + _SERVICES + 1, self.last
+        return self.first + _SERVICES + 1, self.first + _SERVICES + WORKERS
+
+    @property
+    def engines(self) -> tuple[int, int]:
+        """Not Ray's, but of what it hosts: so that the same lines of a firewall close them."""
+        return self.workers[1] + 1, self.last
 
     def __str__(self) -> str:
         return f"{self.first}-{self.last}"
@@ -112,8 +120,8 @@ def checked_address(text: str) -> str:
 def checked_ports(first: int) -> Ports:
     ports = Ports(first)
     if first < 1024 or ports.last > 65535:
-        hint = f"from 1024 to {65535 - _SERVICES - WORKERS}; Ray's own is {HEAD_PORT}"
-        raise UserError(f"port {first} leaves no room for the {_SERVICES + WORKERS} ports after it", hint=hint)
+        hint = f"from 1024 to {65535 - _AFTER}; Ray's own is {HEAD_PORT}"
+        raise UserError(f"port {first} leaves no room for the {_AFTER} ports after it", hint=hint)
     return ports
 
 
@@ -153,7 +161,20 @@ def arguments(start: NodeStart) -> list[str]:
 def environment(start: NodeStart, mark: str, env: Mapping[str, str]) -> dict[str, str]:
     """What the user has set of Ray's own settings counts, but for what closes it."""
     own = {name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
-    return {**_PATIENT, **_WATCHFUL, **own, **reaching(start.address, start.token), MARK: mark}
+    first, last = start.ports.engines
+    ours = {MARK: mark, ENGINE_PORTS: f"{first}-{last}"}
+    return {**_PATIENT, **_WATCHFUL, **own, **reaching(start.address, start.token), **ours}
+
+
+def engine_ports(env: Mapping[str, str]) -> range | None:
+    """Which ports the engines of a node may have. None: any, as in a cluster that skep did not start."""
+    text = env.get(ENGINE_PORTS)
+    if not text:
+        return None
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 65536):
+        raise EngineError(f"{ENGINE_PORTS} is `{text}`, no range of ports", hint="such as 7400-7499")
+    return range(int(first), int(last) + 1)
 
 
 def reaching(address: str, token: Path) -> dict[str, str]:

@@ -45,7 +45,7 @@ class Stations:
         self.avoid: tuple[str, ...] = ()
         self._hive = hive
         self._key = key
-        self._policy = dict(policy)
+        self.policy = dict(policy)  # of those that are made from now on
         self._aimed: dict[str, str] = {}  # by replica: the node it was meant for
         self._posts: dict[str, Any] = {}  # they can be spoken to without a head
         self._stuck: set[str] = set()  # waited for a place at the last look, with room elsewhere
@@ -181,7 +181,7 @@ class Stations:
                 num_gpus=place.cards,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
             )
-            .remote(self._hive, launch_document(launch), self._policy, self._key)
+            .remote(self._hive, launch_document(launch), self.policy, self._key)
         )
 
     def _aim(self, place: Place, choice: Choice, nodes: Iterable[Node], standing: Mapping[str, str]) -> str | None:

@@ -12,6 +12,7 @@ from skep.engines.base import Launch, Place
 from skep.units import format_bytes
 
 NAMESPACE = "skep"
+PART_ROWS = 100  # of about 2 kB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,26 @@ def launch_of(document: Mapping[str, Any]) -> Launch:
 
 def _pairs(rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
     return tuple((row[0], row[1]) for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of many rows, so that no message of theirs grows with the cluster."""
+
+    rows: list[dict[str, Any]]
+    first: bool
+    last: bool
+
+
+def in_parts(rows: Sequence[dict[str, Any]], size: int = PART_ROWS) -> list[Part]:
+    """At least one, perhaps an empty one."""
+    begins = range(0, max(1, len(rows)), size)
+    return [Part(list(rows[at : at + size]), at == 0, at + size >= len(rows)) for at in begins]
+
+
+def told_to_doors(launch: Launch) -> dict[str, Any]:
+    """What of a launch matters to gateways only: it changes while the engine goes on."""
+    return {"reserve": launch.reserve, "soft_slots": launch.soft_slots}
 
 
 def same_post(old: Launch, new: Launch) -> bool:

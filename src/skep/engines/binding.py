@@ -20,6 +20,24 @@ def free_port(host: str = HOST) -> int:
     return port
 
 
+def claim_of(host: str, port: int) -> socket.socket | None:
+    """A port that nobody holds there now, kept from others of ours until the claim is closed, or its process ends.
+
+    An engine may bind it minutes after it was chosen. The name is not in the file system but of this network: who has
+    the same addresses sees the same claims. Linux only. None: it is taken.
+    """
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0skep-engine:{host}:{port}")
+    except OSError:
+        claim.close()
+        return None
+    if refusal_of(host, port) is not None:
+        claim.close()
+        return None
+    return claim
+
+
 def refusal_of(host: str, port: int) -> OSError | None:
     """None: an engine can listen there now."""
     with socket_for(host) as probe:

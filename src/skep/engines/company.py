@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Iterable
+from itertools import chain
 
 from skep.engines.base import Launch
-from skep.engines.binding import HOST, free_port
+from skep.engines.binding import HOST, claim_of, free_port
 from skep.engines.enginekey import ENGINE_KEY
+from skep.errors import EngineError
 
 OWN_KEY = "SKEP_API_KEY"
 MANY_PORTS = 5000  # of the 28000 that the kernel gives out: those at first are long forgotten
 
 
 class Company:
-    def __init__(self) -> None:
+    """`ports`: those that engines may have, which others on this machine choose from as well; None: any."""
+
+    def __init__(self, ports: range | None = None) -> None:
+        self._ports = ports
+        self._held: dict[str, tuple[int, socket.socket]] = {}  # by replica: a port of those, and the claim on it
         self._line: dict[str, frozenset[int]] = {}  # who starts or is about to, in order, with its cards
         self._moved = asyncio.Event()
         self._secrets = {OWN_KEY, ENGINE_KEY}
@@ -61,6 +68,34 @@ class Company:
 
     def environment(self) -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if name not in self._secrets}
+
+    def port_for(self, launch: Launch, *, finds_one: bool) -> int:
+        """0: the engine finds one itself, which it can (`finds_one`). Raises EngineError where all are taken."""
+        if launch.port:
+            return launch.port
+        if self._ports is not None:
+            return self._claimed(launch.name, launch.host, self._ports)
+        return 0 if finds_one else self.free_port(launch.host)
+
+    def close(self) -> None:
+        """Nobody of it is to be started any more."""
+        for _, claim in self._held.values():
+            claim.close()
+        self._held.clear()
+
+    def _claimed(self, name: str, host: str, ports: range) -> int:
+        """The first free one after that of its last start, on which something may still be under way."""
+        begin = 0
+        if name in self._held:
+            before, claimed = self._held.pop(name)
+            claimed.close()
+            begin = ports.index(before) + 1
+        for port in chain(ports[begin:], ports[:begin]):
+            if (claim := claim_of(host, port)) is not None:
+                self._held[name] = port, claim
+                return port
+        hint = "end what listens there, or start the node with another --port"
+        raise EngineError(f"all ports for engines are taken on {host}, {ports[0]} to {ports[-1]}", hint=hint)
 
     def free_port(self, host: str = HOST) -> int:
         """Not the same one twice: an engine may bind it minutes after it was chosen."""

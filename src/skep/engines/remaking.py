@@ -16,6 +16,7 @@ from skep.engines.crew import Crew
 from skep.engines.front import Front
 from skep.engines.hive import Hive, Rebuild
 from skep.engines.housing import Housing
+from skep.engines.lifecycle import RestartPolicy
 from skep.engines.scaling import Bounds, Document, bounds_of, rescaled, tables_of
 from skep.engines.sidecar import Sidecar
 from skep.errors import DoesNotFit, EngineError, SkepError
@@ -38,6 +39,7 @@ class Remaking:
         housing: Housing,
         monitor: Sidecar,
         phase: Callable[[], str],
+        set_policy: Callable[[RestartPolicy], None],
     ) -> None:
         self.hive = hive
         self.stay = False  # a change did not bring replicas up: wait for the next one instead of giving up
@@ -49,6 +51,7 @@ class Remaking:
         self._housing = housing
         self._monitor = monitor
         self._phase = phase
+        self._set_policy = set_policy
         self._begun = ""  # what is under way
         self._carrying: asyncio.Task[SkepError | None] | None = None
         self._table: tuple[Launch, ...] | None = None  # what another door keeps; None: the replicas are ours
@@ -158,7 +161,7 @@ class Remaking:
             if self._table is not None:
                 hive = replace(hive, replicas=tuple(running))
             if all_of_it:
-                hive = self._as_far_as_told(hive)
+                hive = self._as_far_as_can_be(hive, running)
                 await self._set_up(hive)
             else:
                 hive = replace(self.hive, replicas=hive.replicas, settings=hive.settings)
@@ -180,18 +183,17 @@ class Remaking:
         assert refused is not None
         raise refused
 
-    def _as_far_as_told(self, hive: Hive) -> Hive:
-        """Whoever keeps replicas elsewhere was told the policy at the start."""
-        old, new = self.hive.policy, hive.policy
-        if old == new or self._table is not None or all(launch.place is None for launch in hive.replicas):
-            return hive
-        deadline = () if replace(old, fallbacks=new.fallbacks) == new else ("start_deadline",)
-        fallback = () if old.fallbacks == new.fallbacks else ("fallback",)
-        return replace(hive, policy=old, left_out=(*hive.left_out, *deadline, *fallback))
+    def _as_far_as_can_be(self, hive: Hive, running: Sequence[Launch]) -> Hive:
+        """Memory that a replica elsewhere has been given stays as much as it is while its engine does."""
+        held = {launch.name: launch.place.memory_bytes for launch in running if launch.place is not None}
+        stay = {*changes(running, hive.replicas).adjusted} & held.keys()
+        asked = {one.name: one.place.memory_bytes for one in hive.replicas if one.place is not None}
+        differ = any(asked.get(name) != held[name] for name in stay)
+        return replace(hive, left_out=(*hive.left_out, "room")) if differ else hive
 
     async def _set_up(self, hive: Hive) -> None:
         await self._front.set_up(hive.gateway_setup)
-        self._crew.set_policy(hive.policy)
+        self._set_policy(hive.policy)
         before = self.hive
         if (before.monitor_argv, before.monitor_setup) != (hive.monitor_argv, hive.monitor_setup):
             await self._monitor.become(hive.monitor_argv, begin=hive.monitor_due)

@@ -21,6 +21,7 @@ from skep.engines.enginekey import key_headers
 from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import Do, Lifecycle, RestartPolicy, State
 from skep.engines.oomcount import read_oom_kills
+from skep.errors import EngineError
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch_once
 from skep.wire.heads import Origin, parse_url
@@ -210,8 +211,12 @@ class Replica:
         if (refused := _refused(launch)) is not None:
             self._events.put_nowait(("exit", *refused))
             return
-        if not self.engine.reports_address and not launch.port:
-            launch = replace(launch, port=self._company.free_port(launch.host))
+        try:
+            port = self._company.port_for(launch, finds_one=self.engine.reports_address)
+        except EngineError as error:
+            self._events.put_nowait(("exit", 1, [f"error: {error.message}; {error.hint}"]))
+            return
+        launch = replace(launch, port=port)
         ours, theirs = socket.socketpair()
         argv = [sys.executable, "-m", "skep.engines.keeper", "--link-fd", str(theirs.fileno())]
         argv += ["--log", str(self._log), "--mark", self.mark]

@@ -20,7 +20,7 @@ from skep.engines.front import Front, together
 from skep.engines.hive import Hive as Hive  # noqa: PLC0414 - who runs a supervisor has one
 from skep.engines.hive import Rebuild as Rebuild  # noqa: PLC0414
 from skep.engines.housing import Housing
-from skep.engines.lifecycle import State
+from skep.engines.lifecycle import RestartPolicy, State
 from skep.engines.member import Elsewhere, Member, slots_of
 from skep.engines.otherdoors import OtherDoors
 from skep.engines.remaking import Remaking
@@ -47,6 +47,9 @@ class Aide(Protocol):
     @property
     def settled(self) -> bool:
         """Nothing is to be waited for at the start."""
+
+    def set_policy(self, policy: RestartPolicy) -> None:
+        """For what it keeps."""
 
     def row(self) -> Message | None:
         """Its line in `skep ps`: name, kind, state, url, why; None: none."""
@@ -102,6 +105,7 @@ class Supervisor:
             housing=self.housing,
             monitor=self._monitor,
             phase=lambda: self.phase,
+            set_policy=self._set_policy,
         )
         self._scaler = Scaler(
             self.crew,
@@ -279,6 +283,11 @@ class Supervisor:
         }
 
     # Inside
+
+    def _set_policy(self, policy: RestartPolicy) -> None:
+        self.crew.set_policy(policy)
+        for aide in self._aides:
+            aide.set_policy(policy)
 
     async def _busy(self, name: str) -> int:
         """Slots of the replica that this gateway uses. One that does not answer may have streams."""

@@ -1,0 +1,316 @@
+"""What a door's supervisor and its envoy tell each other, without a cluster: no order is lost or undone by another."""
+
+import asyncio
+import socket
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+from skep.cluster.embassy import Embassy
+from skep.cluster.envoy import Envoy
+from skep.cluster.values import launch_document
+from skep.engines.base import Launch, Place
+from skep.engines.lifecycle import RestartPolicy
+from skep.wire.link import Link
+
+SETUP = {"address": "10.0.0.1:6379", "hive": "h", "policy": asdict(RestartPolicy()), "abandoned_after_s": 60.0}
+ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, place=Place())
+MANY, LONG = 400, ("x" * 12_000,)  # replicas with so long command lines: more than one message holds
+
+
+def row(launch, **more):
+    told = {"name": launch.name, "state": "ready", "why": None, "node": "b", "url": "http://b:1", "pid": 7}
+    return {**told, "restarts": 0, "engine": "fake", "incarnation": "one", "launch": launch_document(launch), **more}
+
+
+class Wire(list):
+    """As much of a link as is written to; `answer` makes what comes back."""
+
+    answer = None
+
+    def send(self, message):
+        self.append(message)
+        if self.answer is not None:
+            asyncio.get_running_loop().call_soon(self.answer, message)
+
+
+class Posts:
+    """As much of the stations as the envoy asks: ends wait for `may_end`."""
+
+    avoid = ()
+
+    def __init__(self, *names):
+        self.story, self.names, self.may_end = [], list(names), asyncio.Event()
+
+    async def ensure(self, launch, _standing, _say, **_avoid):
+        self.story.append(("ensure", launch.name))
+
+    async def end(self, name, **_headless):
+        self.story.append(("ends", name))
+        await self.may_end.wait()
+        self.story.append(("ended", name))
+
+    async def ask(self, name, method, *_args):
+        self.story.append((method, name))
+
+    def all_names(self):
+        return self.names
+
+
+async def forgotten(_name):
+    pass
+
+
+def envoy_of(link, posts=None):
+    made = Envoy(link, {**SETUP, "door": "d", "key": "k"})
+    made._stations, made._ledger = posts, SimpleNamespace(forget=SimpleNamespace(remote=forgotten))
+    return made
+
+
+def place(launch):
+    return {"op": "place", "launch": launch_document(launch)}
+
+
+async def until(what):
+    async with asyncio.timeout(5):
+        while not what():
+            await asyncio.sleep(0.001)
+
+
+def played(play):
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
+# The envoy
+
+
+def test_one_that_is_wanted_again_while_others_are_ended_is_not_ended_with_them():
+    """What nobody wants is ended one after the other, and each end takes seconds."""
+
+    async def play():
+        posts = Posts("a", "b")
+        envoy = envoy_of(Wire(), posts)
+        envoy._wanted = {}
+        mending = asyncio.create_task(envoy._mend(envoy._wanted))
+        await until(lambda: posts.story)
+        ((_, first),) = posts.story
+        other = {"a": "b", "b": "a"}[first]
+        await envoy._carry_out(place(replace(ONE, name=other)))
+        posts.may_end.set()
+        await mending
+        assert [name for what, name in posts.story if what == "ended"] == [first]
+        assert other in envoy._wanted
+
+    played(play)
+
+
+def test_a_replica_is_not_placed_while_the_one_before_it_is_ended():
+    """The end takes its place in the cluster away by its name, whoever has that by then."""
+
+    async def play():
+        posts = Posts()
+        envoy = envoy_of(Wire(), posts)
+        ending = asyncio.create_task(envoy._carry_out({"op": "end", "name": "m-0"}))
+        await until(lambda: posts.story)
+        await envoy._carry_out(place(ONE))
+        await asyncio.sleep(0.02)
+        assert posts.story == [("ends", "m-0")]
+        posts.may_end.set()
+        await ending
+        await until(lambda: posts.story[-1] == ("ensure", "m-0"))
+
+    played(play)
+
+
+def test_one_that_could_not_be_ended_and_is_wanted_again_is_told_as_it_is():
+    """Its row is what it was: without being told anew, the new member would start for ever."""
+
+    async def play():
+        wire = Wire()
+        envoy = envoy_of(wire, Posts())
+        envoy._rows = {"m-0": row(ONE)}
+        envoy._tell()
+        envoy._tell()
+        assert len(wire) == 1
+        await envoy._carry_out(place(ONE))
+        assert [told["rows"] for told in wire] == [[row(ONE)]] * 2
+
+    played(play)
+
+
+def test_a_post_that_tells_doors_what_was_true_once_is_told_anew():
+    async def play():
+        posts = Posts()
+        envoy = envoy_of(Wire(), posts)
+        envoy._wanted, envoy._rows = {"m-0": replace(ONE, reserve=1)}, {"m-0": row(ONE)}
+        await envoy._mend(envoy._wanted)
+        assert posts.story == [("adjust", "m-0")]
+        envoy._rows = {"m-0": row(replace(ONE, reserve=1))}
+        await envoy._mend(envoy._wanted)
+        assert posts.story == [("adjust", "m-0")]
+
+    played(play)
+
+
+# The supervisor's side
+
+
+def ready(embassy, launch=ONE):
+    """A member that serves."""
+    member = embassy.member(launch, lambda: None)
+    embassy.came(member)
+    embassy._hear({"event": "replicas", "rows": [row(launch)], "names": [launch.name]})
+    return member
+
+
+def embassy_of(wire, tmp_path, **more):
+    made = Embassy({**SETUP, **more}, tmp_path / "envoy.log")
+    made._link = wire
+    made._hear({"event": "joined", "address": SETUP["address"], "ray": "2"})
+    wire.clear()
+    return made
+
+
+def restarts(wire):
+    return [message["id"] for message in wire if message["op"] == "restart"]
+
+
+def test_a_restart_that_was_lost_with_an_envoy_is_told_to_the_next_one(tmp_path):
+    """Its replica gets nothing new until it has been: it would rest for ever."""
+
+    async def play():
+        wire = Wire()
+        embassy = embassy_of(wire, tmp_path)
+        member = ready(embassy)
+        member.restart()
+        embassy._restarts.again(embassy._members)
+        assert len(restarts(wire)) == 1, "it is being carried out"
+        embassy._restarts.lose()
+        embassy._restarts.again(embassy._members)
+        assert len(restarts(wire)) == 2
+        embassy._hear({"id": restarts(wire)[-1], "error": "TimeoutError: "})
+        embassy._restarts.again(embassy._members)
+        assert len(restarts(wire)) == 3
+        embassy._hear({"id": restarts(wire)[-1]})
+        embassy._restarts.again(embassy._members)
+        assert len(restarts(wire)) == 3
+
+    played(play)
+
+
+def test_a_restart_is_needless_once_its_engine_is_another(tmp_path):
+    async def play():
+        wire = Wire()
+        embassy = embassy_of(wire, tmp_path)
+        member = ready(embassy)
+        member.restart()
+        embassy._restarts.lose()
+        embassy._hear({"event": "replicas", "rows": [row(ONE, pid=8)]})
+        embassy._restarts.again(embassy._members)
+        assert len(restarts(wire)) == 1
+
+    played(play)
+
+
+def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
+    """Neither the other replicas of a table, nor the door."""
+
+    async def play():
+        wire = Wire()
+        embassy = embassy_of(wire, tmp_path)
+        two = replace(ONE, name="m-1")
+        one, other = ready(embassy), ready(embassy, two)
+        bad = {"name": "m-0", "state": "failed"}
+        embassy._hear({"event": "replicas", "rows": [bad, row(two, pid=9)], "names": ["m-0", "m-1"]})
+        assert (one.pid, other.pid) == (7, 9)
+        assert "is not understood" in embassy.row()["why"]
+        embassy.came(embassy.member(ONE, lambda: None))
+
+        async def status():
+            return {}
+
+        hive = SimpleNamespace(drained=frozenset(), gateway_status=status, hear=lambda *_: None)
+        asked = []
+        wire.answer = lambda message: asked.append(embassy._hear({"id": message["id"], "shares": {}}))
+        renewing = asyncio.create_task(embassy._renew_on(hive))
+        await until(lambda: asked)
+        await asyncio.sleep(0.01)
+        assert not renewing.done()
+        renewing.cancel()
+
+    played(play)
+
+
+def test_a_new_policy_reaches_the_envoy_that_is_there_and_the_next_one(tmp_path):
+    async def play():
+        wire = Wire()
+        embassy = embassy_of(wire, tmp_path)
+        policy = RestartPolicy(start_deadline_s=9.0)
+        embassy.set_policy(policy)
+        assert wire == [{"op": "policy", "policy": asdict(policy)}]
+        assert embassy._setup["policy"] == asdict(policy)
+        quiet = Wire()
+        embassy_of(quiet, tmp_path, guest=True).set_policy(policy)
+        assert quiet == [], "another door's replicas have that one's"
+
+    played(play)
+
+
+def test_what_doors_are_told_is_told_to_the_post_when_it_changes(tmp_path):
+    async def play():
+        wire = Wire()
+        embassy = embassy_of(wire, tmp_path)
+        member = ready(embassy)
+        wire.clear()
+        member.launch = replace(ONE, reserve=1)
+        assert [(said["op"], said["launch"]["reserve"]) for said in wire] == [("adjust", 1)]
+        assert member.started.reserve == 1
+
+    played(play)
+
+
+def test_a_leave_that_nobody_answers_is_told_as_something_left_behind(tmp_path):
+    async def play():
+        for answer, left in ({}, None), ({"error": "the envoy is gone"}, "the cluster cannot be reached"):
+            wire = Wire()
+            embassy = embassy_of(wire, tmp_path)
+            wire.answer = lambda said, to=embassy, what=answer: to._hear({**what, "id": said.get("id", 0)})
+            told = await embassy.stop()
+            assert told is None if left is None else left in told
+
+    played(play)
+
+
+# Both
+
+
+def test_many_replicas_are_told_in_messages_that_can_be_read(tmp_path):
+    """One message of them all would be longer than a link takes: the envoy would seem to have died."""
+
+    async def play():
+        launches = [replace(ONE, name=f"m-{number}", extra=LONG) for number in range(MANY)]
+        ours, theirs = [await Link.over(end) for end in socket.socketpair()]
+        embassy, posts = embassy_of(Wire(), tmp_path), Posts()
+        envoy = envoy_of(theirs, posts)
+        embassy._members = {launch.name: embassy.member(launch, lambda: None) for launch in launches}
+        embassy._link = ours
+        embassy._hear({"event": "joined", "address": SETUP["address"], "ray": "2"})
+        while envoy._wanted is None:
+            await envoy._carry_out(await theirs.receive())
+        assert len(envoy._wanted) == MANY
+
+        envoy._rows = {launch.name: row(launch) for launch in launches}
+        envoy._tell()
+        while len(embassy._rows) < MANY:
+            embassy._hear(await ours.receive())
+        assert all(member.life.serving for member in embassy._members.values())
+        envoy._rows = {**envoy._rows, "m-0": row(ONE, pid=8)}
+        del envoy._rows["m-1"]
+        envoy._tell()
+        message = await ours.receive()
+        assert [told["name"] for told in message["rows"]] == ["m-0"], "only what has changed"
+        embassy._hear(message)
+        assert len(embassy._rows) == MANY - 1
+        for end in (ours, theirs):
+            await end.close()
+
+    played(play)

@@ -1,0 +1,145 @@
+"""A cluster of unlike nodes, real but for its cards: two of 24 GB, one of 48 GB, and none at all."""
+
+import json
+
+import pytest
+from cards import Cards, variable_of
+from clusters import until
+
+from skep.units import GIB
+
+pytestmark = pytest.mark.ray
+TWIN, BIG = "NVIDIA GeForce RTX 3090", "NVIDIA RTX 6000 Ada Generation"
+
+
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36, "hidden_size": 4096,
+    "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "vocab_size": 151936, "max_position_embeddings": 40960, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.fixture
+def mixed(nodes, tmp_path):
+    """`twin` has 2 x 24 GB, `big` 1 x 48 GB, `plain` none; the head takes nothing."""
+    twin = Cards(tmp_path / "twin", TWIN, 24576, 2)
+    big = Cards(tmp_path / "big", BIG, 49140, 1, "8.9")
+    nodes.add("twin", num_cpus=4, num_gpus=2, memory=16 * GIB, env_vars=twin.env)
+    nodes.add("big", num_cpus=2, num_gpus=1, memory=16 * GIB, env_vars=big.env)
+    nodes.add("plain", num_cpus=2, memory=16 * GIB)
+    return twin, big
+
+
+@pytest.fixture
+def weights(tmp_path):
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN3_8B))
+    return folder
+
+
+def config_of(tmp_path, address, weights, *, tp=1, **keys):
+    told = {"model": "m", "engine": "sglang", "checkpoint": str(weights), "slots": 2, "context": 512, **keys}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in told.items()]
+    path = tmp_path / "skep.toml"
+    path.write_text(
+        "\n".join(["[[serve]]", *lines, f"options = {{ tp = {tp} }}", "[cluster]", f'address = "{address}"', ""])
+    )
+    return str(path)
+
+
+def replicas(door):
+    return {name: row for name, row in door.rows().items() if row["kind"] == "replica"}
+
+
+def cards_seen(rows):
+    return sorted((row["node"], variable_of(row["pid"], "CUDA_VISIBLE_DEVICES")) for row in rows.values())
+
+
+def placed(address):
+    """What Ray has given to whom: the resources of each place, and its node."""
+    import ray
+    from ray.util import placement_group_table
+
+    from skep.cluster.joining import join
+
+    join(address)
+    try:
+        names = {node["NodeID"]: node["NodeName"] for node in ray.nodes()}
+        rows = [row for row in placement_group_table().values() if row["state"] == "CREATED"]
+        return {row["name"]: (names[row["bundles_to_node_id"][0]], row["bundles"], row["strategy"]) for row in rows}
+    finally:
+        ray.shutdown()
+
+
+def test_a_group_of_two_cards_stands_on_the_node_that_has_both_and_sees_both(nodes, mixed, door, weights, tmp_path):
+    one = door()
+    one.up("up", "--config", config_of(tmp_path, nodes.address, weights, tp=2))
+    rows = replicas(one)
+    assert cards_seen(rows) == [("twin", "0,1")]
+    (pid,) = (row["pid"] for row in rows.values())
+    assert variable_of(pid, "CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    assert placed(nodes.address) == {
+        "skep/post/m-0": ("twin", {0: {"CPU": 2.0, "GPU": 2.0, "memory": 4.0 * GIB}}, "STRICT_PACK")
+    }
+    refused = one.run("scale", "m=2", check=False)
+    assert refused.returncode == 3, refused.stderr
+    for words in ("2 GPUs", "1 of them run, there is no room", "twin has 0 of 2 GPUs", "big has 1 of 1 GPUs"):
+        assert words in refused.stderr
+
+
+def test_replicas_of_one_card_are_spread_and_never_share_one(nodes, mixed, door, weights, tmp_path):
+    one = door()
+    too_many = config_of(tmp_path, nodes.address, weights, replicas=4)
+    refused = one.run("up", "--config", too_many, "--port", "0", check=False)
+    assert refused.returncode == 3, refused.stderr
+    assert "4 replicas of `m` want 1 GPU, 1 CPU and 2.0 GiB of memory each, there is room for 3" in refused.stderr
+    assert "plain has no sglang installed" in refused.stderr
+    one.up("up", "--config", config_of(tmp_path, nodes.address, weights, replicas=3))
+    assert cards_seen(replicas(one)) == [("big", "0"), ("twin", "0"), ("twin", "1")]
+
+
+def test_a_model_by_name_is_planned_for_each_kind_of_node(nodes, mixed, door, weights):
+    one = door()
+    told = one.run(
+        "up", "qwen3-8b", "--engine", "sglang", "--checkpoint", str(weights), "--cluster", nodes.address,
+        "--port", "0", "-d", check=False,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert f"2x {TWIN} (twin)" in told.stderr
+    assert f"1x {BIG} (big)" in told.stderr
+    assert {row["node"] for row in replicas(one).values()} == {"twin", "big"}
+
+
+def test_cards_that_somebody_else_holds_are_not_counted_on(nodes, mixed, door, weights, tmp_path):
+    """Ray lends them all the same: a replica that comes later says so, and starts when its card is free."""
+    twin, _ = mixed
+    twin.hold([0, 20000])
+    one = door()
+    refused = one.run("up", "--config", config_of(tmp_path, nodes.address, weights, tp=2), "--port", "0", check=False)
+    assert refused.returncode == 3, refused.stderr
+    for words in (
+        "a replica of `m` wants 2 GPUs",
+        "big has 1 of 1 GPUs",
+        "twin: GPU 1 is busy: 4.5 GiB of 24.0 GiB are",
+    ):
+        assert words in refused.stderr
+    one.up("up", "--config", config_of(tmp_path, nodes.address, weights))
+    assert cards_seen(replicas(one)) == [("big", "0")]
+    one.run("scale", "m=3")
+    busy = until(lambda: [row for row in replicas(one).values() if "GPU 1 is busy" in (row["why"] or "")])
+    assert busy, one.run("ps").stdout
+    assert "`nvidia-smi` on that node shows who holds it; tried again after" in busy[0]["why"]
+    twin.hold([0, 0])
+    assert until(lambda: all(row["state"] == "ready" for row in replicas(one).values())), one.run("ps").stdout
+    assert cards_seen(replicas(one)) == [("big", "0"), ("twin", "0"), ("twin", "1")]
+
+
+def test_a_card_that_a_node_keeps_from_ray_is_neither_lent_nor_looked_at(nodes, door, weights, tmp_path):
+    """Its Ray was started with the second of two cards; somebody else is on the first."""
+    pair = Cards(tmp_path / "pair", TWIN, 24576, 2)
+    pair.hold([20000, 0])
+    nodes.add("pair", num_cpus=2, num_gpus=1, memory=8 * GIB, env_vars={**pair.env, "CUDA_VISIBLE_DEVICES": "1"})
+    one = door()
+    one.up("up", "--config", config_of(tmp_path, nodes.address, weights))
+    assert cards_seen(replicas(one)) == [("pair", "1")]
