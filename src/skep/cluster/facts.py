@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,8 +28,10 @@ WITHIN = ("fake", "simulated")  # part of skep
 
 def look(paths: Sequence[str] = ()) -> dict[str, Any]:
     """The facts of the node that this runs on; `paths`: files, folders and programs that should be there."""
-    host = read_host(read_nvidia())
-    memory = read_gpu_memory() if host.gpus else ()
+    with ThreadPoolExecutor() as pool:  # nvidia-smi takes seconds where nothing keeps the driver awake
+        cards_read, memory_read = pool.submit(read_nvidia), pool.submit(read_gpu_memory)
+        engines = installed_engines()
+        host, memory = read_host(cards_read.result()), memory_read.result()
     used = {gpu.index: gpu.used_bytes for gpu in memory}
     lent = {gpu.index for gpu in visible_gpus(memory, _of_the_node("CUDA_VISIBLE_DEVICES"))} if memory else None
     cards = tuple(
@@ -49,7 +52,7 @@ def look(paths: Sequence[str] = ()) -> dict[str, Any]:
         memory_bytes=host.memory_bytes,
         cards=cards,
         skep=__version__,
-        engines=installed_engines(),
+        engines=engines,
         links=host.links,
         paths={path: os.path.exists(os.path.expanduser(path)) for path in paths},  # noqa: PTH110, PTH111 - never raise
     )

@@ -32,7 +32,7 @@ class Host(Protocol):
 
 @dataclass(slots=True)
 class HostedLife:
-    state: State = State.STOPPED
+    state: State = State.STARTING
     url: str | None = None
     why: str | None = None
     restarts: int = 0
