@@ -6,10 +6,15 @@ from functools import cache
 
 import pytest
 import typer.testing
+from hypothesis import HealthCheck, settings
 
 from forked_cli import Forked
 from skep.places import user_paths
 from skep.testing.gateway_process import GatewayProcess
+
+# How quick this machine is at the moment is no finding.
+settings.register_profile("skep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("skep")
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def test_without_an_endpoint_the_way_to_one_is_told(skep, args, said):
 
 def test_failing_requests_end_it_and_nothing_is_kept(skep, tmp_path):
     with FakeEngine(slots=2, token_ms=1, ctx=300) as engine:
-        done = skep("calibrate", "--url", engine.url, *WHAT, "--levels", "1", "--budget", "2s", "--prompt-tokens", 600)
+        done = skep("calibrate", "--url", engine.url, *WHAT, "--levels", "1", "--budget", "40s", "--prompt-tokens", 600)
     assert done.returncode == 1
     assert "--prompt-tokens" in done.stderr
     with store_of(tmp_path) as store:

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 from pathlib import Path
 
@@ -211,12 +210,10 @@ def test_a_crashed_engine_is_restarted_and_its_clients_wait(skep, configure):
 
 def test_an_engine_that_dies_at_start_is_one_clear_line_and_nothing_is_left(skep, configure):
     configure("--crash-at-start=CUDA out of memory")
-    began = time.monotonic()
     done = skep("up", "-d", "--json", check=1)
     assert done.stdout == ""
     assert "error: replica `fake-model-0` did not start: CUDA out of memory" in done.stderr
     assert "hint: its log is" in done.stderr
-    assert time.monotonic() - began < 20
     skep("ps", check=1)
 
 

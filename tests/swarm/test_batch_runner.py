@@ -153,7 +153,7 @@ def test_one_whose_window_passed_while_nobody_served_has_expired(bench):
 
 
 def test_what_is_not_done_in_its_window_expires(bench):
-    bench.add("batch_1", 10, window_s=0.3)
+    bench.add("batch_1", 10, window_s=1.0)
     bench.carry_out(lambda: Scripted(slots=3, answers=4))
     output, errors = bench.told("batch_1")
     assert (bench.store.batch("batch_1").status, len(output)) == (Status.EXPIRED, 4)
@@ -186,7 +186,7 @@ def test_a_disk_that_is_full_at_the_end_is_not_filled_further(bench):
                 raise OSError(28, "No space left on device")
             return super().write(file_id, kept)
 
-    bench.add("batch_1", 3, window_s=0.2)
+    bench.add("batch_1", 3, window_s=1.0)
     room, before = bench.room, set(bench.room.folder.iterdir())
     bench.room = Full(room.folder)
     bench.carry_out(lambda: Scripted(answers=1), until=lambda _door: bench.said)

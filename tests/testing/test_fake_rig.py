@@ -41,6 +41,7 @@ def urls():
         yield [a.url, b.url]
 
 
+@pytest.mark.slow  # on an idle machine: it compares rates
 def test_rig_falls_when_it_is_overfilled_and_holds_when_it_is_not(urls):
     """Eight agents give about 0.74 of what four give, and all of it when four at a time are let through."""
     four = asyncio.run(rate(urls, agents=4, limit=4, requests=12))

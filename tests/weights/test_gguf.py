@@ -191,9 +191,9 @@ def test_sparse_file_cannot_keep_the_reader_busy(tmp_path, array_of):
     with path.open("wb") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<IIQ", ARRAY, array_of, 1 << 33))
         file.truncate(1 << 38)
-    began = time.monotonic()
+    began = time.process_time()
     assert "more values than any model needs" in complaint(path)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_sparse_file_cannot_make_the_reader_allocate(tmp_path):
