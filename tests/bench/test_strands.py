@@ -9,13 +9,13 @@ from random import Random
 import msgspec
 import pytest
 
-from skep.bench.crowd import LEAD_S, begun_together
+from skep.bench.crowd import LEAD_S, beginnings
 from skep.bench.endpoint import Endpoint
 from skep.bench.request import Task
-from skep.bench.strands import Again, Span, Strand, _conversations, _lasting, again_of, beginning, dealt
+from skep.bench.strands import Again, Span, Strand, again_of, beginning, conversations, dealt, lasting
 from skep.bench.tasks import TaskMaker, Workload, talk_strand
 from skep.bench.timed import classes_part, open_part
-from skep.bench.worker import Job, decode_job, encode
+from skep.bench.worker import Begin, Job, decode_job, encode
 from skep.errors import UserError
 from skep.wire.heads import parse_url
 from skep.workload.calibration import Calibration
@@ -43,7 +43,7 @@ def by_name(strands):
 
 
 def asked(strand, number):
-    return {task.index: task.messages for task in islice(_lasting(strand), number)}
+    return {task.index: task.messages for task in islice(lasting(strand), number)}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
@@ -62,12 +62,12 @@ def test_agents_and_shares_of_every_class_are_kept_over_the_workers(mix, workers
 @pytest.mark.parametrize("workers", [2, 3])
 def test_arrivals_of_all_workers_are_those_of_one_at_the_same_moments(mix, workers):
     whole = by_name(mix.strands)["cron"]
-    due = dict(zip((task.index for task in _lasting(whole)), whole.offsets, strict=False))
+    due = dict(zip((task.index for task in lasting(whole)), whole.offsets, strict=False))
     assert len(due) > 2 * len(whole.tasks)
     parts = [by_name(hand)["cron"] for hand in dealt(mix.strands, workers)]
     got = {}
     for part in parts:
-        got |= dict(zip((task.index for task in _lasting(part)), part.offsets, strict=False))
+        got |= dict(zip((task.index for task in lasting(part)), part.offsets, strict=False))
     assert got == due
 
 
@@ -85,7 +85,7 @@ def test_a_request_with_an_index_is_the_same_one_whoever_sends_it(mix, name):
 
 def test_a_conversation_is_one_workers_and_the_same_one(mix):
     def first_turns(strand, number):
-        return {talk.first.session: talk.messages([]) for talk in islice(_conversations(strand), number)}
+        return {talk.first.session: talk.messages([]) for talk in islice(conversations(strand), number)}
 
     alone = first_turns(by_name(mix.strands)["chat"], 600)
     sent = [first_turns(by_name(hand)["chat"], 200) for hand in dealt(mix.strands, 3)]
@@ -95,14 +95,14 @@ def test_a_conversation_is_one_workers_and_the_same_one(mix):
 
 
 def test_indexes_of_turns_do_not_meet_when_conversations_begin_anew(mix):
-    talks = islice(_conversations(by_name(mix.strands)["chat"]), 600)
+    talks = islice(conversations(by_name(mix.strands)["chat"]), 600)
     assert all(talk.first.index == 2_000_000 + 3 * talk.first.session for talk in talks)
 
 
 def test_conversations_of_a_level_are_had_once_each():
     maker = TaskMaker(Workload(shape="conversation", turns=3, seed=1))
     strand = talk_strand(maker, 4, 0, 30)
-    sessions = [[talk.first.session for hand in dealt([strand], 3) for talk in _conversations(hand[0])]]
+    sessions = [[talk.first.session for hand in dealt([strand], 3) for talk in conversations(hand[0])]]
     assert sorted(sessions[0]) == list(range(10))
     assert sum(hand[0].width for hand in dealt([strand], 3)) == 4
 
@@ -127,7 +127,7 @@ def test_where_all_share_a_system_message_the_question_changes():
     system = {"role": "system", "content": "all the same"}
     alike = [replace(task, messages=[system, *task.messages]) for task in tasks(2)]
     assert again_of(alike) == Again(2, -1)
-    later = [*islice(_lasting(Strand(alike, 1, again=again_of(alike))), 3)][-1]
+    later = [*islice(lasting(Strand(alike, 1, again=again_of(alike))), 3)][-1]
     assert (later.index, later.messages) == (2, [system, {"role": "user", "content": "1. 0 hello"}])
     assert again_of(tasks(2)) == Again(2, 0)
 
@@ -159,9 +159,9 @@ def test_workers_of_a_schedule_count_from_one_moment_that_is_yet_to_come():
         job(Strand(tasks(1), 1)),
         job(Strand(tasks(1), 1), for_s=5.0),
     )
-    begins = [one.span.begin_s for one in begun_together([timed, closed, mixed], 107.0)]
+    begins = [begin.at_s for begin in beginnings([timed, closed, mixed], 107.0)]
     assert begins == [7.0 + LEAD_S, None, 7.0 + LEAD_S]
-    assert begun_together([timed], 107.0) == [timed]
+    assert beginnings([timed], 107.0) == [Begin()]
 
 
 def test_nothing_is_begun_after_the_first_of_two_ends():
@@ -171,13 +171,13 @@ def test_nothing_is_begun_after_the_first_of_two_ends():
     assert Span(until_s=5.0, for_s=4.0).end_s(3.0) == 5.0
 
 
-def test_a_beginning_that_is_past_is_not_waited_for():
+def test_a_beginning_that_is_past_is_not_waited_for_and_the_delay_is_known():
     class Clock:
         def now(self):
             return 10.0
 
-    asyncio.run(asyncio.wait_for(beginning(Clock(), Span(begin_s=3.0)), 1.0))
-    asyncio.run(asyncio.wait_for(beginning(Clock(), Span()), 1.0))
+    assert asyncio.run(asyncio.wait_for(beginning(Clock(), Span(begin_s=3.0)), 1.0)) == 7.0
+    assert asyncio.run(asyncio.wait_for(beginning(Clock(), Span()), 1.0)) == 0.0
 
 
 def test_a_job_with_every_kind_of_traffic_comes_through_as_it_was(mix):

@@ -157,8 +157,10 @@ def test_the_level_is_as_wide_as_it_says_over_all_nodes(env, cluster):
 def test_a_rate_is_kept_over_all_nodes(env, cluster, engine):
     bench(env, cluster, "open", "--url", engine.url, "--rate", 40, "--arrivals", "constant", "--for", "1s",
           "--max-tokens", 2)  # fmt: skip
-    run, rows, _ = stored(env)
+    run, rows, facts = stored(env)
     rows = [row for row in rows if row.level]
+    (told,) = [fact.fact["workers"] for fact in facts if fact.name == "workers"]
+    assert all(0 <= one["late_ms"] < 5000 for one in told)  # on the clock of each
     assert run.kind == "open"
     assert sorted(row.index for row in rows) == list(range(40))
     due = sorted(row.scheduled_s for row in rows)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from skep.stats.percentiles import percentile
@@ -14,6 +14,7 @@ from skep.stats.percentiles import percentile
 SAMPLE_EVERY_S = 0.02
 LAG_LIMIT_MS = 50.0  # p99 of the event loop's lag
 CPU_LIMIT = 0.85  # of one core
+LATE_LIMIT_MS = 50.0  # after the moment that all were to begin at
 FEW_SAMPLES = 200
 RARELY = (200_000, 50, 1000)
 
@@ -22,6 +23,7 @@ RARELY = (200_000, 50, 1000)
 class ClientHealth:
     lags_ms: list[float] = field(default_factory=list)
     cpu_share: float = 0.0
+    late_ms: float = 0.0  # the latest beginning
     _others: list[tuple[float, float]] = field(default_factory=list)  # p99 and largest lag of other processes
 
     @property
@@ -35,32 +37,41 @@ class ClientHealth:
     def lag_max_ms(self) -> float:
         return max([0.0, *self.lags_ms, *(largest for _, largest in self._others)])
 
-    def add_worst(self, lag_p99_ms: float, lag_max_ms: float, cpu_share: float) -> None:
+    def add_worst(self, lag_p99_ms: float, lag_max_ms: float, cpu_share: float, late_ms: float = 0.0) -> None:
         """Of another process that shares the load: the worst of all counts."""
         self._others.append((lag_p99_ms, lag_max_ms))
         self.cpu_share = max(self.cpu_share, cpu_share)
+        self.late_ms = max(self.late_ms, late_ms)
 
     @property
     def limited(self) -> bool:
-        return self.lag_p99_ms > LAG_LIMIT_MS or self.cpu_share > CPU_LIMIT
+        return self.lag_p99_ms > LAG_LIMIT_MS or self.cpu_share > CPU_LIMIT or self.late_ms > LATE_LIMIT_MS
 
 
-@asynccontextmanager
-async def watch_client() -> AsyncIterator[ClientHealth]:
-    """Samples while the block runs, hardly ever collecting garbage; `cpu_share` is there after it."""
-    health = ClientHealth()
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Collects once before the block, and hardly ever while it runs."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
     gc.set_threshold(*RARELY)  # a collection over a million times and texts takes tens of milliseconds
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+@asynccontextmanager
+async def watch_client() -> AsyncIterator[ClientHealth]:
+    """Samples while the block runs; `cpu_share` is there after it."""
+    health = ClientHealth()
     cpu, wall = time.process_time(), time.monotonic()
     sampler = asyncio.create_task(_sample(health))
     try:
         yield health
     finally:
         sampler.cancel()
-        gc.set_threshold(*before)
-        gc.unfreeze()
         health.cpu_share = (time.process_time() - cpu) / max(1e-9, time.monotonic() - wall)
 
 

@@ -1,17 +1,21 @@
-"""Load made outside this process: the port, when its workers begin, what is read of one. Knows no transport."""
+"""Load made outside this process: the port, when its workers begin, what is read of one. Knows no transport.
+
+A run has two steps. Each worker gets its job, prepares it and says so; when all have, they are told when to begin. So
+nothing of a job's way to a worker falls into a measurement, however large the job is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from skep.bench.client_health import ClientHealth
 from skep.bench.loads import OnRow
-from skep.bench.worker import Job, News, decode_news
+from skep.bench.worker import Begin, Job, News, decode_news
 from skep.errors import SkepError
 
-LEAD_S = 0.5  # for jobs to arrive and connections to be there
+LEAD_S = 0.5  # for the word to arrive that they begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class Fared:
 
 
 class Crowd(Protocol):
-    """`run` hands each worker its job at the same moment. `close` ends them; so does a run that breaks off."""
+    """`run` lets all workers begin when each has prepared its job. `close` ends them; so does a run that breaks off."""
 
     @property
     def few(self) -> int:
@@ -35,14 +39,10 @@ class Crowd(Protocol):
     async def close(self) -> None: ...
 
 
-def begun_together(jobs: Sequence[Job], now_s: float) -> list[Job]:
+def beginnings(jobs: Sequence[Job], now_s: float) -> list[Begin]:
     """Those that follow a clock, on several workers: all count from one moment, which is yet to come."""
-    if len(jobs) < 2:
-        return [*jobs]
-    return [
-        replace(job, span=replace(job.span, begin_s=now_s + LEAD_S - job.origin_s)) if job.follows_clock else job
-        for job in jobs
-    ]
+    together = len(jobs) > 1
+    return [Begin(now_s + LEAD_S - job.origin_s if together and job.follows_clock else None) for job in jobs]
 
 
 async def told(frames: AsyncIterator[bytes], on_row: OnRow) -> News | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from skep.bench.client_health import ClientHealth, watch_client
+from skep.bench.client_health import ClientHealth, garbage_kept, watch_client
 from skep.bench.counters import counted, read_counters
 from skep.bench.crowd import Crowd, Fared
 from skep.bench.endpoint import Endpoint
@@ -55,6 +55,7 @@ class Driver:
         self.sender = Sender(endpoint, self.pool, recording.origin_s, timeout_s=timeout_s, keep_text=keep_text)
         self._timeout_s = timeout_s
         self._keep_text = keep_text
+        self._most_connections = most_connections
         self._crowd = crowd or LocalCrowd()
         self._processes = processes or self._crowd.few
         self._may_grow = processes is None
@@ -112,8 +113,9 @@ class Driver:
 
         async def here(took: OnRow) -> Fared:
             await self.pool.prepare(width)
-            async with watch_client() as health:
-                await load(self.sender, took)
+            with garbage_kept():
+                async with watch_client() as health:
+                    await load(self.sender, took)
             self.pool.trim()
             return Fared(health)
 
@@ -121,7 +123,15 @@ class Driver:
 
     def _spread(self, strands: Sequence[Strand], span: Span) -> _Run:
         jobs = [
-            Job(self.endpoint, hand, self.recording.origin_s, self._timeout_s, keep_text=self._keep_text, span=span)
+            Job(
+                self.endpoint,
+                hand,
+                self.recording.origin_s,
+                self._timeout_s,
+                self._keep_text,
+                span=span,
+                most_connections=self._most_connections,
+            )
             for hand in dealt(strands, self._processes)
         ]
 

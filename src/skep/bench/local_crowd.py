@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
 from skep.bench.client_health import ClientHealth
-from skep.bench.crowd import Fared, begun_together, told
+from skep.bench.crowd import Fared, beginnings, told
 from skep.bench.loads import OnRow
-from skep.bench.worker import Job, encode, is_last, length_before, read_frame
+from skep.bench.worker import Begin, Job, encode, is_last, length_before, read_frame
 from skep.errors import SkepError
 
 STREAM_LIMIT = 1 << 26
@@ -49,19 +49,31 @@ class LoadProcess:
         if await read_frame(self._process.stdout) is None:
             raise SkepError("a load process did not start", hint="try --processes 1")
 
-    async def work(self, job: bytes) -> AsyncIterator[bytes]:
-        """What it tells of the job, to the last of it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(length_before(job))
+    async def prepare(self, job: bytes) -> None:
+        """When it returns, nothing is left but to begin."""
+        self._tell(job)
+        await self._heard()
+
+    async def work(self, begin: bytes) -> AsyncIterator[bytes]:
+        """What it tells of the job it has prepared, to the last of it."""
+        self._tell(begin)
         while True:
-            frame = await read_frame(self._process.stdout)
-            if frame is None:
-                code = await self._process.wait()
-                raise SkepError(f"a load process ended by itself (exit code {code})", hint="try --processes 1")
+            frame = await self._heard()
             yield frame
             if is_last(frame):
                 return
+
+    def _tell(self, message: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(length_before(message))
+
+    async def _heard(self) -> bytes:
+        assert self._process.stdout is not None
+        frame = await read_frame(self._process.stdout)
+        if frame is None:
+            code = await self._process.wait()
+            raise SkepError(f"a load process ended by itself (exit code {code})", hint="try --processes 1")
+        return frame
 
     def kill(self) -> None:
         if self._process.returncode is None:
@@ -87,9 +99,13 @@ class LocalCrowd:
         health = ClientHealth()
         try:
             await self._grow(len(jobs))
+            at_work = self.processes[: len(jobs)]
             async with asyncio.TaskGroup() as group:
-                for process, job in zip(self.processes, begun_together(jobs, time.monotonic()), strict=False):
-                    group.create_task(_follow(process, job, on_row, health))
+                for process, job in zip(at_work, jobs, strict=True):
+                    group.create_task(process.prepare(encode(job)))
+            async with asyncio.TaskGroup() as group:
+                for process, begin in zip(at_work, beginnings(jobs, time.monotonic()), strict=True):
+                    group.create_task(_follow(process, begin, on_row, health))
         except BaseExceptionGroup as group_error:
             await self.close()
             raise group_error.exceptions[0] from None
@@ -112,7 +128,7 @@ class LocalCrowd:
             await process.wait()
 
 
-async def _follow(process: LoadProcess, job: Job, on_row: OnRow, health: ClientHealth) -> None:
-    news = await told(process.work(encode(job)), on_row)
+async def _follow(process: LoadProcess, begin: Begin, on_row: OnRow, health: ClientHealth) -> None:
+    news = await told(process.work(encode(begin)), on_row)
     assert news is not None  # `work` ends with the last news, or raises
-    health.add_worst(news.lag_p99_ms, news.lag_max_ms, news.cpu_share)
+    health.add_worst(news.lag_p99_ms, news.lag_max_ms, news.cpu_share, news.late_ms)

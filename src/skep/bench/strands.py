@@ -64,9 +64,12 @@ def again_of(tasks: Sequence[Task]) -> Again:
     return Again(len(tasks), -1 if alike else 0)
 
 
-async def beginning(sender: Sender, span: Span) -> None:
-    if span.begin_s is not None:
-        await asyncio.sleep(max(0.0, span.begin_s - sender.now()))
+async def beginning(sender: Sender, span: Span) -> float:
+    """Waits for it; how many seconds later than that it is now."""
+    if span.begin_s is None:
+        return 0.0
+    await asyncio.sleep(max(0.0, span.begin_s - sender.now()))
+    return max(0.0, sender.now() - span.begin_s)
 
 
 async def carry(sender: Sender, on_row: OnRow, strands: Sequence[Strand], span: Span) -> None:
@@ -118,16 +121,16 @@ def _due(offsets: Sequence[float], mine: Sequence[int], tasks: int) -> list[floa
 
 def _load(strand: Strand, begin_s: float, until_s: float | None) -> Load:
     if strand.offsets is not None:
-        return partial(scheduled, tasks=zip(strand.offsets, _lasting(strand), strict=False), began=begin_s)
+        return partial(scheduled, tasks=zip(strand.offsets, lasting(strand), strict=False), began=begin_s)
     width = strand.width if strand.again else min(strand.width, len(strand.tasks))
     if strand.scripts:
-        return partial(talks, them=_conversations(strand), width=width, until_s=until_s)
+        return partial(talks, them=conversations(strand), width=width, until_s=until_s)
     pause = partial(_pause, Random(strand.seed), strand.think_s) if strand.think_s else None
-    tasks = _lasting(strand) if strand.again else strand.tasks
+    tasks = lasting(strand) if strand.again else strand.tasks
     return partial(steady, tasks=tasks, width=width, until_s=until_s, pause=pause)
 
 
-def _lasting(strand: Strand) -> Iterator[Task]:
+def lasting(strand: Strand) -> Iterator[Task]:
     """Without making a prompt while something is measured."""
     yield from strand.tasks
     if strand.again is None or not strand.tasks:
@@ -140,7 +143,7 @@ def _lasting(strand: Strand) -> Iterator[Task]:
             yield replace(task, messages=said, index=task.index + number * again.tasks)
 
 
-def _conversations(strand: Strand) -> Iterator[Talk]:
+def conversations(strand: Strand) -> Iterator[Talk]:
     for number in count():
         for task, script in zip(strand.tasks, strand.scripts, strict=True):
             yield _talk(task, script, number, strand.again)

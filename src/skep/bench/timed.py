@@ -63,7 +63,7 @@ class TimedPlan:
     fingerprint: str
     timeout_s: float = 900.0
     keep_text: bool = True
-    processes: int | None = None  # None: one, more where one is not enough
+    processes: int | None = None  # None: one here; of a crowd as many as it begins with, more where they are not enough
 
 
 async def run_timed(
@@ -203,7 +203,7 @@ class _Timed:
             keep_text=plan.keep_text,
             most_connections=CONNECTIONS,
             meter=meter,
-            processes=plan.processes,
+            processes=plan.processes or (1 if crowd is None else None),  # runs of a level are to be made in one way
             crowd=crowd,
         )
         self._pace = Pace()

@@ -3,8 +3,9 @@
     python -m skep.bench.worker
 
 One process keeps about a thousand streams; beyond that, or beside a client that needs its core, several share a level.
-Frames are a length in four bytes and MessagePack. All processes of a machine share one monotonic clock; whoever gives
-a job to another machine gives its origin on that machine's clock (`skep.bench.timebase`).
+Frames are a length in four bytes and MessagePack. A job is prepared when it comes, and begun when that is told. All
+processes of a machine share one monotonic clock; whoever gives a job to another machine gives its origin on that
+machine's clock (`skep.bench.timebase`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import asyncio
 import resource
 import struct
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from skep.bench.client_health import ClientHealth, watch_client
+from skep.bench.client_health import ClientHealth, garbage_kept, watch_client
 from skep.bench.endpoint import Endpoint
 from skep.bench.request import Sender
 from skep.bench.strands import Span, Strand, beginning, carry
@@ -26,6 +27,7 @@ from skep.wire.client import Pool
 
 LENGTH = struct.Struct(">I")
 SEND_EVERY_S = 0.25
+FRESH_S = 2.0  # a connection is not kept much longer than that while nothing is sent, here or by a server
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Job:
     timeout_s: float
     keep_text: bool
     span: Span = field(default_factory=Span)
+    most_connections: int = 0  # kept while nothing is sent over them, if these are more than its agents
 
     @property
     def width(self) -> int:
@@ -49,8 +52,15 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Begin:
+    """With the job that was prepared."""
+
+    at_s: float | None = None  # on the run's clock; None: at once
+
+
+@dataclass(frozen=True, slots=True)
 class News:
-    """Rows that ended; with the last of them, how the process fared."""
+    """Rows that ended; with the last of them, how the process fared. Without any: ready for a job, or to begin it."""
 
     rows: list[Request]
     lag_p99_ms: float = 0.0
@@ -58,6 +68,7 @@ class News:
     cpu_share: float = 0.0
     made: int = 0  # rows of the whole job; said with the last
     last: bool = False
+    late_ms: float = 0.0  # it began so long after it was told to
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,7 @@ class _End:
 
 encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
+decode_begin = msgspec.msgpack.Decoder(Begin).decode
 decode_news = msgspec.msgpack.Decoder(News).decode
 _decode_end = msgspec.msgpack.Decoder(_End).decode
 
@@ -77,7 +89,7 @@ def is_last(news: bytes) -> bool:
     return _decode_end(news).last
 
 
-def framed(message: Job | News) -> bytes:
+def framed(message: Job | Begin | News) -> bytes:
     return length_before(encode(message))
 
 
@@ -94,16 +106,25 @@ async def read_frame(stream: asyncio.StreamReader) -> bytes | None:
         return None
 
 
-async def carry_out(job: Job, send: _Outbox) -> ClientHealth:
-    pool = Pool(job.endpoint.origin, max_idle=max(job.width, 1))
+async def carry_out(job: Job, orders: asyncio.Queue[bytes], send: _Outbox) -> ClientHealth:
+    """Once it is prepared, and the order to begin has come."""
+    pool = Pool(job.endpoint.origin, max_idle=max(job.width, job.most_connections, 1))
     sender = Sender(job.endpoint, pool, job.origin_s, timeout_s=job.timeout_s, keep_text=job.keep_text)
     try:
         await pool.prepare(job.width)
-        await beginning(sender, job.span)
-        async with watch_client() as health:
-            await carry(sender, send.took, job.strands, job.span)
+        with garbage_kept():
+            ready_s = sender.now()
+            send.greet()
+            span = replace(job.span, begin_s=decode_begin(await orders.get()).at_s)
+            if sender.now() - ready_s > FRESH_S:  # others took their time
+                pool.trim()
+                await pool.prepare(job.width)
+            late_s = await beginning(sender, span)
+            async with watch_client() as health:
+                await carry(sender, send.took, job.strands, span)
     finally:
         await pool.close()
+    health.late_ms = late_s * 1000
     return health
 
 
@@ -114,7 +135,7 @@ class _Outbox:
         self._made = 0
 
     def greet(self) -> None:
-        """Ready for a job."""
+        """Ready for what comes next."""
         self._writer.write(framed(News([])))
 
     def took(self, row: Request) -> None:
@@ -125,8 +146,8 @@ class _Outbox:
         rows, self._rows = self._rows, []
         if health is not None:
             made, self._made = self._made, 0
-            news = News(rows, health.lag_p99_ms, health.lag_max_ms, health.cpu_share, made, last=True)
-            self._writer.write(framed(news))
+            told = (health.lag_p99_ms, health.lag_max_ms, health.cpu_share)
+            self._writer.write(framed(News(rows, *told, made, last=True, late_ms=health.late_ms)))
         elif rows:
             self._writer.write(framed(News(rows)))
 
@@ -142,21 +163,27 @@ async def serve() -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout)
     outbox = _Outbox(asyncio.StreamWriter(transport, protocol, None, loop))
+    orders: asyncio.Queue[bytes] = asyncio.Queue()
+    parts = (_listen(reader, orders), _work(orders, outbox), outbox.flush_often())
+    tasks = [asyncio.create_task(part) for part in parts]
+    ended, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
+    for task in ended:
+        task.result()  # rows that cannot be told end the process, and the one that gave the job says so
+
+
+async def _listen(reader: asyncio.StreamReader, orders: asyncio.Queue[bytes]) -> None:
+    """Until whoever gives the jobs is gone, or wants them no longer."""
+    while (frame := await read_frame(reader)) is not None:
+        orders.put_nowait(frame)
+
+
+async def _work(orders: asyncio.Queue[bytes], outbox: _Outbox) -> None:
     outbox.greet()
-    frame = await read_frame(reader)
-    while frame is not None:
-        work = asyncio.create_task(carry_out(decode_job(frame), outbox))
-        following = asyncio.create_task(read_frame(reader))
-        flusher = asyncio.create_task(outbox.flush_often())
-        await asyncio.wait((work, following, flusher), return_when=asyncio.FIRST_COMPLETED)
-        if flusher.done():
-            flusher.result()  # rows that cannot be told end the process, and the one that gave the job says so
-        flusher.cancel()
-        if not work.done():  # whoever gave the job is gone, or wants it no longer
-            work.cancel()
-            return
-        outbox.flush(await work)
-        frame = await following
+    while True:
+        job = decode_job(await orders.get())
+        outbox.flush(await carry_out(job, orders, outbox))
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ class WorkerFact:
     clock_error_ms: float  # its rows' times on our clock are not further off
     drift_ppm: float | None  # since the first look at it; None: too short ago to say
     drift_within_ppm: float | None
+    late_ms: float = 0.0  # it began so long after the moment that all were to begin at
 
 
 def workers_fact(workers: Sequence[WorkerFact]) -> dict[str, Any]:

@@ -25,6 +25,9 @@ Precision = Annotated[str, typer.Option(help="A level is repeated until its 95 %
 Processes = Annotated[
     int | None, typer.Option(min=1, help="Load processes; default: one (a node, with --cluster), more where needed.")
 ]
+TimedProcesses = Annotated[
+    int | None, typer.Option(min=1, help="Load processes; default: one. With --cluster one a node, more where needed.")
+]
 Cluster = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Make the load on a Ray cluster's nodes: HOST:PORT of its head, or auto."),

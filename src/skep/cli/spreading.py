@@ -40,10 +40,11 @@ def joined(address: str | None) -> Iterator[None]:
 @contextmanager
 def _survived() -> Iterator[None]:
     """Ray ends this process without a word when this machine's node is gone: another one says it then."""
-    said = (
-        "error: killed in the middle: Ray does so where this machine's node has ended",
-        "hint: what was measured is kept, marked as incomplete: `skep runs` lists it; see `skep cluster status`",
+    hint = (
+        "hint: Ray does so where this machine's node has ended: see `skep cluster status`; "
+        "what was measured is kept, marked as incomplete: `skep runs` lists it"
     )
+    said = ("error: killed in the middle", hint)
     words = ["/bin/sh", "-c", 'read -r word || printf "%s\\n" "$@" >&2', "sh", *said]
     teller = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     try:

@@ -16,10 +16,10 @@ from typing import Any
 
 from skep import __version__
 from skep.bench.client_health import ClientHealth
-from skep.bench.crowd import Fared, begun_together, told
+from skep.bench.crowd import Fared, beginnings, told
 from skep.bench.loads import OnRow
 from skep.bench.timebase import HeldClock, Ping, moved, reading_of
-from skep.bench.worker import Job, News, encode
+from skep.bench.worker import Begin, Job, News, encode
 from skep.bench.workers import WorkerFact, workers_fact
 from skep.cluster.load_hand import LoadHand
 from skep.errors import EndpointError, EngineError, SkepError, UserError, first_of
@@ -56,8 +56,17 @@ class Worker:
             await asyncio.sleep(COMPARE_EVERY_S)
             await self.compare()
 
-    async def frames(self, job: Job) -> AsyncIterator[bytes]:
-        async for frame in self.actor.work.remote(encode(job)):
+    async def prepare(self, job: Job) -> float:
+        """Nothing is left but to begin when it returns. How far its clock was taken to be ahead of ours."""
+        ahead_s = self.clock.now.ahead_s
+        try:
+            await self.actor.prepare.remote(encode(replace(job, origin_s=job.origin_s + ahead_s)))
+        except Exception as error:
+            raise _explained(error, self.node) from None
+        return ahead_s
+
+    async def frames(self, begin: Begin) -> AsyncIterator[bytes]:
+        async for frame in self.actor.work.remote(encode(begin)):
             yield await frame
 
 
@@ -97,11 +106,14 @@ class RayCrowd:
         try:
             await self._grow(len(jobs))
             at_work = self.workers[: len(jobs)]
+            async with asyncio.TaskGroup() as group:
+                pairs = zip(at_work, jobs, strict=True)
+                prepared = [group.create_task(worker.prepare(job)) for worker, job in pairs]
             await self._compare(at_work)
             began_s = time.monotonic()
             async with asyncio.TaskGroup() as group:
-                pairs = zip(at_work, begun_together(jobs, began_s), strict=True)
-                tasks = [group.create_task(_carry_out(worker, job, on_row)) for worker, job in pairs]
+                trios = zip(at_work, beginnings(jobs, began_s), prepared, strict=True)
+                tasks = [group.create_task(_carry_out(one, begin, on_row, was.result())) for one, begin, was in trios]
             ended_s = time.monotonic()
             await self._compare(at_work)
         except BaseException as error:
@@ -110,7 +122,7 @@ class RayCrowd:
         health, facts = ClientHealth(), []
         for worker, task in zip(at_work, tasks, strict=True):
             news = task.result()
-            health.add_worst(news.lag_p99_ms, news.lag_max_ms, news.cpu_share)
+            health.add_worst(news.lag_p99_ms, news.lag_max_ms, news.cpu_share, news.late_ms)
             facts.append(_fact(worker, news, began_s, ended_s))
         return Fared(health, workers_fact(facts))
 
@@ -162,9 +174,13 @@ async def _wait_for(room: Any, number: int) -> None:
 
 
 async def _begun(actors: Sequence[Any]) -> list[Worker]:
-    async with asyncio.timeout(START_S):
-        begun = [actor.begin.remote() for actor in actors]
-        greetings = [await one for one in begun]
+    try:
+        async with asyncio.timeout(START_S):
+            begun = [actor.begin.remote() for actor in actors]
+            greetings = [await one for one in begun]
+    except TimeoutError:
+        what = f"load workers did not start within {START_S:g} s"
+        raise EngineError(what, hint="`ray status` may say why") from None
     for told_of in greetings:
         if told_of["skep"] != __version__:
             what = f"{told_of['node']} has skep {told_of['skep']}, here is {__version__}"
@@ -200,16 +216,20 @@ async def _check_reaches(worker: Worker, origin: Origin) -> None:
         raise EndpointError(f"{worker.node} does not reach {origin}: {why}", hint=hint)
 
 
-async def _carry_out(worker: Worker, job: Job, on_row: OnRow) -> News:
-    """The job on the worker's clock as it is known now; rows on ours as it is known when they come."""
-    ahead_s = worker.clock.now.ahead_s
+async def _carry_out(worker: Worker, begin: Begin, on_row: OnRow, ahead_s: float) -> News:
+    """Begun on the worker's clock as it is known now; rows on ours as it is known when they come.
+
+    `ahead_s`: what the worker counts from was brought onto its clock by that.
+    """
+    if begin.at_s is not None:
+        begin = Begin(begin.at_s + worker.clock.now.ahead_s - ahead_s)
 
     def took(row: Request) -> None:
         on_row(moved(row, ahead_s - worker.clock.now.ahead_s))
 
     comparing = asyncio.create_task(worker.compare_often())
     try:
-        news = await told(worker.frames(replace(job, origin_s=job.origin_s + ahead_s)), took)
+        news = await told(worker.frames(begin), took)
     except Exception as error:
         raise _explained(error, worker.node) from None
     finally:
@@ -233,6 +253,7 @@ def _fact(worker: Worker, news: News, began_s: float, ended_s: float) -> WorkerF
         clock_error_ms=1000 * worker.clock.error_s(began_s, ended_s),
         drift_ppm=None if drift is None else drift[0],
         drift_within_ppm=None if drift is None else drift[1],
+        late_ms=news.late_ms,
     )
 
 
@@ -242,11 +263,11 @@ def _explained(error: BaseException, node: str | None = None) -> BaseException:
 
     if isinstance(error, BaseExceptionGroup):
         error = first_of(error)
+    where = "" if node is None else f" on {node}"
     if isinstance(error, TimeoutError):
-        return EngineError(f"load workers did not start within {START_S:g} s", hint="`ray status` may say why")
+        return EngineError(f"the load worker{where} gave no answer in time", hint=_KEPT)
     if not isinstance(error, ray.exceptions.RayError):
         return error
-    where = "" if node is None else f" on {node}"
     cause = getattr(error, "cause", None)
     if isinstance(cause, SkepError):
         return EngineError(f"the load worker{where} gave up: {cause.message}", hint=_KEPT)

@@ -51,7 +51,11 @@ class LoadHand:
         writer.close()
         return None
 
-    async def work(self, job: bytes) -> AsyncIterator[bytes]:
+    async def prepare(self, job: bytes) -> None:
         assert self._process is not None
-        async for frame in self._process.work(job):
+        await self._process.prepare(job)
+
+    async def work(self, begin: bytes) -> AsyncIterator[bytes]:
+        assert self._process is not None
+        async for frame in self._process.work(begin):
             yield frame
