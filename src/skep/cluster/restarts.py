@@ -7,7 +7,6 @@ would leave it so. Knows no envoy: only where to send, and what is answered.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from skep.cluster.hosted import Hosted
 from skep.wire.link import Message
@@ -18,7 +17,7 @@ class Restarts:
 
     def __init__(self, send: Callable[[Message], bool]) -> None:
         self._send = send
-        self._before: dict[str, tuple[Any, ...]] = {}  # by replica: as it was when the restart was asked for
+        self._before: dict[str, tuple[int | None, int]] = {}  # by replica: its process, and how often it was restarted
         self._unanswered: set[str] = set()  # of these, those that somebody was told and has not answered
 
     def __repr__(self) -> str:
@@ -28,7 +27,7 @@ class Restarts:
         name = member.launch.name
         if not self._tell(name):
             return False
-        self._before[name] = _as_it_is(member)
+        self._before[name] = member.pid, member.life.restarts
         return True
 
     def hear(self, answer: Message) -> bool:
@@ -46,10 +45,10 @@ class Restarts:
         self._unanswered.clear()
 
     def again(self, members: Mapping[str, Hosted]) -> None:
-        """Those that nobody has heard. One that has changed since was started anew, or will be."""
+        """Those that nobody has heard. One that is another process since was started anew; one that is away may not."""
         for name, before in list(self._before.items()):
             member = members.get(name)
-            if member is None or _as_it_is(member) != before:
+            if member is None or _is_another(member, *before):
                 self._before.pop(name)
                 self._unanswered.discard(name)
             elif name not in self._unanswered:
@@ -66,5 +65,5 @@ def _id(name: str) -> str:
     return f"restart {name}"
 
 
-def _as_it_is(member: Hosted) -> tuple[Any, ...]:
-    return (member.pid, member.life.state, member.life.restarts)
+def _is_another(member: Hosted, pid: int | None, restarts: int) -> bool:
+    return member.life.restarts != restarts or member.pid not in (pid, None)
