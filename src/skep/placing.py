@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skep.catalog.devices import Device
 from skep.catalog.names import model_id
 from skep.catalog.pullable import find_pullable
-from skep.cluster.nodes import busy_card, free_rooms, has_words, host_of, spread, threads_each, wants, whole_rooms
+from skep.cluster.nodes import (
+    LeftOut,
+    busy_nodes,
+    free_rooms,
+    has_words,
+    host_of,
+    left_out_lines,
+    spread,
+    threads_each,
+    wants,
+    whole_rooms,
+)
 from skep.cluster.values import Node, Survey, same_post
 from skep.engines.base import Launch, Place, engine_named
 from skep.engines.placement import DEFAULT_SHARES
@@ -64,7 +75,7 @@ class _Table:
     serve: Serve
     stem: str  # of its replicas' names
     nodes: tuple[Node, ...]
-    left_out: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
     cards: int  # a replica
     weights: _Weights
 
@@ -72,6 +83,16 @@ class _Table:
     def threaded(self) -> bool:
         """The CPU does the work."""
         return not self.cards and self.serve.engine not in NO_WEIGHTS
+
+    @property
+    def busy(self) -> tuple[Node, ...]:
+        """Nothing is put onto these at the start; later they are as good as the others."""
+        return tuple(one.node for one in self.left_out if one.busy)
+
+    @property
+    def missed(self) -> list[LeftOut]:
+        """Those that would be large enough."""
+        return [one for one in self.left_out if (one.node.gpus >= self.cards if self.cards else one.node.cpus)]
 
 
 def place_launches(
@@ -81,11 +102,12 @@ def place_launches(
     progress: PullProgress = lambda _done, _total: None,
     *,
     running: Sequence[Launch] = (),
+    tell: Callable[[str], None] = lambda _line: None,
 ) -> tuple[Launch, ...]:
     """All replicas, checked, those of one model from kind to kind in turn. May fetch weights onto this node.
 
-    `running`: what stands already has its room; none given: as the survey found it. Raises DoesNotFit with what each
-    node has.
+    `running`: what stands already has its room; none given: as the survey found it. `tell` hears which nodes are left
+    out. Raises DoesNotFit with what each node has.
     """
     if settings.cluster is not None and settings.cluster.guest:
         return remote_launches(settings)
@@ -99,6 +121,8 @@ def place_launches(
         _check(row[0], table.nodes)
     _check_room(tables, rows, survey, running)
     check_aliases(settings.aliases, launches)
+    for line in left_out_lines(one for table in tables for one in table.missed):
+        tell(line)
     return launches
 
 
@@ -141,8 +165,7 @@ def _refuse(serve: Serve) -> None:
     """What means something on one machine only."""
     where = f"`{serve.model}` on a cluster"
     if serve.on_demand:
-        key = "on_demand" if serve.idle_unload_s is None else "idle_unload"
-        hint = f"leave `{key}` out; `max_replicas` follows the load"
+        hint = "leave `on_demand` and `idle_unload` out; `max_replicas` follows the load"
         raise UserError(f"{where} cannot be loaded on demand", hint=hint)
     if serve.gpus:
         raise UserError(f"{where} takes no `gpus`", hint="leave it out: Ray gives each replica its cards")
@@ -150,8 +173,8 @@ def _refuse(serve: Serve) -> None:
         raise UserError(f"{where} takes no `engine_port`", hint="leave it out: each node has ports of its own")
 
 
-def _nodes_for(serve: Serve, survey: Survey) -> tuple[tuple[Node, ...], tuple[str, ...]]:
-    """Those that can run it, whatever is free there, and a clause for each that cannot."""
+def _nodes_for(serve: Serve, survey: Survey) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
+    """Those that can run it, whatever is free there, and those that cannot."""
     of_kind = [node for node in survey.nodes if not serve.kind or node.kind == serve.kind]
     if not of_kind:
         kinds = ", ".join(survey.kinds) or "no node at all"
@@ -161,10 +184,10 @@ def _nodes_for(serve: Serve, survey: Survey) -> tuple[tuple[Node, ...], tuple[st
         )
     lacks = {node.id: _lack(serve, node) for node in of_kind}
     able = tuple(node for node in of_kind if lacks[node.id] is None)
-    left_out = tuple(f"{node.name} {lack}" for node in of_kind if (lack := lacks[node.id]) is not None)
+    left_out = tuple(LeftOut(node, lack) for node in of_kind if (lack := lacks[node.id]) is not None)
     if not able:
         hint = "a node needs skep and the engine in the environment that its Ray was started in"
-        raise EngineError(f"no node can serve `{serve.model}`: {'; '.join(left_out)}", hint=hint)
+        raise EngineError(f"no node can serve `{serve.model}`: {'; '.join(map(str, left_out))}", hint=hint)
     return able, left_out
 
 
@@ -195,15 +218,14 @@ def _cards(serve: Serve, nodes: Sequence[Node]) -> int:
     return each
 
 
-def _idle(serve: Serve, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[str, ...]]:
-    """Those whose cards are not held by others, and a clause for each other one."""
-    share = card_share(serve)
-    busy = {node.id: busy_card(node, share) for node in nodes if node.gpus} if share else {}
-    idle = tuple(node for node in nodes if busy.get(node.id) is None)
-    clauses = tuple(f"{node.name}: {words}" for node in nodes if (words := busy.get(node.id)) is not None)
-    if not any(node.gpus for node in idle) and clauses:
-        raise DoesNotFit(f"no card for `{serve.model}` is free: {'; '.join(clauses)}", hint=BUSY_HINT)
-    return idle, clauses
+def _idle(serve: Serve, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
+    """Those whose cards are not held by others, and the other ones."""
+    busy = busy_nodes(nodes, card_share(serve))
+    held = {one.node.id for one in busy}
+    idle = tuple(node for node in nodes if node.id not in held)
+    if not any(node.gpus for node in idle) and busy:
+        raise DoesNotFit(f"no card for `{serve.model}` is free: {'; '.join(map(str, busy))}", hint=BUSY_HINT)
+    return idle, busy
 
 
 def card_share(serve: Serve) -> float:
@@ -267,12 +289,14 @@ def _threads(tables: Sequence[_Table], running: Sequence[Launch]) -> int:
 def _launches(table: _Table, survey: Survey, threads: int, running: Sequence[Launch]) -> list[Launch]:
     serve, weights = table.serve, table.weights
     known = {} if serve.threads else {launch.name: launch.threads for launch in running}
-    nodes = tuple(node.name for node in table.nodes) if len(table.nodes) < len(survey.nodes) else ()
+    able = {node.id for node in (*table.nodes, *table.busy)}
+    nodes = tuple(node.name for node in survey.nodes if node.id in able) if len(able) < len(survey.nodes) else ()
+    shunned = tuple(node.name for node in table.busy)
     made = []
     for number in range(serve.replicas):
         name = f"{table.stem}-{number}"
         each = serve.threads or (known.get(name, threads) if table.threaded else 0)
-        place = replace(_asked(table, each), kind=serve.kind, nodes=nodes, source=weights.source)
+        place = replace(_asked(table, each), kind=serve.kind, nodes=nodes, shunned=shunned, source=weights.source)
         made.append(replace(launch_of(serve, name, weights.path, weights.checkpoint, threads=each), place=place))
     return made
 
@@ -357,7 +381,7 @@ def _too_small(table: _Table, row: Sequence[Launch], short: int, *, standing: in
     if standing:
         room = f"{standing} of them run, {room}{' more' if more else ''}"
     what = f"{several} `{table.serve.model}` want{'s' if len(row) == 1 else ''} {wants(place)}{each}, {room}"
-    lacking = f"; {'; '.join(table.left_out)}" if table.left_out else ""
+    lacking = f"; {'; '.join(map(str, table.left_out))}" if table.left_out else ""
     hint = "fewer --replicas, or another node: `skep cluster join ADDRESS`"
     if table.threaded:
         hint = "--threads N asks for fewer CPUs; " + hint

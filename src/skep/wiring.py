@@ -36,14 +36,20 @@ SLOW_WARM_UP_S = 600.0
 MOST_FALLBACKS = 5  # changes before a replica is given up
 
 
-def build_hive(settings: Settings, paths: Paths, listener: socket.socket, progress: PullProgress) -> Hive:
-    """Every replica checked before the first one starts. May fetch weights."""
+def build_hive(
+    settings: Settings,
+    paths: Paths,
+    listener: socket.socket,
+    progress: PullProgress,
+    tell: Callable[[str], None] = lambda _line: None,
+) -> Hive:
+    """Every replica checked before the first one starts. May fetch weights. `tell` hears what is done without."""
     gateway = settings.gateway
     scheme = "https" if gateway.tls_certificate else "http"
     host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
     machine = read_machine()
     return Hive(
-        replicas=launches_for(settings, paths, progress, machine=machine),
+        replicas=launches_for(settings, paths, progress, machine=machine, tell=tell),
         gateway_argv=(sys.executable, "-m", "skep.frontdoor"),
         gateway_setup=gateway_setup(settings, paths),
         url=f"{scheme}://{host}:{listener.getsockname()[1]}",
@@ -70,6 +76,7 @@ def launches_for(
     machine: Machine | None = None,
     starting: bool = True,
     surveys: Surveys | None = None,
+    tell: Callable[[str], None] = lambda _line: None,
 ) -> tuple[Launch, ...]:
     """The replicas that these settings mean, on this machine or on the nodes of a cluster as they are now."""
     if settings.cluster is None:
@@ -79,7 +86,7 @@ def launches_for(
 
     where, surveys = settings.cluster, surveys or Surveys()
     found = surveys.look(where.address, look=not where.guest, paths=shared_paths(settings), hive=where.hive)
-    return place_launches(settings, paths, found, progress, running=running)
+    return place_launches(settings, paths, found, progress, running=running, tell=tell)
 
 
 def surveys_for(settings: Settings) -> Surveys | None:
@@ -264,6 +271,7 @@ def run_hive(
     notify: Callable[[Supervisor], None],
     *,
     progress: PullProgress = lambda _done, _total: None,
+    tell: Callable[[str], None] = lambda _line: None,
     parent_fd: int | None = None,
 ) -> None:
     """Serve until a signal, `skep down`, or the end of the pipe `parent_fd`. Returns when nothing runs any more."""
@@ -274,7 +282,7 @@ def run_hive(
         with only_one(paths.lock, paths.socket), bind(settings.gateway, guarded=guarded) as listener:
             kill_marked(f"{paths.logs}:")  # left by a skep whose keepers were killed with it
             paths.socket.unlink(missing_ok=True)  # left by a process that was killed: the lock says nobody serves it
-            hive = build_hive(settings, paths, listener, progress)
+            hive = build_hive(settings, paths, listener, progress, tell)
 
             surveys = surveys_for(settings)
 

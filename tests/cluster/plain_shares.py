@@ -3,14 +3,14 @@
 Slow, and meant to be read. `test_quick_shares` holds the real ones to it.
 """
 
-from skep.cluster.dividing import divided
-from skep.cluster.shares import LEASE_S, TURN_S
+from skep.cluster.dividing import divided, in_turn
+from skep.cluster.shares import LEASE_S, NEVER, TURN_S
 
 
 class PlainDoor:
     def __init__(self):
         self.renewed_at = 0.0
-        self.busy, self.holds, self.queued, self.may_use = {}, {}, {}, {}
+        self.busy, self.holds, self.queued, self.may_use, self.got_at = {}, {}, {}, {}, {}
 
     def said(self, replica):
         return max(self.holds.get(replica, 0), self.busy.get(replica, 0))
@@ -19,7 +19,8 @@ class PlainDoor:
 class PlainShares:
     def __init__(self, cautious_until=0.0):
         self.cautious_until = cautious_until
-        self.slots, self.doors, self.targets, self.aimed_at = {}, {}, {}, {}
+        self.slots, self.doors, self.targets, self.turned_at = {}, {}, {}, {}
+        self.stale = False
 
     def in_use(self, replica):
         return sum(door.may_use.get(replica, 0) for door in self.doors.values())
@@ -30,18 +31,24 @@ class PlainShares:
         return {replica: count for replica, count in sums.items() if count}
 
     def set_replicas(self, slots):
-        if slots != self.slots:
-            self.slots = dict(slots)
-            for door in self.doors.values():
-                door.may_use = {name: door.said(name) for name in slots} | door.may_use  # also of one that went
-            self.aim(self.models())
+        if slots == self.slots:
+            return
+        before, self.slots, self.stale = self.slots, dict(slots), True
+        same = {name for name in before if name in slots and before[name][0] == slots[name][0]}
+        self.targets = {name: row for name, row in self.targets.items() if name in same}
+        for door in self.doors.values():
+            door.may_use = {name: door.said(name) for name in slots} | door.may_use  # also of one that went
+        for model in {model for model, _ in before.values()} - self.models():
+            for by_model in (self.turned_at, *(door.got_at for door in self.doors.values())):
+                by_model.pop(model, None)
 
     def models(self):
         return {model for model, _ in self.slots.values()}
 
     def leave(self, name):
-        if self.doors.pop(name, None) is not None:
-            self.aim(self.models())
+        self.stale |= self.doors.pop(name, None) is not None
+        for row in self.targets.values():
+            row.pop(name, None)
 
     def expire(self, now):
         for name in [name for name, door in self.doors.items() if now - door.renewed_at > LEASE_S]:
@@ -49,17 +56,15 @@ class PlainShares:
 
     def renew(self, name, busy, holds, queued, now):
         self.expire(now)
-        is_new = name not in self.doors
+        self.stale |= name not in self.doors
         if not self.doors and any(holds.values()):
             self.cautious_until = now + LEASE_S
         door = self.doors.setdefault(name, PlainDoor())
         door.renewed_at, door.busy, door.holds, door.queued = now, dict(busy), dict(holds), dict(queued)
         door.may_use = {replica: door.said(replica) for replica in self.slots}
-        if is_new:
-            self.aim(self.models())
-        if len(self.doors) > 1:
-            for model in self.models():
-                self.relieve(model, now)
+        for model in self.models():
+            self.aim_where_due(model, now)
+        self.stale = False
         return {replica: self.share(replica, name, door, now) for replica in self.slots}
 
     def share(self, replica, name, door, now):
@@ -71,38 +76,50 @@ class PlainShares:
         door.may_use[replica] = max(door.may_use[replica], share)
         return share
 
-    def relieve(self, model, now):
-        mine = self.of(model)
+    def aim_where_due(self, model, now):
+        mine, few = self.of(model), len(self.doors) < 2
         waiting = [name for name, door in self.doors.items() if door.queued.get(model)]
-        without = tuple(name for name in waiting if not any(self.targets[replica].get(name) for replica in mine))
+        without = [name for name in waiting if not self.has(name, mine)]
         spare = any(
-            self.targets[replica].get(name, 0) > door.busy.get(replica, 0)
+            self.target(replica, name) > door.busy.get(replica, 0)
             for name, door in self.doors.items()
             for replica in mine
             if name not in waiting
         )
-        if not waiting:
-            return
-        if without and sum(mine.values()) < len(self.doors):
-            if now - self.aimed_at.get(model, now - TURN_S) >= TURN_S:
-                self.aim({model}, without)
-                self.aimed_at[model] = now
-        elif spare or without or len(waiting) > 1:
-            self.aim({model})
-            self.aimed_at[model] = now
+        scarce = sum(mine.values()) < len(self.doors)
+        turn = scarce and without and now - self.turned_at.get(model, NEVER) >= TURN_S
+        if turn:
+            self.turned_at[model] = now
+        if scarce and without:
+            helps = spare and not few
+        else:
+            helps = waiting and not few and (spare or without or len(waiting) > 1)
+        if turn or helps or self.stale:
+            got = {name: door.got_at.get(model, NEVER) for name, door in self.doors.items()}
+            holders = {name: got[name] for name in self.doors if self.has(name, mine)}
+            lack = {name: got[name] for name in without}
+            self.aim(model, now, in_turn(holders, lack, turn=turn) if scarce else ())
+
+    def has(self, name, replicas):
+        return sum(self.target(replica, name) for replica in replicas)
+
+    def target(self, replica, name):
+        return self.targets.get(replica, {}).get(name, 0)
 
     def of(self, model):
         return {replica: slots for replica, (of, slots) in self.slots.items() if of == model}
 
-    def aim(self, models, first=()):
-        for model in models:
-            mine = self.of(model)
-            wanted = {
-                name: door.queued.get(model, 0) + sum(door.busy.get(replica, 0) for replica in mine)
-                for name, door in self.doors.items()
-            }
-            self.targets.update(plain_spread(mine, divided(sum(mine.values()), wanted, first)))
-        self.targets = {replica: row for replica, row in self.targets.items() if replica in self.slots}
+    def aim(self, model, now, first):
+        mine = self.of(model)
+        wanted = {
+            name: door.queued.get(model, 0) + sum(door.busy.get(replica, 0) for replica in mine)
+            for name, door in self.doors.items()
+        }
+        had = {name for name in self.doors if self.has(name, mine)}
+        self.targets.update(plain_spread(mine, divided(sum(mine.values()), wanted, first)))
+        for name, door in self.doors.items():
+            if self.has(name, mine) and name not in had:
+                door.got_at[model] = now
 
 
 def plain_spread(slots, given):

@@ -5,8 +5,11 @@ import socket
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
+import pytest
+
 from skep.cluster.embassy import Embassy
 from skep.cluster.envoy import Envoy
+from skep.cluster.shares import LEASE_S
 from skep.cluster.values import launch_document
 from skep.engines.base import Launch, Place
 from skep.engines.lifecycle import RestartPolicy
@@ -236,6 +239,88 @@ def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
         await asyncio.sleep(0.01)
         assert not renewing.done()
         renewing.cancel()
+
+    played(play)
+
+
+class Hive:
+    """As much of the supervisor as the embassy asks; what it is told."""
+
+    drained = frozenset()
+
+    def __init__(self):
+        self.adopted, self.figures, self.closed = (), {}, frozenset()
+
+    async def gateway_status(self):
+        return {"complete": True, "busy": {}, "models": {}}
+
+    async def adopt(self, launches):
+        self.adopted = launches
+
+    def hear(self, figures, drained, _busy):
+        self.figures, self.closed = figures, drained
+
+
+def sharing(tmp_path, **more):
+    """A door among several that has a share of a replica."""
+    wire = Wire()
+    embassy = embassy_of(wire, tmp_path, **more)
+    member = ready(embassy)
+    member.lease(2)
+    embassy.doors = 2
+    return wire, embassy, member
+
+
+@pytest.mark.parametrize(
+    "bad", [{"new": 1}, {**launch_document(ONE), "engine": "of tomorrow"}, {**launch_document(ONE), "gpus": 3}]
+)
+def test_a_guest_renews_and_lets_go_whatever_one_row_says(tmp_path, bad):
+    """Once, a row of another skep stopped the renewals: others were given what this door went on using."""
+
+    async def play():
+        wire, embassy, member = sharing(tmp_path, guest=True)
+        rows = [row(ONE, slots=2), {**row(ONE, slots=2), "name": "m-1", "launch": bad}]
+        embassy._hear({"event": "replicas", "rows": rows, "names": ["m-0", "m-1"]})
+        embassy._answered_at = asyncio.get_running_loop().time() - LEASE_S
+        wire.answer = lambda said: embassy._hear({"id": said["id"], "error": "the ledger is away"})
+        hive = Hive()
+        renewing = asyncio.create_task(embassy._renew_on(hive))
+        await until(lambda: member.share == 0)
+        renewing.cancel()
+        assert [said["op"] for said in wire if said["op"] == "renew"]
+        assert [launch.name for launch in hive.adopted] == ["m-0"]
+        assert "is not understood" in embassy.row()["why"]
+
+    played(play)
+
+
+def test_a_share_is_let_go_also_when_no_answer_is_understood(tmp_path):
+    async def play():
+        wire, embassy, member = sharing(tmp_path)
+        embassy._answered_at = asyncio.get_running_loop().time() - LEASE_S
+        wire.answer = lambda said: embassy._hear({"id": said["id"], "shares": {"m-0": 2}})  # and no mark
+        renewing = asyncio.create_task(embassy._renew_on(Hive()))
+        await until(lambda: member.share == 0)
+        renewing.cancel()
+
+    played(play)
+
+
+def test_a_lowered_share_is_taken_whatever_other_doors_say(tmp_path):
+    """The others wait for it. What they say that is understood is heard."""
+
+    async def play():
+        wire, embassy, member = sharing(tmp_path)
+        sound = {"queued": 1, "busy": 2, "wait_s": 0.5, "idle_s": None}
+        others = [{"models": {"m": {"waiting": 0}}}, {"models": {"m": sound}, "drained": ["b"]}, {"models": []}]
+        told = {"shares": {"m-0": 1}, "doors": 4, "busy": {}, "owner": None, "mark": 1, "others": others}
+        wire.answer = lambda said: embassy._hear({"id": said["id"], **told})
+        hive = Hive()
+        renewing = asyncio.create_task(embassy._renew_on(hive))
+        await until(lambda: hive.figures)
+        renewing.cancel()
+        assert (member.share, hive.figures, hive.closed) == (1, {"m": sound}, {"b"})
+        assert "is not understood" in embassy.row()["why"]
 
     played(play)
 

@@ -4,7 +4,8 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, replace
+import time
+from dataclasses import asdict
 
 import pytest
 
@@ -21,10 +22,9 @@ from skep.cluster.homenode import (
     way_to,
     write_node,
 )
-from skep.cluster.nodelife import _make_way, is_lost, stop_node
+from skep.cluster.nodelife import stop_node
 from skep.cluster.raystart import MARK
 from skep.cluster.roll import rows_of
-from skep.engines.binding import free_port
 from skep.errors import UserError
 from skep.places import user_paths
 
@@ -77,25 +77,6 @@ def test_a_driver_learns_the_way_from_the_node_that_runs_here(paths, tmp_path, r
     assert way_to("10.0.0.9:6379", env) == Way("10.0.0.9:6379"), "another cluster"
 
 
-def test_a_head_that_does_not_answer_is_lost_unless_it_may_only_be_cut_off():
-    """Who joins has just reached a head: then the old one is over. Who starts one has reached nobody."""
-    node = HomeNode(f"127.0.0.1:{free_port()}", "127.0.0.1", False, "b", "6379-7499", "m")
-    assert is_lost(node, for_head=False)
-    assert not is_lost(node, for_head=True)
-    assert is_lost(replace(node, is_head=True), for_head=True), "it would be here"
-
-
-def test_what_a_node_left_behind_is_ended_before_the_next_one(paths):
-    """Where nobody buries a dead raylet, its workers do not notice: they and their engines would never be ended."""
-    mark, said = f"test-{os.getpid()}-{os.urandom(4).hex()}", []
-    write_node(paths, node_with(mark))
-    with subprocess.Popen(["cat"], env={**os.environ, MARK: mark}, stdin=subprocess.PIPE) as child:
-        _make_way(paths, said.append, for_head=True)
-        assert child.wait(5) != 0
-    assert said == ["ended: what a node of the cluster at 127.0.0.1:6379 left behind here"]
-    assert read_node(paths) is None
-
-
 def test_a_record_of_another_version_is_none(paths):
     write_node(paths, node_with("m"))
     assert asdict(read_node(paths))["mark"] == "m"
@@ -116,6 +97,29 @@ def test_only_processes_with_the_mark_are_found_told_and_ended(paths, raylet):
     assert stop_node(paths) == (node_with(mark), [])
     child.wait(5)
     assert read_node(paths) is None
+
+
+def test_a_child_that_wrote_over_its_mark_ends_with_its_node():
+    """As Ray's agents do, with their title. Where the raylet had to be killed, they held their ports on and on."""
+    mark = f"test-{os.getpid()}-{os.urandom(4).hex()}"
+    parent = (
+        "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], env={}).pid, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", parent],
+        env={**os.environ, MARK: mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as child:  # fmt: skip
+        agent = int(child.stdout.readline())
+        assert [process.pid for process in rayprocs.marked(mark)] == [child.pid]
+        assert rayprocs.end(mark) == []
+        assert until_over(agent)
+
+
+def until_over(pid):
+    deadline = time.monotonic() + 5.0
+    while rayprocs._birth(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not rayprocs._birth(pid)
 
 
 def test_addresses_of_both_families_are_read():

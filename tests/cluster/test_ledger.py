@@ -32,7 +32,7 @@ def clock():
     return Clock()
 
 
-def make(clock, ended=None, reached_by=None):
+def make(clock, ended=None, reached_by=None, **more):
     ended = [] if ended is None else ended
 
     async def end_post(name, handle):
@@ -40,7 +40,8 @@ def make(clock, ended=None, reached_by=None):
         (reached_by if reached_by is not None else []).append((name, handle))
         return True
 
-    return Ledger("skep", end_post=end_post, end_self=lambda: ended.append("ledger"), abandoned_after_s=60.0, now=clock)
+    told = {"end_post": end_post, "end_self": lambda: ended.append("ledger"), "abandoned_after_s": 60.0, "now": clock}
+    return Ledger("skep", **told, **more)
 
 
 def test_a_table_is_told_as_soon_as_it_differs(clock):
@@ -66,6 +67,80 @@ def test_a_post_that_was_started_anew_elsewhere_silences_the_one_before(clock):
         await ledger.announce("m-0", row(incarnation="two", node="c"))
         assert (await ledger.announce("m-0", row(incarnation="one")))["end"] is True
         assert (await ledger.state())["rows"]["m-0"]["node"] == "c"
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("first", ["old", "new"])
+def test_of_one_actor_the_later_life_counts_whoever_speaks_first(clock, first):
+    """A cable was out, and the ledger was started anew meanwhile: it knows neither of them."""
+
+    async def play():
+        ledger = make(clock)
+        posts = {"old": row(incarnation="old", actor="a", life=0), "new": row(incarnation="new", actor="a", life=1)}
+        await ledger.announce("m-0", posts[first])
+        for _ in range(2):
+            await ledger.announce("m-0", posts["old"])
+            assert (await ledger.announce("m-0", posts["new"]))["end"] is False
+        assert (await ledger.announce("m-0", posts["old"]))["end"] is True
+        assert (await ledger.state())["rows"]["m-0"]["incarnation"] == "new"
+
+    asyncio.run(play())
+
+
+def test_of_two_actors_the_one_that_has_the_name_counts(clock):
+    async def play():
+        names = {"m-0": None}
+
+        async def holder(name):
+            return names[name]
+
+        ledger = make(clock, holder=holder)
+        await ledger.announce("m-0", row(incarnation="one", actor="a", life=3))
+        other = row(incarnation="two", actor="b", life=0)
+        assert await ledger.announce("m-0", other) == {"end": False, "policy": None, "held": False}, "no head: not now"
+        assert (await ledger.announce("m-0", row(incarnation="one", actor="a", life=3)))["end"] is False
+        names["m-0"] = "b"
+        assert (await ledger.announce("m-0", other))["end"] is False
+        assert (await ledger.announce("m-0", row(incarnation="one", actor="a", life=3)))["end"] is True
+        names["m-0"] = ""
+        assert (await ledger.announce("m-0", row(incarnation="three", actor="c", life=0)))["end"] is True
+        assert (await ledger.state())["rows"]["m-0"]["incarnation"] == "two"
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("said", [([["m-0", 1]], {}), ({"m-0": "1"}, {}), ({}, {"m-0": -1}), ({}, {"m-0": 1.5})])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_door_that_is_not_understood_costs_the_others_nothing(clock, said, is_known):
+    """Once, its half-heard word made every other door's renewal fail."""
+
+    async def play():
+        ledger = make(clock)
+        await ledger.announce("m-0", row())
+        await ledger.renew("a", {}, {}, {})
+        if is_known:
+            await ledger.renew("c", {}, {}, {})
+        with pytest.raises((ValueError, AttributeError)):
+            await ledger.renew("c", *said, {})
+        told = await ledger.renew("a", {"m-0": 1}, {"m-0": 4}, {})
+        assert (told["doors"], told["busy"]) == (1 + is_known, {})
+        assert (await ledger.renew("c", {}, {}, {}))["busy"] == {"m-0": 1}, "it is heard as soon as it is understood"
+
+    asyncio.run(play())
+
+
+def test_a_post_that_is_not_understood_costs_the_others_nothing(clock):
+    async def play():
+        ledger = make(clock)
+        await ledger.announce("m-0", row())
+        for bad in ({"slots": "many"}, {"slots": None}):
+            with pytest.raises((ValueError, TypeError)):
+                await ledger.announce("m-1", row("m-1", **bad))
+        with pytest.raises(KeyError):
+            await ledger.announce("m-1", {"incarnation": "two", "model": "m", "slots": 1})
+        assert (await ledger.renew("a", {}, {}, {}))["shares"] == {"m-0": 4}
+        pass_time(clock, ledger, AWAY_AFTER_S + 1)
 
     asyncio.run(play())
 

@@ -1,15 +1,23 @@
 """From settings and a survey to replicas with what each asks of Ray: pure, on made-up clusters."""
 
+import contextlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from skep.catalog.options import Options
-from skep.cluster.values import Node, NodeCard, NodeFacts, Survey
+from skep.cluster.facts import lendable, links_among
+from skep.cluster.nodes import busy_cards, choice_of, first_choice
+from skep.cluster.post import check_cards
+from skep.cluster.values import Node, NodeCard, NodeFacts, Survey, launch_document, launch_of
+from skep.engines.base import Launch
 from skep.errors import DoesNotFit, EngineError, UserError
+from skep.host.gpu_memory import GpuMemory
 from skep.places import user_paths
 from skep.placing import HOST_BYTES_A_CARD, kind_word, place_launches, shared_paths
+from skep.records import Gpu
 from skep.settings import Cluster, Serve, Settings, Upstream
 from skep.units import GIB
 
@@ -35,9 +43,9 @@ def survey(*nodes, here=None):
 
 @pytest.fixture
 def place(tmp_path):
-    def placed(cluster, *serves, running=(), **more):
+    def placed(cluster, *serves, running=(), tell=lambda _line: None, **more):
         settings = Settings(serve=serves, cluster=Cluster("auto"), **more)
-        return place_launches(settings, user_paths({"HOME": str(tmp_path)}), cluster, running=running)
+        return place_launches(settings, user_paths({"HOME": str(tmp_path)}), cluster, running=running, tell=tell)
 
     return placed
 
@@ -97,11 +105,12 @@ def test_too_few_gpus_are_said_node_by_node(place):
         assert words in said
 
 
-@pytest.mark.parametrize(("idle_unload_s", "key"), [(None, "on_demand"), (60.0, "idle_unload")])
-def test_nothing_is_loaded_on_demand_there_and_the_setting_is_named(place, idle_unload_s, key):
+@pytest.mark.parametrize("idle_unload_s", [None, 60.0])
+def test_nothing_is_loaded_on_demand_there_and_both_settings_that_ask_for_it_are_named(place, idle_unload_s):
+    """Either may be in the file, or both: who leaves one out is not to come back for the other."""
     with pytest.raises(UserError, match="`m` on a cluster cannot be loaded on demand") as refused:
         place(survey(node("a")), replace(FAKE, on_demand=True, idle_unload_s=idle_unload_s))
-    assert refused.value.hint.startswith(f"leave `{key}` out")
+    assert refused.value.hint.startswith("leave `on_demand` and `idle_unload` out")
 
 
 def held(made, *used_gib):
@@ -114,7 +123,7 @@ def test_a_node_whose_card_somebody_else_holds_gets_nothing_and_is_named(place):
     """Which card is lent is Ray's to say, so that the idle one beside it cannot be counted on."""
     single = replace(VLLM, options=Options())
     cluster = survey(held(rtx_node("a"), 0, 20), held(rtx_node("b"), 1, 2))
-    assert {one.place.nodes for one in place(cluster, replace(single, replicas=2))} == {("b",)}
+    assert {one.place.shunned for one in place(cluster, replace(single, replicas=2))} == {("a",)}
     with pytest.raises(DoesNotFit, match=r"there is room for 2: b has .*; a: GPU 1 is busy: 4.0 GiB of"):
         place(cluster, replace(single, replicas=3))
     small = replace(single, options=Options(memory_share=0.1), replicas=4)
@@ -124,15 +133,91 @@ def test_a_node_whose_card_somebody_else_holds_gets_nothing_and_is_named(place):
     assert "nvidia-smi" in refused.value.hint
 
 
+def test_a_node_that_is_busy_at_the_start_is_allowed_later_and_so_is_one_that_joins(place):
+    """Busy passes: it is no reason to tie a replica to the nodes that there were."""
+    idle, busy, late = rtx_node("a", 1), held(rtx_node("b", 1), 20), rtx_node("c", 1)
+    (one,) = place(survey(idle, busy), replace(VLLM, options=Options()))
+    assert (one.place.nodes, one.place.shunned) == ((), ("b",))
+    assert all(choice_of(one.place, (), [busy, late]).takes(node) for node in (busy, late))
+    assert [first_choice(one.place, (), [idle, busy]).takes(node) for node in (idle, busy)] == [True, False]
+    gone = [replace(idle, free_gpus=0), busy]
+    assert first_choice(one.place, (), gone).takes(busy), "better there than nowhere"
+    assert not first_choice(one.place, (), [*gone, late]).takes(busy)
+    full = [replace(idle, free_gpus=0), replace(busy, free_gpus=0)]
+    assert not first_choice(one.place, (), full).takes(busy), "whoever waits, waits for an idle one"
+    (one,) = place(survey(idle, busy, rtx_node("d", engines=())), replace(VLLM, options=Options()))
+    assert (one.place.nodes, one.place.shunned) == (("a", "b"), ("b",)), "d lacks the engine: that stays so"
+    assert first_choice(one.place, (), [busy]).selector() == "in(id-b)"
+    assert launch_of(json.loads(json.dumps(launch_document(one)))) == one
+
+
+def test_a_start_tells_which_nodes_it_does_without_and_why(place):
+    told = []
+    cluster = survey(rtx_node("a"), held(rtx_node("b"), 0, 20), rtx_node("c", engines=()), node("plain", engines={}))
+    single = replace(VLLM, options=Options())
+    (one,) = place(cluster, single, tell=told.append)
+    assert told == [
+        "c is left out: it has no vllm installed",
+        "b is left out: GPU 1 is busy: 4.0 GiB of 24.0 GiB are free",
+    ], "and not `plain`, which has no card anyway"
+    place(cluster, replace(single, replicas=2), running=(one,), tell=told.append)
+    assert told[2:] == told[:1], "a change does not look at who holds the cards"
+    told.clear()
+    place(survey(rtx_node("a"), *(held(rtx_node(f"b{n}"), 20) for n in range(10))), single, tell=told.append)
+    assert (len(told), told[-1]) == (9, "2 more nodes are left out")
+
+
 def test_cards_that_ray_has_lent_already_may_be_full(place):
     """By replicas that stand there, or by programs of others that asked Ray for them."""
     single = replace(VLLM, options=Options())
     lent = survey(held(rtx_node("a", free={"free_gpus": 1}), 22, 0))
     (first,) = place(lent, single)
     full = survey(held(rtx_node("a", free={"free_gpus": 1}), 22, 22))
-    with pytest.raises(DoesNotFit, match="GPU 1 is busy"):
+    with pytest.raises(DoesNotFit, match=r"GPU 1 .* are full, Ray has lent 1 of them"):
         place(full, single)
     assert len(place(full, replace(single, replicas=2), running=(first,))) == 2, "for a start, not for a change"
+
+
+@pytest.mark.parametrize(
+    ("used_gib", "free_gpus", "words"),
+    [
+        ((0, 20), 2, "GPU 1 is busy: 4.0 GiB of 24.0 GiB are free"),
+        ((20, 23), 2, "GPU 0 (4.0 GiB of 24.0 GiB free) and GPU 1 (1.0 GiB of 24.0 GiB free) are busy"),
+        (
+            (20, 23),
+            1,
+            "GPU 0 (4.0 GiB of 24.0 GiB free) and GPU 1 (1.0 GiB of 24.0 GiB free) are full, Ray has lent 1 of them",
+        ),
+        ((12, 0), 1.5, None),  # a whole card can only be the other one
+        ((0, 20), 1, None),  # the one that is lent is empty yet: this cannot be seen
+    ],
+)
+def test_full_cards_are_named_so_that_nobody_ends_the_wrong_program(used_gib, free_gpus, words):
+    """Ray tells how many cards it has lent and not which: the hive's own may be among them."""
+    assert busy_cards(held(rtx_node("a", free={"free_gpus": free_gpus}), *used_gib), 0.9) == words
+
+
+def test_cards_are_in_the_order_in_which_ray_lends_them():
+    """Ray with one GPU and CUDA_VISIBLE_DEVICES=2,0 lends card 2; the others of the node are not looked at."""
+    gpus = [Gpu(number, "NVIDIA GeForce RTX 3090", 24 * GIB) for number in range(3)]
+    memory = [GpuMemory(number, 24 * GIB, 0) for number in range(3)]
+    assert [gpu.index for gpu in lendable(gpus, memory, "2,0")] == [2, 0]
+    assert [gpu.index for gpu in lendable(gpus, memory, None)] == [0, 1, 2]
+    assert [gpu.index for gpu in lendable(gpus, (), "2,0")] == [0, 1, 2], "nvidia-smi did not tell"
+    assert links_among([2, 0], [(0, 1, "SYS"), (0, 2, "NV4")]) == ((0, 1, "NV4"),)
+
+
+@pytest.mark.parametrize(("second", "found"), [(0, True), (20000, False)])
+def test_a_post_looks_at_its_cards_again_before_it_calls_them_busy(tmp_path, monkeypatch, second, found):
+    """What a killed engine held is given back a moment later."""
+    program, seen = tmp_path / "nvidia-smi", tmp_path / "seen"
+    program.write_text(f"#!/bin/sh\nif [ -e {seen} ]; then echo 0, 24576, {second}; else echo 0, 24576, 20000; fi\n"
+                       f": > {seen}\n")  # fmt: skip
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    launch = Launch("m-0", "sglang", "m", None, slots=2, context_tokens=100, threads=1, gpus=(0,))
+    with contextlib.nullcontext() if found else pytest.raises(DoesNotFit, match="GPU 0 is busy"):
+        check_cards(launch, again_s=0.0)
 
 
 def test_more_replicas_than_fit_may_come_later_and_are_no_error_now(place):

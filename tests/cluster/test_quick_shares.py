@@ -63,7 +63,9 @@ class Play:
         self.count += 1
         row = {"incarnation": self.count, "model": model, "slots": slots, "state": "ready", "node": "n"}
         at_once(self.ledger.announce(name, row))
-        self.plain.set_replicas(self.slots if name in self.plain.slots else {**self.plain.slots, name: (model, slots)})
+        known = {each: slots for each, slots in self.plain.slots.items() if each != name}
+        same = self.plain.slots.get(name, ("",))[0] == model
+        self.plain.set_replicas(self.slots if same else {**known, name: (model, slots)})
 
     def event(self):
         self.now += self.rng.choice((0.01, 0.1, 0.1, 0.4, 1.9))
@@ -96,10 +98,11 @@ class Play:
         if known is not None and self.rng.random() < 0.6:
             at_once(self.ledger.forget(name))
         else:
-            model = known[0] if known else self.rng.choice("mn")
+            model = known[0] if known and self.rng.random() < 0.7 else self.rng.choice("mn")
             slots = self.rng.choice((1, 2, 3, 8))
             self.loose |= {name} if max(self.used(name), self.plain.in_use(name)) > slots else set()
-            self.slots = {**self.slots, name: (model, slots)} if known is None else self.kept(name, (model, slots))
+            same = known is not None and known[0] == model  # one with another model is another one, and comes last
+            self.slots = self.kept(name, (model, slots)) if same else {**self.slots, name: (model, slots)}
             self.announce(name)
         self.plain.set_replicas(self.slots)
 

@@ -1,10 +1,13 @@
 """Slots of replicas shared by doors: the limit holds over all of them, whatever comes in which order."""
 
+from collections import Counter
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep.cluster.dividing import divided, spread
-from skep.cluster.shares import LEASE_S, Shares, Wants
+from skep.cluster.shares import LEASE_S, TURN_S, Shares, Wants
 
 REPLICAS = {"r0": ("m", 4), "r1": ("m", 4), "r2": ("n", 3)}
 
@@ -175,18 +178,44 @@ def test_each_replica_s_slots_are_spread_over_the_doors_without_rest(slots, want
         assert abs(sum(columns.get(door, {}).values()) - amount) <= len(replicas)
 
 
-def test_where_doors_are_more_than_slots_each_gets_its_turn():
-    shares, doors = made({"r0": ("m", 2)}), [Door(name) for name in "abc"]
-    for door in doors:
-        door.queued = {"m": 5}
-    had = set()
-    for step in range(200):
-        now = 0.4 * step
+@pytest.mark.parametrize(("many", "slots"), [(3, 2), (3, 1), (8, 2), (13, 3)])
+def test_where_doors_are_more_than_slots_each_gets_its_turn(many, slots):
+    """Once, the turn went between the first ones by name, and the others never had it."""
+    shares, doors = made({"r0": ("m", slots)}), [Door(f"d{number:02}") for number in range(many)]
+    had = Counter()
+    steps = int(4 * TURN_S * many / slots / 0.4)
+    for step in range(steps):
         for door in doors:
-            door.renew(shares, now)
-            had |= {door.name} if door.holds.get("r0") else set()
-        assert sum(door.holds.get("r0", 0) for door in doors) <= 2
-    assert had == {"a", "b", "c"}
+            door.queued = {"m": 5}
+            door.renew(shares, 0.4 * step)
+            had[door.name] += bool(door.holds.get("r0"))
+        assert sum(door.holds.get("r0", 0) for door in doors) <= slots
+    even = steps * slots / many
+    assert all(0.6 * even < had[door.name] < 1.2 * even for door in doors), (even, had)
+
+
+def test_where_doors_are_more_than_slots_an_idle_one_is_had_before_the_turn():
+    shares, doors = made({"r0": ("m", 1)}), [Door(name) for name in "abc"]
+    for step in range(4):
+        for door in doors:
+            door.queued = {"m": 1} if door.name == "c" else {}
+            door.renew(shares, 0.1 * step)
+    assert doors[2].holds == {"r0": 1}
+    for step in range(4, 8):  # a second later, and long before its turn
+        for door in doors:
+            door.queued = {"m": 1} if door.name == "b" else {}
+            door.renew(shares, 0.1 * step)
+    assert doors[1].holds == {"r0": 1}
+
+
+def test_one_door_alone_has_everything_at_once_also_while_many_would_rest():
+    shares, doors = made({f"r{number}": ("m", 4) for number in range(50)}), [Door(f"d{number}") for number in range(9)]
+    for door in doors:
+        door.renew(shares, 1.0)
+    for door in doors[1:]:
+        shares.leave(door.name)
+    doors[0].renew(shares, 1.0)
+    assert set(doors[0].holds.values()) == {4}
 
 
 def test_a_door_that_comes_back_too_late_lets_go_of_what_others_were_given():

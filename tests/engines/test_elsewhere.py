@@ -14,6 +14,7 @@ from skep.engines.crew import Crew
 from skep.engines.fake import Fake
 from skep.engines.lifecycle import RestartPolicy, State
 from skep.engines.remote import UpstreamLife
+from skep.engines.shown import NO_ANSWER
 from skep.engines.supervisor import Hive, Supervisor
 from skep.errors import EngineError, UserError
 
@@ -218,6 +219,19 @@ def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
             with pytest.raises(UserError, match="no model `m` that skep starts here"):
                 await ask({"op": "scale", "model": "m"})
         assert aide.story == ["starting", "stop"]
+
+    asyncio.run(run())
+
+
+def test_a_replica_elsewhere_that_does_not_answer_the_gateway_is_not_called_ready(tmp_path):
+    """Its node said so once, and nobody may be left to say more: the head is lost."""
+
+    async def run():
+        async with hive_of(tmp_path, FAR, replace(FAR, name="m-1")) as (supervisor, _):
+            status = {"replicas": [{"name": "m-0", "state": "half-open"}, {"name": "m-1", "state": "up"}]}
+            rows = {row["name"]: row for row in supervisor.rows(status)}
+            assert (rows["m-0"]["state"], rows["m-0"]["why"]) == ("backoff", NO_ANSWER)
+            assert (rows["m-1"]["state"], rows["gateway"]["slots"]) == ("ready", 8)
 
     asyncio.run(run())
 

@@ -1,14 +1,18 @@
 """Ray as `skep cluster` starts it: where it listens, who is let in, and that only our own processes are ended."""
 
 import json
+import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from clusters import until
 
 from skep.cluster import rayprocs
 from skep.cluster.homenode import folder_of, read_node
@@ -157,3 +161,73 @@ def test_whoever_has_no_token_is_refused_and_a_node_with_it_joins(machine):
     assert (lost.returncode, f"the head at {address} is lost" in lost.stderr) == (1, True)
     assert any(process.name == "raylet" for process in processes(node)), "a node outlives its head"
     assert "stopped: a node" in node.run("cluster", "stop").stderr
+
+
+SERVES = """[[serve]]
+model = "m"
+engine = "fake"
+replicas = 1
+slots = 2
+
+[cluster]
+address = "auto"
+"""
+
+
+def kill(machine, name):
+    """As the kernel does, for memory."""
+    (process,) = (process for process in processes(machine) if process.name == name)
+    os.kill(process.pid, signal.SIGKILL)
+    assert until(lambda: process not in processes(machine), 20.0)
+
+
+def test_neither_join_nor_start_ends_a_node_whose_head_lives_or_a_head_that_lost_its_raylet(machine, tmp_path):
+    """Once the old head was asked with the new cluster's token: its refusal was taken for the head's end."""
+    old, new, node = machine(), machine(), machine()
+    heads, tokens = [], []
+    for one, address, cpus in ((old, "127.0.0.2", "0"), (new, "127.0.0.4", "0")):
+        port = first_port()
+        start = ["cluster", "start", "--address", address, "--port", str(port), "--cpus", cpus]
+        one.run(*start)
+        heads.append(f"{address}:{port}")
+        tokens.append(tmp_path / address)
+        tokens[-1].write_text(one.run("cluster", "token").stdout)
+    wrong = tmp_path / "wrong"
+    wrong.write_text("f" * 64)
+
+    def join(head, token, **more):
+        own = ["--address", "127.0.0.3", "--port", str(ports), "--cpus", "1", "--token-file", str(token)]
+        return node.run("cluster", "join", head, *own, **more)
+
+    ports = first_port()
+    join(heads[0], tokens[0])
+    (tmp_path / "skep.toml").write_text(SERVES)
+    node.up("up", "--config", str(tmp_path / "skep.toml"))
+    (engine,) = (row["pid"] for row in node.rows().values() if row["kind"] == "replica")
+    for head, token, code, why in (
+        (heads[1], tokens[1], 2, f"a node of the cluster at {heads[0]} already"),
+        (heads[1], wrong, 1, f"the cluster at {heads[1]} refuses us: its token is another one"),
+        (heads[0], tokens[1], 1, f"the cluster at {heads[0]} refuses us: its token is another one"),
+        (heads[0], tokens[0], 2, f"a node of the cluster at {heads[0]} already"),
+    ):
+        done = join(head, token, check=False)
+        assert (done.returncode, why in done.stderr, "ended" in done.stderr) == (code, True, False), done.stderr
+        os.kill(engine, 0)
+    assert node.run("cluster", "token").stdout == tokens[0].read_text()
+    assert [row["state"] for row in node.rows().values() if row["kind"] == "replica"] == ["ready"]
+
+    kill(old, "raylet")
+    elsewhere = ["join", heads[1], "--address", "127.0.0.2", "--token-file", str(tokens[1])]
+    for again in (["start"], elsewhere):
+        done = old.run("cluster", *again, check=False)
+        assert (done.returncode, "still runs here, only its raylet has died" in done.stderr) == (2, True), done.stderr
+    kill(old, "gcs_server")
+    began = time.monotonic()
+    survey = [sys.executable, "-c", "from skep.cluster.surveying import survey; survey('auto')"]
+    lost = subprocess.run(survey, env=node.env, capture_output=True, text=True, timeout=120)
+    assert f"the head at {heads[0]} is lost; this machine was a node of it" in lost.stderr
+    assert time.monotonic() - began < 60, "Ray itself waits longer"
+    assert join(heads[1], wrong, check=False).returncode == 1
+    os.kill(engine, 0)
+    assert f"ended: a node of the cluster at {heads[0]}, whose head is lost" in join(heads[1], tokens[1]).stderr
+    assert until(lambda: not Path(f"/proc/{engine}").exists(), 20.0)

@@ -124,7 +124,9 @@ def test_cards_that_somebody_else_holds_are_not_counted_on(nodes, mixed, door, w
         "twin: GPU 1 is busy: 4.5 GiB of 24.0 GiB are",
     ):
         assert words in refused.stderr
-    one.up("up", "--config", config_of(tmp_path, nodes.address, weights))
+    told = one.run("up", "--config", config_of(tmp_path, nodes.address, weights), "--port", "0", "-d")
+    assert "warning: twin is left out: GPU 1 is busy: 4.5 GiB of 24.0 GiB are free" in told.stderr
+    assert "plain" not in told.stderr, "it has no card anyway"
     assert cards_seen(replicas(one)) == [("big", "0")]
     one.run("scale", "m=3")
     busy = until(lambda: [row for row in replicas(one).values() if "GPU 1 is busy" in (row["why"] or "")])
@@ -133,6 +135,28 @@ def test_cards_that_somebody_else_holds_are_not_counted_on(nodes, mixed, door, w
     twin.hold([0, 0])
     assert until(lambda: all(row["state"] == "ready" for row in replicas(one).values())), one.run("ps").stdout
     assert cards_seen(replicas(one)) == [("big", "0"), ("twin", "0"), ("twin", "1")]
+
+
+def test_a_node_that_was_busy_at_the_start_takes_what_has_lost_its_own(nodes, mixed, door, weights, tmp_path):
+    twin, _ = mixed
+    twin.hold([0, 20000])
+    one = door()
+    one.up("up", "--config", config_of(tmp_path, nodes.address, weights))
+    assert cards_seen(replicas(one)) == [("big", "0")]
+    twin.hold([0, 0])
+    nodes.kill("big")
+    moved = until(lambda: [row for row in replicas(one).values() if (row["node"], row["state"]) == ("twin", "ready")])
+    assert moved, one.run("ps").stdout
+
+
+def test_with_fewer_gpus_than_cards_those_are_looked_at_that_ray_would_lend(nodes, door, weights, tmp_path):
+    """The first of CUDA_VISIBLE_DEVICES, whatever its number."""
+    pair = Cards(tmp_path / "pair", TWIN, 24576, 2)
+    pair.hold([20000, 0])
+    nodes.add("pair", num_cpus=2, num_gpus=1, memory=8 * GIB, env_vars={**pair.env, "CUDA_VISIBLE_DEVICES": "1,0"})
+    one = door()
+    one.up("up", "--config", config_of(tmp_path, nodes.address, weights))
+    assert cards_seen(replicas(one)) == [("pair", "1")]
 
 
 def test_a_card_that_a_node_keeps_from_ray_is_neither_lent_nor_looked_at(nodes, door, weights, tmp_path):

@@ -1,6 +1,7 @@
 """Posts on a real cluster, without a door: those that are over, cancelled, failed, and nodes that come back."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -126,6 +127,26 @@ def test_nodes_that_are_avoided_get_nothing_until_they_are_not(hive):
     assert row_when(ledger, "ready", "m-2")["node"] == "b"
 
 
+def test_nodes_that_are_shunned_are_taken_when_only_they_have_room(hive):
+    """Both are full: it waits for the other one, and goes to whichever has room first."""
+    stations, ledger = hive
+    wide = replace(ONE, place=Place(cpus=2.0, shunned=("b",)))
+    for name, node in (("m-0", "c"), ("m-1", "b")):
+        ensure(stations, replace(wide, name=name), avoid=("head",))
+        row_when(ledger, "ready", name, node=node)
+    said = Words()
+
+    async def play():
+        third = asyncio.create_task(stations.ensure(replace(wide, name="m-2"), {}, said.say, avoid=("head",)))
+        while not any("waits for room" in (why or "") for _, why in said):
+            await asyncio.sleep(0.1)
+        await stations.end("m-1")
+        await third
+
+    asyncio.run(asyncio.wait_for(play(), PATIENCE_S))
+    row_when(ledger, "ready", "m-2", node="b")
+
+
 def test_a_node_that_was_started_anew_gets_its_replica_back(nodes, hive):
     """It has another id, and the place of the replica names the old one."""
     import ray
@@ -146,13 +167,13 @@ def test_a_node_that_was_started_anew_gets_its_replica_back(nodes, hive):
     assert row_when(ledger, "ready", node="b")["incarnation"] != before["incarnation"]
 
 
-def test_what_failed_before_its_engine_was_made_is_tried_again(hive, tmp_path):
+def test_what_failed_before_its_engine_was_made_is_tried_again(nodes, hive, tmp_path):
     """And what a killed keeper left behind on the node is gone before the engine starts."""
     stations, ledger = hive
     weights = tmp_path / "weights"
     ensure(stations, replace(ONE, checkpoint=str(weights)))
     assert "is not on this node" in row_when(ledger, "failed")["why"]
-    mark = f"{user_paths(os.environ).logs / 'posts' / 'h'}:m-0;"
+    mark = f"{user_paths(os.environ).logs / 'posts' / f'h@{nodes.address}'}:m-0;"
     with subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: mark}) as left:
         weights.mkdir()
         asyncio.run(stations.ask("m-0", "restart"))
@@ -221,6 +242,30 @@ def test_a_post_heeds_the_restart_policy_of_now_also_when_ray_has_started_it_ane
         return until(lambda: rows(ledger)["m-0"]["state"] == "ready", 5.0)
 
     assert until(again, PATIENCE_S), rows(ledger)
+
+
+def test_a_ledger_that_was_started_anew_is_not_taken_in_by_a_post_of_before(hive):
+    """A node comes back with a post that Ray has started elsewhere meanwhile: that one goes on."""
+    import ray
+
+    stations, ledger = hive
+    ensure(stations, ONE)
+    before = row_when(ledger, "ready", life=0)
+    os.kill(worker_of(before["pid"]), signal.SIGKILL)
+    row_when(ledger, "ready", life=1, actor=before["actor"])
+    ray.kill(ledger, no_restart=False)
+
+    def told(row):
+        with contextlib.suppress(ray.exceptions.RayActorError):
+            return ray.get(ledger.announce.remote("m-0", row))
+
+    assert until(lambda: told(before), PATIENCE_S)["end"] in (True, False), "it may have spoken first"
+    now = row_when(ledger, "ready", life=1)
+    assert told(before)["end"] is True
+    stranger = {**now, "incarnation": "stranger", "actor": "f" * len(now["actor"]), "life": 7}
+    assert told(stranger)["end"] is True, "of two actors, the one that has the name"
+    assert row_when(ledger, "ready")["incarnation"] == now["incarnation"]
+    asyncio.run(stations.end("m-0"))
 
 
 def test_a_post_that_no_ledger_answers_begins_with_what_it_was_created_with(hive):

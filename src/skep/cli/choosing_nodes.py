@@ -24,7 +24,7 @@ from skep.cli.choosing import (
     unplanned,
 )
 from skep.cli.output import note
-from skep.cluster.nodes import busy_card, capacity, has_words, host_of, wants
+from skep.cluster.nodes import LeftOut, busy_nodes, capacity, has_words, host_of, left_out_lines, wants
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.places import user_paths
 from skep.settings import Serve
@@ -104,7 +104,8 @@ def _embedded(wanted: Wanted, survey: Survey) -> Serve:
 @dataclass(frozen=True, slots=True)
 class OfKind:
     kind: str
-    nodes: tuple[Node, ...]  # that have the engine
+    nodes: tuple[Node, ...]  # that have the engine, and cards that nobody else holds
+    busy: tuple[LeftOut, ...]  # that have the engine, and no such cards
     best: Planned
     fits: int  # replicas, now
 
@@ -126,6 +127,9 @@ def _of_plans(wanted: Wanted, survey: Survey, most: int | None) -> tuple[Serve, 
         shares = shared_out(most, [one.fits for one, _ in used])
         shares[0] += most - sum(shares)  # more than fits now: another node may join
         peaks = [max(share, count) for share, (_, count) in zip(shares, used, strict=True)]
+    unused = [one for one, count in zip(found, counts, strict=True) if not count]
+    for line in left_out_lines(node for one in unused for node in one.busy):  # of the others `skep.placing` tells
+        note(f"warning: {line}")
     for one, count in used:
         note(f"planned for {kind_words(one)}: {count} x {one.best}")
     return tuple(
@@ -182,11 +186,11 @@ def _plan_kinds(
     for kind, nodes in kinds.items():
         try:
             best = _plan_kind(wanted, nodes, say)
-            able = _with_engine(best.serve, nodes)
+            idle, busy = _with_engine(best.serve, nodes)
         except (DoesNotFit, EngineError) as error:
             failed.append((kind, error))
             continue
-        found.append(OfKind(kind, able, best, capacity(ask_of(best.serve), able)))
+        found.append(OfKind(kind, idle, busy, best, capacity(ask_of(best.serve), idle)))
     return found, failed
 
 
@@ -213,8 +217,8 @@ def _plan_kind(wanted: Wanted, nodes: Sequence[Node], say: Callable[[str], None]
     return planned(replace(wanted, engine=other), rig, say=say)
 
 
-def _with_engine(serve: Serve, nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """And with cards that nobody else holds."""
+def _with_engine(serve: Serve, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
+    """Those with cards that nobody else holds, and the others."""
     from skep.placing import BUSY_HINT, card_share
 
     able = tuple(n for n in nodes if n.facts is not None and (serve.binary or serve.engine in n.facts.engines))
@@ -222,11 +226,12 @@ def _with_engine(serve: Serve, nodes: Sequence[Node]) -> tuple[Node, ...]:
         names = ", ".join(node.name for node in nodes)
         hint = "install it in the environment that their Ray was started in, or name another --engine"
         raise EngineError(f"{serve.engine} is not installed on {names}", hint=hint)
-    busy = {node.id: busy_card(node, card_share(serve)) for node in able}
-    idle = tuple(node for node in able if busy[node.id] is None)
+    busy = busy_nodes(able, card_share(serve))
+    held = {one.node.id for one in busy}
+    idle = tuple(node for node in able if node.id not in held)
     if not idle:
-        raise DoesNotFit("; ".join(f"{node.name}: {busy[node.id]}" for node in able), hint=BUSY_HINT)
-    return idle
+        raise DoesNotFit("; ".join(map(str, busy)), hint=BUSY_HINT)
+    return idle, busy
 
 
 def shared_out(replicas: int, room: Sequence[int]) -> list[int]:
@@ -255,5 +260,6 @@ def _no_room(wanted: Wanted, found: Sequence[OfKind], room: int) -> DoesNotFit:
     each = "; ".join(f"on {one.kind} each wants {wants(ask_of(one.best.serve))}" for one in found)
     several = f"{asked} replicas" if asked > 1 else "a replica"
     had = has_words([node for one in found for node in one.nodes])
-    what = f"{several} of `{wanted.name}`, there is room for {room}: {each}; {had}"
+    held = "".join(f"; {node}" for one in found for node in one.busy)
+    what = f"{several} of `{wanted.name}`, there is room for {room}: {each}; {had}{held}"
     return DoesNotFit(what, hint="fewer --replicas, or another node: `skep cluster join ADDRESS`")

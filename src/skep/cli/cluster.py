@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from skep.cli.serve import JsonOption
-from skep.errors import EngineError, UserError
+from skep.errors import UserError
 
 if TYPE_CHECKING:
     from skep.cluster.homenode import HomeNode
@@ -87,19 +87,9 @@ def status(
 ) -> None:
     """The cluster's nodes: what each has, what is free, which replicas stand there."""
     from skep.cli.output import print_json
-    from skep.cluster.homenode import running_node
     from skep.cluster.roll import ask_roll
-    from skep.places import user_paths
 
-    node = running_node(user_paths(os.environ))
-    ours = node is not None and address in ("auto", node.head)
-    try:
-        found = ask_roll(node.head if node is not None and ours else address)
-    except EngineError as error:
-        if node is None or not ours or "there is no cluster" not in error.message:
-            raise
-        hint = "what serves goes on serving; docs/cluster.md says how the cluster is put up again"
-        raise EngineError(f"the head at {node.head} is lost; this machine was a node of it", hint=hint) from None
+    found = ask_roll(address)
     if as_json:
         print_json(found)
     else:

@@ -38,6 +38,10 @@ class Announcer:
             except OSError:
                 self.close()
 
+    def warn(self, line: str) -> None:
+        note(f"warning: {line}")
+        self.tell(warning=line)
+
     def changed(self, supervisor: Supervisor) -> None:
         self._chronicle.changed(supervisor)
         if supervisor.phase == "ready":
@@ -60,6 +64,7 @@ def main() -> int:
             user_paths(os.environ),
             announcer.changed,
             progress=lambda done, total: announcer.tell(done=done, total=total),
+            tell=announcer.warn,
             parent_fd=args.parent_fd,
         )
     except SkepError as error:

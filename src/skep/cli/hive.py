@@ -33,7 +33,7 @@ def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
     story = _Story(paths, as_json=as_json)
     try:
         with byte_progress("fetching the weights") as progress:
-            run_hive(settings, paths, story.changed, progress=progress)
+            run_hive(settings, paths, story.changed, progress=progress, tell=lambda line: note(f"warning: {line}"))
     finally:
         story.end()
     note("skep is down")
@@ -114,6 +114,8 @@ def _await_ready(child: subprocess.Popen[bytes], read_fd: int) -> dict[str, Any]
             message = json.loads(line)
             for row in message.get("rows", ()):
                 _say_state(row, said)
+            if "warning" in message:
+                note(f"warning: {message['warning']}")
             if "ready" in message:
                 return cast("dict[str, Any]", message["ready"])
             if "error" in message:

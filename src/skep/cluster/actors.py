@@ -65,6 +65,7 @@ class LedgerActor:
                 self._hive,
                 end_post=self._end_post,
                 end_self=self._end_self,
+                holder=self._holder,
                 abandoned_after_s=self._abandoned_after_s,
                 is_successor=_was_before(),
             )
@@ -101,6 +102,17 @@ class LedgerActor:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(handle.stop.remote(END_S), END_S)
         return await end_post(self._hive, name)
+
+    async def _holder(self, name: str) -> str | None:
+        import ray
+
+        try:
+            post = await _in_time(ray.get_actor, post_name(self._hive, name), NAMESPACE)
+        except ValueError:
+            return ""
+        except Exception:
+            return None
+        return str(post._actor_id.hex())  # noqa: SLF001 - Ray has no other word for it
 
     async def _end_self(self) -> None:
         """With what never announced itself, such as a place that waits for room."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import add, sub
 
 _NEARLY = 1e-9  # a sum of shares that should be whole
 
 
-def divided(slots: int, wanted: Mapping[str, int], first: tuple[str, ...] = ()) -> dict[str, int]:
-    """Max-min fair: nobody gets more than it wants while another one lacks; what nobody wants is for all alike."""
-    given, left = dict.fromkeys(wanted, 0), slots
+def divided(slots: int, wanted: Mapping[str, int], first: Sequence[str] = ()) -> dict[str, int]:
+    """Max-min fair: nobody gets more than it wants while another one lacks; what nobody wants is for all alike.
+
+    `first`: in this order where there is not one for each; the others after them, by name.
+    """
+    given, left, places = dict.fromkeys(wanted, 0), slots, {name: place for place, name in enumerate(first)}
     hungry = [name for name in wanted if wanted[name] > 0]
     while left and hungry:
         each = left // len(hungry)
         if not each:
-            for name in sorted(hungry, key=lambda name: (name not in first, given[name], name))[:left]:
+            for name in sorted(hungry, key=lambda name: (places.get(name, len(places)), name))[:left]:
                 given[name] += 1
             left = 0
         for name in hungry if each else ():
@@ -30,6 +33,16 @@ def divided(slots: int, wanted: Mapping[str, int], first: tuple[str, ...] = ()) 
         given[name] += extra
         left -= extra
     return given
+
+
+def in_turn(holders: Mapping[str, float], without: Mapping[str, float], *, turn: bool) -> list[str]:
+    """Who comes first where doors are more than slots; each with when it last got some.
+
+    At a turn, who has none: longest ago first; and who got some last keeps them. Otherwise who has some.
+    """
+    keep = sorted(holders, key=lambda name: (-holders[name], name))
+    lack = sorted(without, key=lambda name: (without[name], name))
+    return [*lack, *keep] if turn else [*keep, *lack]
 
 
 def spread(slots: Mapping[str, int], given: Mapping[str, int]) -> dict[str, dict[str, int]]:

@@ -16,18 +16,18 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
+from skep.cluster.hearsay import UNREADABLE, not_understood, standing, told_by
 from skep.cluster.hosted import Hosted
 from skep.cluster.ledger import ABANDONED_AFTER_S
 from skep.cluster.renewals import Renewals
 from skep.cluster.restarts import Restarts
 from skep.cluster.shares import LEASE_S
-from skep.cluster.values import in_parts, launch_document, launch_of
+from skep.cluster.values import in_parts, launch_document
 from skep.engines.base import Launch
-from skep.engines.front import together
 from skep.engines.lifecycle import RestartPolicy
 from skep.errors import EngineError, SkepError
 from skep.wire.link import Link, Message
@@ -246,8 +246,8 @@ class Embassy:
         """What a cluster with another skep says may not be: that costs what it said, and nothing else."""
         try:
             yield
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            self._trouble = f"what the cluster says is not understood ({type(error).__name__}: {error})"
+        except UNREADABLE as error:
+            self._trouble = not_understood(error)
 
     def _hear(self, message: Message) -> None:
         with self._understood():
@@ -311,12 +311,14 @@ class Embassy:
     async def _renew_on(self, hive: Hive) -> None:
         while True:
             self._renew_now.clear()
-            with self._understood():
-                if self.guest and self._joined.is_set():
+            if self.guest and self._joined.is_set():
+                with self._understood():
                     await self._adopt(hive)
-                if self._was_joined:
+            if self._was_joined:
+                with self._understood():
                     self._restarts.again(self._members)
                     await self._renew(hive, await hive.gateway_status())
+                self._let_go_in_time(hive)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SHARED_EVERY_S if self.doors > 1 or self.guest else ALONE_EVERY_S):
                     await self._renew_now.wait()
@@ -340,10 +342,6 @@ class Embassy:
         elif answer is not None and "taken over" in answer.get("error", ""):
             self._trouble = answer["error"].partition(": ")[2] or answer["error"]
             self.doors = max(2, self.doors)
-        if self._must_let_go(asyncio.get_running_loop().time()):
-            hive.hear({}, (), {})
-            for member in self._members.values():
-                self._lease(member, 0)
 
     def _busy(self, name: str, status: Message) -> int:
         if status.get("complete"):
@@ -351,35 +349,32 @@ class Embassy:
         return max(self._ceiling.get(name, 0), int(status.get("busy", {}).get(name, 0)))
 
     def _take(self, hive: Hive, answer: Message) -> None:
-        others = answer["others"]
-        drained = {name for said in others for name in said.get("drained", ())}
-        hive.hear(_of_others([said.get("models", {}) for said in others]), drained, self._renewals.elsewhere)
+        """The shares first: others wait for what is to be let go, whatever else is said."""
         for name, member in self._members.items():
             if name in answer["shares"]:
                 self._lease(member, answer["shares"][name])
+        told = told_by(answer["others"])
+        self._trouble = told.trouble or self._trouble
+        hive.hear(told.figures, told.drained, self._renewals.elsewhere)
 
     def _lease(self, member: Hosted, share: int) -> None:
         name = member.launch.name
         self._ceiling[name] = max(self._ceiling.get(name, 0), share)
         member.lease(share)
 
-    def _must_let_go(self, now: float) -> bool:
-        """The ledger has not heard us for so long that others get our share. Without a head it gives nothing away."""
+    def _let_go_in_time(self, hive: Hive) -> None:
+        """Whatever became of the renewal. For so long unheard, others get our share; without a head, nobody does."""
+        now = asyncio.get_running_loop().time()
         late = self._answered_at is not None and now - self._answered_at > KEPT_S
-        return late and self.doors > 1 and not self.head_lost
+        if late and self.doors > 1 and not self.head_lost:
+            hive.hear({}, (), {})
+            for member in self._members.values():
+                self._lease(member, 0)
 
     async def _adopt(self, hive: Hive) -> None:
-        """A guest's replicas are those of the table, with the key that their posts have."""
-        known = [row for row in self._rows.values() if row.get("launch") is not None]
-        launches = tuple(replace(launch_of(row["launch"]), slots=row["slots"]) for row in known)
-        if launches != self._adopted or {launch.name for launch in launches} != set(self._members):
-            self._adopted = launches
-            await hive.adopt(launches)
-
-
-def _of_others(told: Sequence[Mapping[str, Message]]) -> dict[str, Message]:
-    """What several doors say of each model, as one."""
-    found: dict[str, Message] = {}
-    for model, said in (item for figures in told for item in figures.items()):
-        found[model] = together(found.get(model), said)
-    return found
+        """A guest's replicas are those of the table."""
+        found = standing(self._rows.values())
+        self._trouble = found.trouble or self._trouble
+        if found.launches != self._adopted or {launch.name for launch in found.launches} != set(self._members):
+            self._adopted = found.launches
+            await hive.adopt(found.launches)

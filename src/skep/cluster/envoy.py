@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from skep.cluster.actors import find_ledger, make_ledger
+from skep.cluster.homenode import way_to
 from skep.cluster.joining import join
 from skep.cluster.stations import Say, Stations
 from skep.cluster.values import in_parts, launch_document, launch_of, told_to_doors
@@ -322,10 +323,13 @@ class Envoy:
         import ray
 
         loop, misses = asyncio.get_running_loop(), 0
-        client = import_module("ray._raylet").GcsClient(address=ray.get_runtime_context().gcs_address)
+        address = ray.get_runtime_context().gcs_address
+        client = import_module("ray._raylet").GcsClient(address=address)
         while True:
             await asyncio.sleep(HEAD_EVERY_S)
             misses = 0 if await loop.run_in_executor(self._asking, _answers, client) else misses + 1
+            if self._head_lost and self._setup["address"] == "auto" and await asyncio.to_thread(_is_elsewhere, address):
+                raise _NewHead
             if (misses >= MISSES) != self._head_lost:
                 self._head_lost = misses >= MISSES
                 self._link.send({"event": "head", "lost": self._head_lost})
@@ -338,7 +342,12 @@ def _says(row: Message, launch: Launch) -> bool:
 
 
 class _NewHead(Exception):
-    """Another cluster has taken the address of ours. Only a new envoy can join it."""
+    """Another cluster has taken the address of ours, or our machine has joined one. Only a new envoy can join it."""
+
+
+def _is_elsewhere(head: str) -> bool:
+    """Whether this machine is a node of another cluster by now, which `auto` means from then on."""
+    return way_to("auto", os.environ).head not in ("auto", head)
 
 
 def _answers(client: Any) -> bool:
@@ -365,7 +374,7 @@ async def serve(link_fd: int) -> NoReturn:
         link.send({"event": "failed", "error": error.message, "hint": error.hint, "exit_code": error.exit_code})
         code = error.exit_code
     except _NewHead:
-        print("the head was started anew; this envoy ends", file=sys.stderr)  # noqa: T201 - its log
+        print("there is a new head; this envoy ends", file=sys.stderr)  # noqa: T201 - its log
         code = 1
     except Exception:
         traceback.print_exc()

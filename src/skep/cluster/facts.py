@@ -19,8 +19,9 @@ from skep.engines.base import engine_named
 from skep.engines.installed import find_program, version_of
 from skep.errors import UserError
 from skep.host.facts import read_host
-from skep.host.gpu_memory import read_gpu_memory, visible_gpus
+from skep.host.gpu_memory import GpuMemory, read_gpu_memory, visible_gpus
 from skep.host.nvidia import read_nvidia
+from skep.records import Gpu
 
 PROGRAMS = ("vllm", "sglang", "llamacpp", "ollama")
 WITHIN = ("fake", "simulated")  # part of skep
@@ -33,7 +34,7 @@ def look(paths: Sequence[str] = ()) -> dict[str, Any]:
         engines = installed_engines()
         host, memory = read_host(cards_read.result()), memory_read.result()
     used = {gpu.index: gpu.used_bytes for gpu in memory}
-    lent = {gpu.index for gpu in visible_gpus(memory, _of_the_node("CUDA_VISIBLE_DEVICES"))} if memory else None
+    lent = lendable(host.gpus, memory, _of_the_node("CUDA_VISIBLE_DEVICES"))
     cards = tuple(
         NodeCard(
             index=gpu.index,
@@ -44,8 +45,7 @@ def look(paths: Sequence[str] = ()) -> dict[str, Any]:
             pcie_generation=gpu.pcie_generation_max,
             pcie_lanes=gpu.pcie_lanes,
         )
-        for gpu in host.gpus
-        if lent is None or gpu.index in lent
+        for gpu in lent
     )
     facts = NodeFacts(
         cores=host.cpu_cores,
@@ -53,10 +53,26 @@ def look(paths: Sequence[str] = ()) -> dict[str, Any]:
         cards=cards,
         skep=__version__,
         engines=engines,
-        links=host.links,
+        links=links_among([gpu.index for gpu in lent], host.links),
         paths={path: os.path.exists(os.path.expanduser(path)) for path in paths},  # noqa: PTH110, PTH111 - never raise
     )
     return asdict(facts)
+
+
+def lendable(gpus: Sequence[Gpu], memory: Sequence[GpuMemory], visible: str | None) -> list[Gpu]:
+    """In the order in which Ray lends them: that of CUDA_VISIBLE_DEVICES. Ray with fewer has the first ones."""
+    if not memory:
+        return list(gpus)
+    known = {gpu.index: gpu for gpu in gpus}
+    numbers = dict.fromkeys(gpu.index for gpu in visible_gpus(memory, visible))
+    return [known[number] for number in numbers if number in known]
+
+
+def links_among(cards: Sequence[int], links: Sequence[tuple[int, int, str]]) -> tuple[tuple[int, int, str], ...]:
+    """From numbers of cards to ranks in `cards`; those to other cards are left out."""
+    ranks = {card: rank for rank, card in enumerate(cards)}
+    kept = [(ranks[a], ranks[b], kind) for a, b, kind in links if a in ranks and b in ranks]
+    return tuple((min(a, b), max(a, b), kind) for a, b, kind in kept)
 
 
 def _of_the_node(name: str) -> str | None:

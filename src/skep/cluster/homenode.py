@@ -75,18 +75,21 @@ def forget_node(paths: Paths) -> None:
     _record(paths).unlink(missing_ok=True)
 
 
-def running_node(paths: Paths) -> HomeNode | None:
-    node = read_node(paths)
-    return node if node is not None and node.runs else None
-
-
 def way_to(address: str, env: Mapping[str, str]) -> Way:
     """A cluster that skep did not start here is reached as Ray itself would reach it."""
     paths = user_paths(env)
     node = read_node(paths)
     if node is None or address not in ("auto", node.head) or not node.runs:
         return Way(address)
-    return Way(node.head, node.address, _session(paths), reaching(node.address, token_path(paths)))
+    return Way(node.head, node.address, session_of(paths), reaching(node.address, token_path(paths)))
+
+
+def session_of(paths: Paths) -> str | None:
+    """The name of the cluster that the node here is in, as Ray left it."""
+    try:
+        return (folder_of(paths) / "session_latest").readlink().name
+    except OSError:
+        return None
 
 
 def token_of(paths: Paths) -> str:
@@ -127,13 +130,6 @@ def checked_token(text: str) -> str:
     if len(text) < _SHORTEST or not text.isascii() or not text.isprintable() or " " in text:
         raise UserError("this is no token of a cluster", hint="`skep cluster token` prints it on the head")
     return text
-
-
-def _session(paths: Paths) -> str | None:
-    try:
-        return (folder_of(paths) / "session_latest").readlink().name
-    except OSError:
-        return None
 
 
 def _record(paths: Paths) -> Path:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 from importlib.util import find_spec
 
-from skep.cluster.homenode import way_to
+from skep.cluster.homenode import Way, way_to
 from skep.cluster.values import NAMESPACE
 from skep.errors import EngineError, UserError
 
@@ -19,6 +20,7 @@ KNOCK_S = 3.0
 STRANGER = "this machine is no node of the cluster"
 START = "`skep cluster start` starts one here, `skep cluster join ADDRESS` joins one"
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|Unauthenticated")
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
 
 
@@ -30,8 +32,7 @@ def require_ray() -> None:
 def join(address: str, *, namespace: str = NAMESPACE) -> None:
     """Connect this process to the cluster at `address`, or to the one that runs here ("auto")."""
     require_ray()
-    check_address(address)
-    way = way_to(address, os.environ)
+    way = checked_way(address)
     for name, value in {**_QUIET, **way.environment}.items():
         os.environ.setdefault(name, value)
     import ray
@@ -41,9 +42,24 @@ def join(address: str, *, namespace: str = NAMESPACE) -> None:
     try:
         ray.init(address=way.head, namespace=namespace, log_to_driver=False, configure_logging=False, **way.options)
     except (Exception, SystemExit) as error:  # a raylet that is not there ends the process
+        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # Ray's own handler of it
+            raise
         with contextlib.suppress(Exception):
             ray.shutdown()
-        raise _explained(address, error) from None
+        raise explained(address, error) from None
+
+
+def checked_way(address: str) -> Way:
+    """The way there, and that somebody listens at its end: also where `auto` leads."""
+    way = way_to(address, os.environ)
+    try:
+        check_address(way.head)
+    except EngineError:
+        if way.node is None:
+            raise
+        hint = "what serves goes on serving; docs/cluster.md says how the cluster is put up again"
+        raise EngineError(f"the head at {way.head} is lost; this machine was a node of it", hint=hint) from None
+    return way
 
 
 def check_address(address: str) -> None:
@@ -84,8 +100,9 @@ def _stranger(address: str) -> EngineError:
     return EngineError(f"{STRANGER} at {address}", hint=f"`skep cluster join {address}` makes it one")
 
 
-def _explained(address: str, error: BaseException) -> EngineError | UserError:
-    text = f"{error.__cause__ or ''}\n{error}"  # Ray says what it is in the cause
+def explained(address: str, error: BaseException) -> EngineError | UserError:
+    said = f"{error.__cause__ or ''}\n{type(error).__name__}: {error}"  # Ray says what it is in the cause
+    text = _without_files(said)
     if "ersion mismatch" in text:
         found = _VERSIONS.findall(text)
         (ray, python), (own_ray, own_python) = found[0], found[-1] if len(found) > 1 else ("?", "?")
@@ -93,16 +110,21 @@ def _explained(address: str, error: BaseException) -> EngineError | UserError:
         return UserError(
             f"the cluster runs Ray {ray} on Python {python}, here are Ray {own_ray} and Python {own_python}", hint=hint
         )
+    if _REFUSED.search(text):
+        hint = "give this machine the cluster's token: docs/cluster.md"
+        return EngineError(f"the cluster at {address} refuses us: its token is another one", hint=hint)
     strange = "No node info found" in text
     if address == "auto" and isinstance(error, ConnectionError) and not strange:
         return EngineError("no Ray cluster runs here", hint=f"{START}; or name its head with --cluster HOST:PORT")
-    if "Failed to connect to GCS" in text and "token" not in text.lower():
+    if "Failed to connect to GCS" in text:
         return EngineError(f"what listens at {address} is no head of a Ray cluster", hint=START)
     if strange or isinstance(error, SystemExit) or ("node" in text.lower() and "raylet" in text.lower()):
         return _stranger(address)
-    if "auth" in text.lower() and "token" in text.lower():
-        hint = "give this machine the cluster's token: docs/cluster.md"
-        return EngineError(f"the cluster at {address} refuses us: its token is another one", hint=hint)
     last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), type(error).__name__)
     hint = "`skep cluster status` may say more"
     return EngineError(f"the cluster at {address} cannot be joined: {last[:200]}", hint=hint)
+
+
+def _without_files(text: str) -> str:
+    """Less the lines of a traceback that name Ray's own files: `node.py` and `_raylet.pyx` say nothing of a node."""
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith('File "'))

@@ -2,7 +2,7 @@
 
 Nothing in it is precious: posts announce themselves every few seconds and doors say what they hold, so that a ledger
 that was started anew knows within seconds what its predecessor knew; until then its table says that it is `settling`.
-No clock of a node is compared with another's. Knows Ray only by `end_post`.
+No clock of a node is compared with another's. Knows Ray only by `end_post` and `holder`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,25 @@ AWAY_AFTER_S = 3.5 * ANNOUNCE_EVERY_S  # a post that is silent for so long is aw
 ABANDONED_AFTER_S = 120.0  # without any door
 LOOK_EVERY_S = 0.5
 PAUSE_S = 2.0  # a look that comes later than this was held up, and so was what the others said
+OVER = 1000  # incarnations that are remembered as over: long before so many, they have heard of it
 
 Row = dict[str, Any]
+
+
+async def _not_known(_name: str) -> None:
+    return None
+
+
+def _needed(row: Row) -> tuple[str, str, int]:
+    """Raises where a post does not say what is needed of it: then nothing of it is heard."""
+    _ = row["state"], row["node"]
+    return row["incarnation"], str(row["model"]), int(row["slots"])
 
 
 class Ledger:
     """`end_post` ends one by its name and its own handle, and says whether; `end_self` ends this when nobody wants it.
 
+    `holder`: which actor has a post's name by Ray's word; "" for none, None where the head does not say.
     `is_successor`: another ledger of this hive was there before, and doors hold what it gave them.
     """
 
@@ -37,6 +49,7 @@ class Ledger:
         *,
         end_post: Callable[[str, Any], Awaitable[bool]],
         end_self: Callable[[], Awaitable[None]],
+        holder: Callable[[str], Awaitable[str | None]] = _not_known,
         abandoned_after_s: float = ABANDONED_AFTER_S,
         is_successor: bool = False,
         now: Callable[[], float] = time.monotonic,
@@ -44,12 +57,13 @@ class Ledger:
         self.hive = hive
         self._end_post = end_post
         self._end_self = end_self
+        self._holder = holder
         self._abandoned_after_s = abandoned_after_s
         self._now = now
         self._rows: dict[str, Row] = {}
         self._handles: dict[str, Any] = {}
         self._heard_at: dict[str, float] = {}
-        self._over: set[str] = set()  # incarnations that were ended, or that another one has taken the place of
+        self._over: dict[str, None] = {}  # incarnations that were ended, or that another one has taken the place of
         self._shares = Shares(cautious_until=now() + LEASE_S if is_successor else 0.0)
         self._told: dict[str, Row] = {}  # by door, for the other doors
         self._answered: dict[str, tuple[int, int]] = {}  # by door: the mark of its last answer, and that of the shares
@@ -70,17 +84,20 @@ class Ledger:
 
         `handle`: its own, which costs; not again once the answer has said that it is `held`.
         """
-        incarnation = row["incarnation"]
+        known, (incarnation, model, slots) = self._rows.get(name), _needed(row)
+        if known is not None and known["incarnation"] != incarnation and incarnation not in self._over:
+            succeeds = await self._succeeds(name, row, known)
+            if succeeds is None or self._rows.get(name, row)["incarnation"] != known["incarnation"]:
+                return {"end": False, "policy": self._policy, "held": False}  # more is known by its next word
+            self._end_of((known if succeeds else row)["incarnation"])
+            if succeeds:
+                self._handles.pop(name, None)
         if incarnation in self._over:
             return {"end": True}
-        known = self._rows.get(name)
-        if known is not None and known["incarnation"] != incarnation:
-            self._over.add(known["incarnation"])
-            self._handles.pop(name, None)
         self._heard_at[name], self._handles[name] = self._now(), handle or self._handles.get(name)
         if known != row:
             self._rows[name] = row
-            self._shares.put(name, row["model"], row["slots"])
+            self._shares.put(name, model, slots)
             self._changed()
         return {"end": False, "policy": self._policy, "held": self._handles[name] is not None}
 
@@ -90,7 +107,7 @@ class Ledger:
         self._heard_at.pop(name, None)
         self._handles.pop(name, None)
         if row is not None:
-            self._over.add(row["incarnation"])
+            self._end_of(row["incarnation"])
             self._shares.drop(name)
             self._changed()
 
@@ -125,14 +142,14 @@ class Ledger:
         answered, seen = self._answered.get(door, (None, 0)) if door in self._shares.doors else (None, 0)
         if since is not None and since != answered:
             return {"again": True, "owner": self._owner}
-        queued = {model: said["queued"] for model, said in told.get("models", {}).items()}
+        queued = {model: said.get("queued", 0) for model, said in told.get("models", {}).items()}
         wants = Wants(busy=busy, holds=holds, queued=queued, whole=since is None)
         answer = self._shares.renew(door, wants, now)
         self._told[door], self._answered[door] = told, (next(self._marks), self._shares.mark)
         return {
             "shares": dict(answer.shares),
             "doors": answer.doors,
-            "others": [self._told[name] for name in self._shares.doors if name != door],
+            "others": [said for name, said in self._told.items() if name != door],
             "busy": self._shares.busy_besides(door, None if since is None else seen),
             "owner": self._owner,
             "mark": self._answered[door][0],
@@ -183,6 +200,24 @@ class Ledger:
                 self._changed()
 
     # Inside
+
+    async def _succeeds(self, name: str, row: Row, known: Row) -> bool | None:
+        """Whether the one that speaks has the place of the known one. None: that cannot be found out now.
+
+        A node that was away comes back with its posts, which do not know yet that Ray has started them elsewhere; and a
+        ledger that was started anew meanwhile knows neither. Of one actor, its later life; of two, who has the name.
+        """
+        if None in (row.get("actor"), known.get("actor")):
+            return True  # one of another skep, which does not say: who comes later
+        if row["actor"] == known["actor"]:
+            return bool(row["life"] >= known["life"])
+        holder = await self._holder(name)
+        return None if holder is None else holder == row["actor"]
+
+    def _end_of(self, incarnation: str) -> None:
+        self._over[incarnation] = None
+        while len(self._over) > OVER:
+            del self._over[next(iter(self._over))]
 
     @property
     def _abandoned(self) -> bool:

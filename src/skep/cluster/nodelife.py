@@ -1,6 +1,6 @@
 """Makes this machine a node of a Ray cluster, and ends that again. Only what was started here is ended.
 
-What is left of a cluster whose head is lost is in the way of the next one: it is ended first, and that is said.
+What is left of a cluster that is over is in the way of the next one: it is ended first, and that is said.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from skep.cluster import rayprocs
+from skep.cluster.heads import Head, ask_head
 from skep.cluster.homenode import (
     HomeNode,
     ensure_token,
@@ -25,11 +27,12 @@ from skep.cluster.homenode import (
     forget_node,
     keep_token,
     read_node,
+    session_of,
     token_of,
     token_path,
     write_node,
 )
-from skep.cluster.joining import STRANGER, check_address, require_ray
+from skep.cluster.joining import check_address, require_ray
 from skep.cluster.rayprocs import Listener
 from skep.cluster.raystart import (
     LOOPBACK,
@@ -39,12 +42,13 @@ from skep.cluster.raystart import (
     checked_ports,
     environment,
 )
-from skep.cluster.roll import ask_roll
+from skep.cluster.remains import Remains, why_over
 from skep.engines.binding import is_final, refusal_of
 from skep.errors import EngineError, UserError
 from skep.places import Paths, make_runtime
 
 START_S = 90.0
+FREED_S = 5.0  # a process that was killed holds its ports until the kernel is done with it
 _VERSION = re.compile(r"Ray: (\S+)")
 Say = Callable[[str], None]
 
@@ -69,7 +73,7 @@ def start_head(
     address, ports = checked_address(address), checked_ports(port)
     _check_tools()
     _check_address(address)
-    _make_way(paths, say, for_head=True)
+    _make_way(paths, say)
     ensure_token(paths)
     head = f"{address}:{ports.first}"
     start = _start_of(paths, head, address, port, wishes, is_head=True)
@@ -95,19 +99,32 @@ def join_head(
         raise UserError(f"{address} cannot be reached from {head}", hint="add --address IP, one of this machine")
     _check_address(address)
     start = _start_of(paths, head, address, port or int(head_port), wishes, is_head=False)
-    with _token_kept(paths, head, token):
-        _make_way(paths, say, for_head=False)
+    kept = _kept_token(paths)
+    token = token or kept
+    if token is None:
+        raise UserError(f"the token of the cluster at {head} is not here", hint=_bring(head))
+    _make_way(paths, say, lambda: _let_in(head, token))
+    with _token_kept(paths, token, kept):
         _check_ports(start)
         return _run(paths, env, start)
 
 
+def _let_in(head: str, token: str) -> Head:
+    """The head, if this machine can join it."""
+    found = ask_head(head, token)
+    if found.mismatch is not None:
+        raise found.mismatch
+    return found
+
+
+def _kept_token(paths: Paths) -> str | None:
+    return token_of(paths) if token_path(paths).exists() else None
+
+
 @contextmanager
-def _token_kept(paths: Paths, head: str, token: str | None) -> Iterator[None]:
+def _token_kept(paths: Paths, token: str, before: str | None) -> Iterator[None]:
     """One that was refused is not kept."""
-    before = token_of(paths) if token_path(paths).exists() else None
-    if token is None and before is None:
-        raise UserError(f"the token of the cluster at {head} is not here", hint=_bring(head))
-    keep_token(paths, token or before or "")
+    keep_token(paths, token)
     try:
         yield
     except BaseException:
@@ -159,36 +176,19 @@ def _check_tools() -> None:
     rayprocs.require_proc()
 
 
-def _make_way(paths: Paths, say: Say, *, for_head: bool) -> None:
-    """What is left here of a lost cluster is ended, after all that can be known to go wrong without that."""
+def _make_way(paths: Paths, say: Say, joined: Callable[[], Head] | None = None) -> None:
+    """What is left here of a cluster that is over is ended. `joined`: asks the head that this machine is to join.
+
+    It is asked first, with the token that it will be joined with: where it refuses, nothing is ended.
+    """
     node = read_node(paths)
-    if node is None or not rayprocs.marked(node.mark):
+    if node is None or not (left := rayprocs.marked(node.mark)):
         return
-    if not node.runs:
-        what = f"what a node of the cluster at {node.head} left behind here"
-    elif is_lost(node, for_head=for_head):
-        what = f"a node of the cluster at {node.head}, whose head is lost, and what it served"
-    else:
-        hint = "`skep cluster status` shows it, `skep cluster stop` leaves it"
-        raise UserError(f"this machine is a node of the cluster at {node.head} already", hint=hint)
+    to = joined() if joined is not None else None
+    remains = Remains(node, session_of(paths), {process.name for process in left}, _kept_token(paths))
+    what = why_over(remains, to)
     stop_node(paths)
     say(f"ended: {what}")
-
-
-def is_lost(node: HomeNode, *, for_head: bool) -> bool:
-    """Whether its cluster is over: a new head at its address does not know it, or there is none any more.
-
-    `for_head`: a head is to be started, so nobody has reached one yet: that of another machine may only be cut off.
-    """
-    try:
-        check_address(node.head)
-    except EngineError:
-        return node.is_head or not for_head
-    try:
-        ask_roll(node.head)
-    except EngineError as error:
-        return error.message.startswith(STRANGER)
-    return False
 
 
 def _check_address(address: str) -> None:
@@ -201,10 +201,13 @@ def _check_address(address: str) -> None:
 def _check_ports(start: NodeStart) -> None:
     host = start.address if start.is_closed else ""  # as Ray binds them
     own = [start.ports.first] if start.is_head else []
+    deadline = time.monotonic() + FREED_S
     for port in (*own, *start.ports.services.values()):
-        if refusal_of(host, port) is not None:
-            hint = f"--port takes another first one; Ray and the engines take {start.ports} here"
-            raise UserError(f"port {port} is in use", hint=hint)
+        while refusal_of(host, port) is not None:
+            if time.monotonic() > deadline:
+                hint = f"--port takes another first one; Ray and the engines take {start.ports} here"
+                raise UserError(f"port {port} is in use", hint=hint)
+            time.sleep(0.1)
 
 
 def _address_towards(host: str, port: int) -> str:

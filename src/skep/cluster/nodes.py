@@ -5,6 +5,7 @@ Ray places in the end; this says beforehand whether it can, and where a spread o
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -84,22 +85,69 @@ def choice_of(place: Place, avoid: Collection[str], nodes: Sequence[Node]) -> Ch
     return Choice(_ids(place.nodes, nodes) - never) if place.nodes else Choice(never=never)
 
 
+def first_choice(place: Place, avoid: Collection[str], nodes: Sequence[Node]) -> Choice:
+    """As `choice_of`; without the shunned ones, unless nobody but these has room."""
+    far, near = choice_of(place, avoid, nodes), choice_of(place, (*avoid, *place.shunned), nodes)
+    if near.is_empty or (fitting(place, far, nodes) and not fitting(place, near, nodes)):
+        return far
+    return near
+
+
+def fitting(place: Place, choice: Choice, nodes: Iterable[Node]) -> list[Node]:
+    """The nodes that have what it asks for free, of those it may stand on."""
+    asked = replace(place, nodes=(), shunned=())  # their names may have become others; `choice` knows them
+    return [room.node for room in free_rooms(nodes) if choice.takes(room.node) and room.holds(asked)]
+
+
 def _ids(names: Collection[str], nodes: Sequence[Node]) -> frozenset[str]:
     return frozenset(node.id for node in nodes if node.name in names or _apart(node) in names)
 
 
-def busy_card(node: Node, share: float) -> str | None:
-    """A card that Ray would lend and that somebody else holds, in words; `share` of it should be free.
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A node that gets nothing at a start; `busy`: because of who is on its cards, which passes."""
 
-    Which card a replica gets is Ray's to say. Those that it has lent already may be as full as they are.
+    node: Node
+    why: str  # what it lacks, to be read after its name; of a busy one a clause of its own
+    busy: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.node.name}{':' if self.busy else ''} {self.why}"
+
+    @property
+    def line(self) -> str:
+        return f"{self.node.name} is left out: {'' if self.busy else 'it '}{self.why}"
+
+
+def left_out_lines(found: Iterable[LeftOut]) -> list[str]:
+    """The first few of many."""
+    lines = list(dict.fromkeys(one.line for one in found))
+    more = len(lines) - SHOWN
+    return lines[:SHOWN] + ([f"{more} more node{'s are' if more > 1 else ' is'} left out"] if more > 0 else [])
+
+
+def busy_nodes(nodes: Iterable[Node], share: float) -> tuple[LeftOut, ...]:
+    return tuple(LeftOut(node, words, busy=True) for node in nodes if (words := busy_cards(node, share)) is not None)
+
+
+def busy_cards(node: Node, share: float) -> str | None:
+    """The cards that Ray would lend and that somebody else holds, in words; `share` of each should be free.
+
+    Ray says how many it has lent, not which: so many may be as full as they are. Which one a replica gets is Ray's to
+    say too. One that is lent and still empty hides one that somebody else holds: then the post finds it.
     """
     cards = node.facts.cards if node.facts is not None else ()
     free = [(card, card.total_bytes - card.used_bytes) for card in cards if card.total_bytes and card.used_bytes]
     full = [(card, left) for card, left in free if left < share * (card.total_bytes or 0)]
-    if len(full) <= node.gpus - node.free_gpus + _EPSILON:
+    lent = math.ceil(node.gpus - node.free_gpus - _EPSILON)  # one that is lent in part is lent to nobody else
+    if len(full) <= lent:
         return None
-    card, left = full[-1]
-    return f"GPU {card.index} is busy: {format_bytes(left)} of {format_bytes(card.total_bytes or 0)} are free"
+    rooms = [(card.index, f"{format_bytes(left)} of {format_bytes(card.total_bytes or 0)}") for card, left in full]
+    if len(rooms) == 1:
+        return "GPU {} is busy: {} are free".format(*rooms[0])
+    named = [f"GPU {index} ({room} free)" for index, room in rooms]
+    which = f"full, Ray has lent {lent} of them" if lent else "busy"
+    return f"{', '.join(named[:-1])} and {named[-1]} are {which}"
 
 
 def host_of(node: Node) -> HostFacts:
@@ -135,7 +183,7 @@ class Room:
     taken: int = 0
 
     def holds(self, place: Place) -> bool:
-        allowed = not place.nodes or self.node.name in place.nodes
+        allowed = (not place.nodes or self.node.name in place.nodes) and self.node.name not in place.shunned
         return (
             allowed
             and place.cards <= self.cards + _EPSILON
@@ -167,9 +215,9 @@ def spread(places: Sequence[Place], rooms: Sequence[Room]) -> list[Room | None]:
     found: list[Room | None] = [None] * len(places)
     for number in sorted(range(len(places)), key=lambda n: (-places[n].cards, -places[n].cpus)):
         place = places[number]
-        fitting = [room for room in rooms if room.holds(place)]
-        if fitting:
-            best = min(fitting, key=lambda room: (room.taken, bool(room.cards) and not place.cards, *_left(room)))
+        able = [room for room in rooms if room.holds(place)]
+        if able:
+            best = min(able, key=lambda room: (room.taken, bool(room.cards) and not place.cards, *_left(room)))
             best.take(place)
             found[number] = best
     return found

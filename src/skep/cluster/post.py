@@ -13,6 +13,7 @@ import contextlib
 import os
 import secrets
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from skep.host.gpu_memory import read_gpu_memory
 from skep.places import user_paths
 
 LOG_BYTES = 4 << 20
+CARDS_AGAIN_S = 1.0
 FETCH_AGAIN_S = 5.0  # doubles with each pull that fails
 FETCH_AGAIN_MOST_S = 300.0
 INSTRUCTED_S = 5.0  # without a word from a ledger for so long, what it was created with counts
@@ -51,6 +53,7 @@ class Post:
         self._policy = RestartPolicy(**policy)
         self._key = key
         self._incarnation = secrets.token_hex(8)
+        self._self = _own_life()
         self._state: Row = {"state": "starting", "why": None}
         self._asked: Launch = launch_of(launch)
         self._launch = self._asked  # as it is on this node
@@ -232,6 +235,7 @@ class Post:
             "node_id": self._node.get("id"),
             "launch": launch_document(launch),
             "incarnation": self._incarnation,
+            **self._self,
             "pid": None,
             "url": None,
             "restarts": 0,
@@ -257,10 +261,21 @@ def own_cards(lent: Sequence[Any]) -> tuple[int, ...]:
     return tuple(sorted(int(card) for card in lent)) if all(str(card).isdecimal() for card in lent) else ()
 
 
-def check_cards(launch: Launch) -> None:
-    """Ray lends a card whoever else is on it. Raises DoesNotFit where its engine would not find what it takes."""
+def check_cards(launch: Launch, again_s: float = CARDS_AGAIN_S) -> None:
+    """Ray lends a card whoever else is on it. Raises DoesNotFit where its engine would not find what it takes.
+
+    Looks twice: the driver takes back a moment later what an engine held that was killed.
+    """
     if not launch.gpus or launch.engine not in DEFAULT_SHARES:
         return
+    try:
+        _check_cards_now(launch)
+    except DoesNotFit:
+        time.sleep(again_s)
+        _check_cards_now(launch)
+
+
+def _check_cards_now(launch: Launch) -> None:
     cards = [Card(card.index, card.total_bytes, card.used_bytes) for card in read_gpu_memory()]
     try:
         check_free([replace(launch, room=room_of(launch, cards, weights=None, cache=None))], cards)
@@ -272,6 +287,20 @@ def _own_handle() -> Any:
     import ray
 
     return ray.get_runtime_context().current_actor
+
+
+def _own_life() -> Row:
+    """Which actor this is, and how often Ray has started it anew. Nothing where Ray does not say: then it has no rank.
+
+    Asked before Ray knows that it stands: a later life would have to begin with another process.
+    """
+    with contextlib.suppress(Exception):
+        import ray
+        from ray._private import state
+
+        actor = ray.get_runtime_context().get_actor_id()
+        return {"actor": actor, "life": int(state.actors(actor)["NumRestarts"])}
+    return {}
 
 
 def _find_ledger(hive: str) -> Any:

@@ -67,10 +67,12 @@ def end(mark: str, patience_s: float = 8.0) -> list[int]:
 
     Returns the process numbers that were killed.
     """
+    kin = _descendants(marked(mark))
     _ask_to_end(mark, ("raylet",), patience_s)
     _ask_to_end(mark, None, patience_s)
     left = marked(mark)
     _send(left, signal.SIGKILL)
+    _send((process for process, begun in kin.items() if _birth(process.pid)[1:] == (begun,)), signal.SIGKILL)
     return [process.pid for process in left]
 
 
@@ -116,6 +118,27 @@ def _sockets(pid: int) -> set[int]:
                 if kind == "socket":
                     found.add(int(number[1:-1]))
     return found
+
+
+def _descendants(processes: Iterable[Process]) -> dict[Process, str]:
+    """With when they began. Ray's agents and workers write their title over their environment, and so over the mark."""
+    births = {int(folder.name): _birth(int(folder.name)) for folder in PROC.iterdir() if folder.name.isdecimal()}
+    found: dict[Process, str] = {}
+    parents = {process.pid for process in processes}
+    while parents:
+        young = {pid: birth[1] for pid, birth in births.items() if birth and birth[0] in parents}
+        found |= {Process(pid, ""): begun for pid, begun in young.items()}
+        parents = set(young)
+    return found
+
+
+def _birth(pid: int) -> tuple[int, str] | tuple[()]:
+    """Its parent and when it began; nothing where it is over."""
+    try:
+        words = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ()
+    return (int(words[1]), words[19]) if words[0] not in ("Z", "X") else ()
 
 
 def _is_over(folder: Path) -> bool:

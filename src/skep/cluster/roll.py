@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from skep.cluster.joining import check_address, join, require_ray
+from skep.cluster.joining import checked_way, join, require_ray
 from skep.cluster.names import ledger_name
 from skep.cluster.nodes import named_apart, nodes_of
 from skep.errors import EngineError, SkepError, UserError
@@ -27,7 +27,7 @@ _SHOWN = ("name", "model", "state", "why", "slots", "url")
 
 def ask_roll(address: str) -> dict[str, Any]:
     require_ray()
-    check_address(address)
+    checked_way(address)
     argv = [sys.executable, "-m", "skep.cluster.roll", address]
     env = {"RAY_gcs_server_request_timeout_seconds": "8", **os.environ}
     try:

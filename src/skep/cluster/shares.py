@@ -11,20 +11,21 @@ has changed, and not again before a rest that grows with their number: with a fe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from skep.cluster.dividing import divided, spread
+from skep.cluster.dividing import divided, in_turn, spread
 from skep.cluster.tally import Tally
 
 LEASE_S = 8.0  # of a door that is not heard; it lets go by itself before that (`skep.cluster.embassy`)
-TURN_S = 5.0  # where doors are more than slots, those that have none get their turn after so long
+TURN_S = 5.0  # where doors are more than slots, those that have had none for longest get their turn after so long
+NEVER = float("-inf")
 PACE_S, PACE_DOORS = 5e-6, 8  # `_rest_s`: to aim takes about a tenth of it (docs/scale.md)
 
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What a door says when it renews.
+    """What a door says when it renews. Raises ValueError where it cannot be meant: no half of it is ever heard.
 
     Not `whole`: of `busy` and `holds`, only what is not as it said the last time; None where there is none any more.
     """
@@ -33,6 +34,11 @@ class Wants:
     holds: Mapping[str, int | None] = field(default_factory=dict)  # the shares that it keeps to, by replica
     queued: Mapping[str, int] = field(default_factory=dict)  # requests that wait, by model
     whole: bool = True
+
+    def __post_init__(self) -> None:
+        counts = [count for said in (self.busy, self.holds) for count in said.values() if count is not None]
+        if not all(map(_is_count, (*counts, *self.queued.values()))):
+            raise ValueError("a door says counts that are none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class _Door:
     used: dict[str, int] = field(default_factory=dict)  # busy, by model
     targets: dict[str, dict[str, int]] = field(default_factory=dict)  # by model, by replica
     has: dict[str, int] = field(default_factory=dict)  # targets, by model
+    got_at: dict[str, float] = field(default_factory=dict)  # by model: when it last had no targets and got some
     spare: dict[str, int] = field(default_factory=dict)  # by model, replicas with more target than busy; or not counted
     unlike: set[str] | None = None  # replicas of which it may hold another share than its target; None: not known
 
@@ -80,7 +87,7 @@ class Shares:
         self._given: dict[str, dict[str, int]] = {}  # by model, by door: what the targets were made of
         self._stale = False  # replicas or doors are others than those that were aimed for
         self._rests_until = 0.0
-        self._aimed_at: dict[str, float] = {}  # by model, where requests waited
+        self._turned_at: dict[str, float] = {}  # by model
 
     def __repr__(self) -> str:
         return f"<Shares {len(self._slots)} replicas, {len(self._doors)} doors>"
@@ -166,21 +173,17 @@ class Shares:
         to, nobody gets more. A door that is not known has to say all.
         """
         self.expire(now)
-        rested, door = now >= self._rests_until, self._doors.get(name)
+        door = self._doors.get(name)
         if door is None:
             assert wants.whole, name
             if not self._doors and any(wants.holds.values()):
                 self._cautious_until = now + self.lease_s
             door = self._doors[name] = _Door(now)
             self._stale = True
-        elif self._stale and rested:
-            self._aim_all(now)
         door.renewed_at = now
         self._hear(name, door, wants)
-        if rested:
-            if self._stale:
-                self._aim_all(now)
-            self._relieve(now)
+        if now >= self._rests_until or len(self._doors) == 1:
+            self._aim_where_due(now)
         return self._answer(door, now, whole=wants.whole)
 
     def leave(self, name: str) -> None:
@@ -300,21 +303,30 @@ class Shares:
 
     # Aiming
 
-    def _relieve(self, now: float) -> None:
-        """A door whose requests wait while another one has slots to spare, or all of them: aim anew."""
+    def _aim_where_due(self, now: float) -> None:
+        """Each model at most once: replicas or doors are others than before, or to aim may help requests that wait."""
+        for model in self._models if self._stale else [model for model in self._waiting if model in self._models]:
+            waiting = self._waiting.get(model, set())
+            without = any(not self._doors[name].has.get(model) for name in waiting)
+            scarce = self._sums[model] < len(self._doors)
+            turn = scarce and without and now - self._turned_at.get(model, NEVER) >= TURN_S
+            if turn:
+                self._turned_at[model] = now
+            if turn or self._stale or self._may_help(model, waiting, without=without, scarce=scarce):
+                self._aim(model, now, self._order(model, waiting, turn=turn) if scarce else ())
+        self._stale = False
+
+    def _may_help(self, model: str, waiting: set[str], *, without: bool, scarce: bool) -> bool:
+        """Where slots are too few for all, only what some door does not use."""
         if len(self._doors) < 2:
-            return
-        for model, waiting in self._waiting.items():
-            if model not in self._models:
-                continue
-            without = tuple(name for name in waiting if not self._doors[name].has.get(model))
-            if without and self._sums[model] < len(self._doors):
-                if now - self._aimed_at.get(model, now - TURN_S) >= TURN_S:
-                    self._aim(model, now, first=without)
-                    self._aimed_at[model] = now
-            elif without or len(waiting) > 1 or self._spare(model, waiting):
-                self._aim(model, now)
-                self._aimed_at[model] = now
+            return False
+        return ((without or len(waiting) > 1) and not (without and scarce)) or self._spare(model, waiting)
+
+    def _order(self, model: str, waiting: set[str], *, turn: bool) -> list[str]:
+        doors = self._doors
+        holders = {name: door.got_at.get(model, NEVER) for name, door in doors.items() if door.has.get(model)}
+        without = {name: doors[name].got_at.get(model, NEVER) for name in waiting if name not in holders}
+        return in_turn(holders, without, turn=turn)
 
     def _spare(self, model: str, waiting: set[str]) -> bool:
         """Some door has slots that it does not use, and nobody waits there."""
@@ -328,12 +340,7 @@ class Shares:
                 return True
         return False
 
-    def _aim_all(self, now: float) -> None:
-        for model in self._models:
-            self._aim(model, now)
-        self._stale = False
-
-    def _aim(self, model: str, now: float, *, first: tuple[str, ...] = ()) -> None:
+    def _aim(self, model: str, now: float, first: Sequence[str]) -> None:
         """Targets over all replicas of the model. `first`: whose turn it is."""
         wanted = {name: door.queued.get(model, 0) + door.used.get(model, 0) for name, door in self._doors.items()}
         mine = self._models[model]
@@ -343,22 +350,29 @@ class Shares:
         self._given[model] = given
         rows = spread(mine, given)
         for name, door in self._doors.items():
-            door.targets[model] = rows.get(name, {})
+            had, door.targets[model] = door.has.get(model), rows.get(name, {})
             door.has[model] = sum(door.targets[model].values())
+            if door.has[model] and not had:
+                door.got_at[model] = now
             door.spare.pop(model, None)
             door.unlike = None
         self._rests_until = max(now, self._rests_until) + _rest_s(len(mine), len(self._doors))
 
     def _forget_model(self, model: str) -> None:
         del self._models[model], self._sums[model]
+        self._turned_at.pop(model, None)
         for door in self._doors.values():
-            for by_model in (door.used, door.targets, door.has, door.spare):
+            for by_model in (door.used, door.targets, door.has, door.spare, door.got_at):
                 by_model.pop(model, None)
 
 
 def _rest_s(replicas: int, doors: int) -> float:
-    """Until the next aim. One door alone has everything at once."""
+    """Until the next aim."""
     return PACE_S * replicas * (PACE_DOORS + doors) if doors > 1 else 0.0
+
+
+def _is_count(said: object) -> bool:
+    return isinstance(said, int) and said >= 0
 
 
 def _changes(before: Mapping[str, int], said: Mapping[str, int | None], *, whole: bool) -> Mapping[str, int | None]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from skep.cluster.actors import end_post
 from skep.cluster.names import post_name
-from skep.cluster.nodes import Choice, choice_of, free_rooms, has_words, named_apart, wants
+from skep.cluster.nodes import Choice, choice_of, first_choice, fitting, has_words, named_apart, wants
 from skep.cluster.plots import WAITS, living_nodes, make_plot, plots, post_names, remove_plot
 from skep.cluster.post import Post
 from skep.cluster.values import NAMESPACE, Node, launch_document, launch_of, same_post
@@ -142,21 +141,25 @@ class Stations:
                 continue
             async with self._one_at_a_time:
                 nodes = await asyncio.to_thread(living_nodes)
-                target = self._aim(place, choice, nodes, standing)
+                near = first_choice(place, self.avoid, nodes)
+                target = self._aim(place, near, nodes, standing)
                 self._aimed[launch.name] = target or ""
-                group = await _to_its_end(asyncio.to_thread(make_plot, full, place, choice, target))
-            if await self._is_had(group, place, choice, say):
+                group = await _to_its_end(asyncio.to_thread(make_plot, full, place, near, target))
+            if await self._is_had(group, full, place, (choice, near), say):
                 return group
             await asyncio.to_thread(remove_plot, full)
 
-    async def _is_had(self, group: Any, place: Place, choice: Choice, say: Say) -> bool:
-        """When Ray has it. False: the nodes that it may be on are others by now."""
+    async def _is_had(self, group: Any, full: str, place: Place, choices: tuple[Choice, Choice], say: Say) -> bool:
+        """When Ray has it. False: the nodes that it may be on are others by now, or only shunned ones have room."""
+        choice, near = choices
         ready = asyncio.ensure_future(_as_future(await asyncio.to_thread(group.ready)))
         try:
             await asyncio.wait({ready}, timeout=PATIENCE_S)
             while not ready.done():
                 nodes = await asyncio.to_thread(living_nodes)
                 if choice_of(place, self.avoid, nodes) != choice:
+                    return False
+                if near != choice and first_choice(place, self.avoid, nodes) == choice and await _waits(full):
                     return False
                 say("waiting", wanting(place, choice, nodes))
                 await asyncio.wait({ready}, timeout=LOOK_EVERY_S)
@@ -199,10 +202,9 @@ class Stations:
         return f"waits for a node that it may stand on, of {', '.join(place.nodes)}{also}"
 
 
-def fitting(place: Place, choice: Choice, nodes: Iterable[Node]) -> list[Node]:
-    """The nodes that have what it asks for free, of those it may stand on."""
-    asked = replace(place, nodes=())  # their names may have become others; `choice` knows them
-    return [room.node for room in free_rooms(nodes) if choice.takes(room.node) and room.holds(asked)]
+async def _waits(full: str) -> bool:
+    """It has no node yet: one that has may have taken the last room itself."""
+    return (await asyncio.to_thread(plots)).get(full) in WAITS
 
 
 def wanting(place: Place, choice: Choice, nodes: Iterable[Node]) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from skep.cluster.joining import check_address, require_ray
+from skep.cluster.joining import checked_way, require_ray
 from skep.cluster.values import Survey, survey_of
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 
@@ -37,7 +37,7 @@ def survey(
     `look`: each is asked by a task of its own, also whether it has `paths`; `hive`: which replicas of it stand there.
     """
     require_ray()
-    check_address(address)
+    checked_way(address)
     argv = [sys.executable, "-m", "skep.cluster.surveyor", address, *([] if look else ["--no-look"])]
     argv += ["--hive", hive] if hive is not None else []
     argv += [word for path in paths for word in ("--path", path)]

@@ -90,7 +90,7 @@ def _with_facts(node: Node, answer: Any | None) -> Node:
 
 
 def told_by(node: Node, document: Mapping[str, Any]) -> Node:
-    """Its facts, where it runs the skep that we are. Cards that Ray does not lend there are not there."""
+    """Its facts, where it runs the skep that we are. The last cards, which Ray does not lend, are not there."""
     version = document.get("skep")
     if version != __version__:
         return replace(node, why=f"runs skep {version}, here is {__version__}")

@@ -9,7 +9,7 @@ class Tally:
     def __init__(self) -> None:
         self.mark = 0
         self._sums: dict[str, int] = {}
-        self._moved: dict[str, int] = {}  # when, by name; the latest is the last
+        self._moved: dict[str, int] = {}  # when, by name that ever was; the latest is the last
 
     def __repr__(self) -> str:
         return f"<Tally {sum(self._sums.values())} of {len(self._sums)} names>"

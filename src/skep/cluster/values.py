@@ -35,7 +35,7 @@ class NodeFacts:
     cards: tuple[NodeCard, ...] = ()
     skep: str = ""  # its version there
     engines: Mapping[str, str | None] = field(default_factory=dict)  # installed ones, with their version
-    links: tuple[tuple[int, int, str], ...] = ()  # between cards, as the driver tells them
+    links: tuple[tuple[int, int, str], ...] = ()  # between cards, by their rank among `cards`
     paths: Mapping[str, bool] = field(default_factory=dict)  # whether those that were asked for are there
 
 
@@ -125,6 +125,9 @@ def launch_document(launch: Launch) -> dict[str, Any]:
 
 def launch_of(document: Mapping[str, Any]) -> Launch:
     place = document.get("place")
+    if place is not None:
+        names = {key: tuple(place.get(key, ())) for key in ("nodes", "shunned")}
+        place = Place(**{**place, **names})
     told = {
         "weights": None if document["weights"] is None else Path(document["weights"]),
         "extra": tuple(document["extra"]),
@@ -132,7 +135,7 @@ def launch_of(document: Mapping[str, Any]) -> Launch:
         "gpus": tuple(document["gpus"]),
         "env": _pairs(document["env"]),
         "room": _pairs(document["room"]),
-        "place": None if place is None else Place(**{**place, "nodes": tuple(place["nodes"])}),
+        "place": place,
     }
     return Launch(**{**document, **told})
 

@@ -11,6 +11,7 @@ from typing import Any
 Status = dict[str, Any]
 NO_REPLICAS = ("gateway", "monitor", "cluster")
 OUTCOMES = ("answered", "refused", "broken", "hung_up")
+NO_ANSWER = "the gateway gets no answer from its engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,16 @@ class Shown:
     mark: str
     why: str
     node: str = ""  # empty: here
+
+
+def unanswered(gateway: Status) -> frozenset[str]:
+    """The replicas that it has no answer from, by its breakers."""
+    return frozenset(row["name"] for row in gateway.get("replicas", ()) if row["state"] in ("open", "half-open"))
+
+
+def state_told(state: str, why: str | None, *, answers: bool) -> Status:
+    """What its node calls ready and does not answer here is not: that word may be old, or the way there is closed."""
+    return {"state": state, "why": why} if answers or state != "ready" else {"state": "backoff", "why": NO_ANSWER}
 
 
 def replicas_of(status: Status) -> list[Shown]:

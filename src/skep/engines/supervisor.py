@@ -25,6 +25,7 @@ from skep.engines.member import Elsewhere, Member, slots_of
 from skep.engines.otherdoors import OtherDoors
 from skep.engines.remaking import Remaking
 from skep.engines.scaler import Scaler
+from skep.engines.shown import state_told, unanswered
 from skep.engines.sidecar import Sidecar
 from skep.engines.verbs import Verbs
 from skep.errors import EngineError, GatewayError, SkepError
@@ -224,12 +225,11 @@ class Supervisor:
 
     def rows(self, status: Message) -> list[Message]:
         """What `skep ps` shows: one row a replica, and one for the gateway. `status` is the gateway's answer."""
-        busy = status.get("busy", {})
+        busy, silent = status.get("busy", {}), unanswered(status)
         rows: list[Message] = [
             {
                 "name": member.launch.name,
                 "kind": member.kind,
-                "state": self.crew.state(member),
                 "pid": member.pid,
                 "url": member.life.url,
                 "slots": slots_of(member),
@@ -238,9 +238,13 @@ class Supervisor:
                 "engine": member.launch.about or member.engine.version() or member.launch.engine,
                 "simulated": member.engine.simulated,
                 "restarts": member.life.restarts,
-                "why": member.life.why,
                 "room": dict(member.launch.room) or None,
                 "node": member.node,
+                **state_told(
+                    self.crew.state(member),
+                    member.life.why,
+                    answers=member.node is None or member.launch.name not in silent,
+                ),
                 **({} if slots_of(member) == member.started.slots else {"share": member.started.slots}),
             }
             for member in self.crew.members
