@@ -11,6 +11,7 @@ import pytest
         (["start", "--port", "80"], 2, "port 80 leaves no room"),
         (["start", "--label", "rack"], 2, "`--label rack` is not NAME=VALUE"),
         (["join", "auto"], 2, "`auto` is no address of a head"),
+        (["join", "somewhere"], 2, "`somewhere` is no address of a head"),
         (["join", "10.0.0.1:6379", "--token-file", "nowhere"], 2, "`nowhere` cannot be read"),
         (["token"], 2, "there is no token here"),
         (["stop"], 0, "skep has started no Ray here"),

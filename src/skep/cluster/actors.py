@@ -104,6 +104,7 @@ class LedgerActor:
         return await end_post(self._hive, name)
 
     async def _holder(self, name: str) -> str | None:
+        """The actor that has this name by Ray's word; empty: nobody has it; None: the head does not say."""
         import ray
 
         try:

@@ -68,12 +68,10 @@ def check_address(address: str) -> None:
         return
     if "://" in address:
         hint = "write HOST:PORT of the head, and run skep on a machine that is a node of the cluster"
-        raise UserError(f"`--cluster {address}` is no address of a head", hint=hint)
+        raise UserError(f"`{address}` is no address of a head", hint=hint)
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(
-            f"`--cluster {address}` is no address", hint="write HOST:PORT, such as 10.0.0.1:6379, or `auto`"
-        )
+        raise UserError(f"`{address}` is no address of a head", hint="write its HOST:PORT, such as 10.0.0.1:6379")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S):
             pass
