@@ -12,6 +12,8 @@ import pytest
         (["start", "--label", "rack"], 2, "`--label rack` is not NAME=VALUE"),
         (["join", "auto"], 2, "`auto` is no address of a head"),
         (["join", "somewhere"], 2, "`somewhere` is no address of a head"),
+        (["join", "ray://10.0.0.1:6379"], 2, "`ray://10.0.0.1:6379` is no address of a head"),
+        (["join", "10.0.0.1:99999"], 2, "`10.0.0.1:99999` is no address of a head"),
         (["join", "10.0.0.1:6379", "--token-file", "nowhere"], 2, "`nowhere` cannot be read"),
         (["token"], 2, "there is no token here"),
         (["stop"], 0, "skep has started no Ray here"),

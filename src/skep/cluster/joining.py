@@ -49,6 +49,17 @@ def join(address: str, *, namespace: str = NAMESPACE) -> None:
         raise explained(address, error) from None
 
 
+def head_of(address: str) -> tuple[str, int]:
+    """Host and port, as they are written."""
+    if "://" in address:
+        hint = "write HOST:PORT of the head, and run skep on a machine that is a node of the cluster"
+        raise UserError(f"`{address}` is no address of a head", hint=hint)
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not port.isascii() or not 0 < int(port) < 65536:
+        raise UserError(f"`{address}` is no address of a head", hint="write its HOST:PORT, such as 10.0.0.1:6379")
+    return host, int(port)
+
+
 def checked_way(address: str) -> Way:
     """The way there, and that somebody listens at its end: also where `auto` leads."""
     way = way_to(address, os.environ)
@@ -66,14 +77,9 @@ def check_address(address: str) -> None:
     """Its form, and that somebody listens there."""
     if address == "auto":
         return
-    if "://" in address:
-        hint = "write HOST:PORT of the head, and run skep on a machine that is a node of the cluster"
-        raise UserError(f"`{address}` is no address of a head", hint=hint)
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(f"`{address}` is no address of a head", hint="write its HOST:PORT, such as 10.0.0.1:6379")
+    host, port = head_of(address)
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S):
+        with socket.create_connection((host.strip("[]"), port), timeout=KNOCK_S):
             pass
     except OSError as error:
         why = error.strerror or "no answer"

@@ -32,7 +32,7 @@ from skep.cluster.homenode import (
     token_path,
     write_node,
 )
-from skep.cluster.joining import check_address, require_ray
+from skep.cluster.joining import check_address, head_of, require_ray
 from skep.cluster.rayprocs import Listener
 from skep.cluster.raystart import (
     LOOPBACK,
@@ -86,19 +86,17 @@ def join_head(
     token: str | None, say: Say = _quietly,
 ) -> HomeNode:  # fmt: skip
     """`token`: None: the one that is kept here."""
-    if head == "auto":
-        raise UserError("`auto` is no address of a head", hint="write its HOST:PORT, such as 10.0.0.1:6379")
+    host, head_port = head_of(head)
     _check_tools()
     check_address(head)
-    host, _, head_port = head.rpartition(":")
     if host in (LOOPBACK, "localhost"):
         hint = "on its machine: `skep cluster start --address IP`, one that this machine reaches"
         raise UserError(f"the cluster at {head} takes no other machine: it listens on loopback only", hint=hint)
-    address = checked_address(address) if address is not None else _address_towards(host, int(head_port))
+    address = checked_address(address) if address is not None else _address_towards(host, head_port)
     if address == LOOPBACK:
         raise UserError(f"{address} cannot be reached from {head}", hint="add --address IP, one of this machine")
     _check_address(address)
-    start = _start_of(paths, head, address, port or int(head_port), wishes, is_head=False)
+    start = _start_of(paths, head, address, port or head_port, wishes, is_head=False)
     kept = _kept_token(paths)
     token = token or kept
     if token is None:
