@@ -2,12 +2,15 @@
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
+# Ray has an environment of its own: what `make test` checks is without it, as skep is on one box.
+RAY_VENV := .venv-ray
+RAY_BIN := $(RAY_VENV)/bin
 PYTHON ?= $(shell scripts/find-python)
 # Hundreds of commands run as children: each would compile skep anew. The tests' own are compiled once, while mypy runs.
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-slow test-web test-ray test-ray-serve screenshots test-vllm test-llama-server install lint fmt docs clean
+.PHONY: help demo test test-slow test-web test-ray test-ray-serve screenshots test-vllm test-llama-server install install-ray lint fmt docs clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -17,6 +20,9 @@ demo: install  ## serve the embedded model, benchmark it, write report.html
 	@$(BIN)/skep demo
 
 install: $(VENV)/.installed  ## prepare .venv with the skep command in it
+
+install-ray:  ## prepare .venv-ray: the same with Ray
+	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) $(RAY_VENV)/.installed-ray
 
 test: $(VENV)/.installed-dev  ## everything CI checks: ruff, mypy, pytest
 	$(BIN)/ruff check .
@@ -34,13 +40,14 @@ test-slow: $(VENV)/.installed-dev  ## the tests that take many seconds each
 test-web: $(VENV)/.installed-browser  ## the dashboard in a real Chromium, which must be on PATH
 	$(BIN)/pytest -m browser tests/browser
 
-test-ray: $(VENV)/.installed-ray  ## real Ray clusters on this machine, embedded engines as replicas
-	$(BIN)/skep pull smollm2-135m
-	$(BIN)/pytest -m ray --timeout=400 tests/nodes --ignore tests/nodes/test_ray_export.py
+test-ray: install-ray  ## real Ray clusters on this machine, embedded engines as replicas
+	$(RAY_BIN)/skep pull smollm2-135m
+	$(RAY_BIN)/pytest -m ray --timeout=400 tests/nodes --ignore tests/nodes/test_ray_export.py
 	$(MAKE) test-ray-serve
 
-test-ray-serve: $(VENV)/.installed-ray-serve  ## what is exported for Ray Serve, against Ray's own schema
-	$(BIN)/pytest -m ray tests/nodes/test_ray_export.py
+test-ray-serve:  ## what is exported for Ray Serve, against Ray's own schema
+	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) $(RAY_VENV)/.installed-ray-serve
+	$(RAY_BIN)/pytest -m ray tests/nodes/test_ray_export.py
 
 screenshots: $(VENV)/.installed-browser  ## the dashboard's pictures in docs/images, by day, by night and on a phone
 	$(BIN)/python scripts/screenshots.py
@@ -76,8 +83,8 @@ docs: $(VENV)/.installed-dev  ## write docs/cli.md anew from the commands' help,
 	$(BIN)/python scripts/write_cli_docs.py
 	$(BIN)/python scripts/write_accuracy.py
 
-clean:  ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove .venv, .venv-ray and caches
+	rm -rf $(VENV) $(RAY_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer on PATH" >&2; echo "hint: install one, or run \`make PYTHON=/path/to/python3.12\`" >&2; exit 2; }

@@ -1,9 +1,10 @@
 """The cluster path against the local path on the same engines, and what else a cluster takes: starts, doors, moves.
 
-    .venv/bin/python benchmarks/cluster.py [--quick] [--only simulated|embedded|doors|up|node] [--rounds N]
-    .venv/bin/python benchmarks/cluster.py --serve TABLE.toml --results FILE [--slots N] [--tokens N] [--gpus N]
+    .venv-ray/bin/python benchmarks/cluster.py [--quick] [--only simulated|embedded|doors|up|node] [--rounds N]
+    .venv-ray/bin/python benchmarks/cluster.py --only simulated --streams 16 --rounds 100
+    .venv-ray/bin/python benchmarks/cluster.py --serve TABLE.toml --results FILE [--slots N] [--tokens N] [--gpus N]
 
-A Ray cluster of a head and two nodes on this machine (Ray from `skep[ray]`), a hive on it by `skep up --cluster`:
+A Ray cluster of a head and two nodes on this machine (`make install-ray`), a hive on it by `skep up --cluster`:
 
 - simulated, embedded: two doors before the same engine processes: the hive's own, and `skep gateway --upstream` with
   the same slots, as on one box. The same load through each in turns, at one stream, as many as slots, twice as many
@@ -61,12 +62,22 @@ FULL = Effort(simulated=8, simulated_s=110, embedded=6, embedded_s=170, cycles=3
 QUICK = Effort(simulated=2, simulated_s=0, embedded=2, embedded_s=0, cycles=1, times=1, rest_s=3.0)
 
 
-def levels_of(kind: Kind) -> list[Asked]:
+@dataclass(frozen=True)
+class Turns:
+    """Pairs, the seconds that they may take, and at which streams; None: at each level."""
+
+    rounds: int
+    budget_s: float
+    streams: int | None = None
+
+
+def levels_of(kind: Kind, streams: int | None) -> list[Asked]:
     slots = kind.all_slots
-    return [Asked(1, 6 if kind.simulated else 3), Asked(slots, 3 * slots), Asked(2 * slots, 4 * slots)]
+    found = [Asked(1, 6 if kind.simulated else 3), Asked(slots, 3 * slots), Asked(2 * slots, 4 * slots)]
+    return [one for one in found if streams in (None, one.streams)]
 
 
-async def paths(owner: Door, local: Door, kind: Kind, key: str, rounds: int, budget_s: float) -> dict[int, Any]:
+async def paths(owner: Door, local: Door, kind: Kind, key: str, turns: Turns) -> dict[int, Any]:
     engine = owner.replicas()[0]["url"]
     ways = {
         "local": await find_endpoint(local.url, kind.model),
@@ -76,20 +87,21 @@ async def paths(owner: Door, local: Door, kind: Kind, key: str, rounds: int, bud
     crowd = LocalCrowd()
     try:
         loader = Loader(crowd, kind, "paths")
-        return await in_turns(loader, ways, levels_of(kind), rounds, budget_s, only_alone="direct")
+        levels = levels_of(kind, turns.streams)
+        return await in_turns(loader, ways, levels, turns.rounds, turns.budget_s, only_alone="direct")
     finally:
         await crowd.close()
 
 
-def compared(nodes: Nodes, kind: Kind, rounds: int, budget_s: float, rest_s: float) -> dict[str, Any]:
+def compared(nodes: Nodes, kind: Kind, turns: Turns, rest_s: float) -> dict[str, Any]:
     say(f"{kind.model}: skep up --cluster")
     with hive(kind, nodes.address) as owner:
         key = key_of(nodes.address)
         with local_path(kind, owner, key) as local:
             say(f"{kind.model}: Ray at rest")
             rest = at_rest(rest_s)
-            say(f"{kind.model}: {rounds} rounds in turns")
-            found = uvloop.run(paths(owner, local, kind, key, rounds, budget_s))
+            say(f"{kind.model}: {turns.rounds} rounds in turns")
+            found = uvloop.run(paths(owner, local, kind, key, turns))
     say("")
     size = f"{kind.replicas} x {kind.slots} slots, {kind.words} words in, {kind.tokens} tokens out"
     report.print_paths(f"{kind.title}; {size}", found)
@@ -171,6 +183,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="too few rounds to say anything; not stored")
     parser.add_argument("--only", choices=sorted({*PARTS, *OWN_PARTS}), action="append")
     parser.add_argument("--rounds", type=int, help="pairs of simulated and embedded, however long they take")
+    parser.add_argument("--streams", type=int, metavar="C", help="one level only, stored beside the others")
     parser.add_argument("--no-keep", action="store_true", help="results are printed and not stored")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where they are stored")
     own = parser.add_argument_group("an engine of yours")
@@ -184,8 +197,11 @@ def main() -> None:
     mine, parts = (own_kind(args), OWN_PARTS) if args.serve is not None else (None, PARTS)
     effort = QUICK if args.quick else FULL
 
-    def pairs(number: int, budget_s: float) -> tuple[int, float]:
-        return (args.rounds, math.inf) if args.rounds else (number, budget_s)
+    def pairs(kind: Kind, number: int, budget_s: float) -> Turns:
+        known = [one.streams for one in levels_of(kind, None)]
+        if args.streams not in (None, *known):
+            parser.error(f"--streams is one of {', '.join(map(str, known))}")
+        return Turns(args.rounds, math.inf, args.streams) if args.rounds else Turns(number, budget_s, args.streams)
 
     import ray
 
@@ -195,10 +211,11 @@ def main() -> None:
             began, busy = time.monotonic(), os.getloadavg()[0]
             match part:
                 case "simulated":
-                    result = compared(nodes, PACED, *pairs(effort.simulated, effort.simulated_s), effort.rest_s)
+                    turns = pairs(PACED, effort.simulated, effort.simulated_s)
+                    result = compared(nodes, PACED, turns, effort.rest_s)
                 case "embedded" | "own":
-                    pace = pairs(effort.embedded, effort.embedded_s)
-                    result = compared(nodes, mine or EMBEDDED, *pace, effort.rest_s)
+                    turns = pairs(mine or EMBEDDED, effort.embedded, effort.embedded_s)
+                    result = compared(nodes, mine or EMBEDDED, turns, effort.rest_s)
                 case "doors":
                     result = doors(nodes, mine or PACED, effort.cycles)
                 case "up":
@@ -213,7 +230,7 @@ def main() -> None:
             if not (args.quick or args.no_keep):
                 keep(
                     args.results,
-                    part,
+                    f"{part}, C={args.streams}" if args.streams and "levels" in result else part,
                     {"cores": os.cpu_count(), "ray": ray.__version__, "load_average": busy, **result},
                 )
 

@@ -1,6 +1,6 @@
 """The same load by processes of this machine and by Ray workers, in turns: do the figures depend on who makes it?
 
-    .venv/bin/python benchmarks/cluster_load.py [--rounds 12] [--streams 32] [--workers 2]
+    .venv-ray/bin/python benchmarks/cluster_load.py [--rounds 12] [--streams 32] [--workers 2]
 
 A fake engine (simulated: no model runs) at a fixed pace, a real cluster of as many nodes as workers on this machine.
 Each round is one level by the local crowd and the same by the Ray crowd, in changing order. Stated: the ratio Ray over

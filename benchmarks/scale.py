@@ -10,7 +10,7 @@ One answer in a hundred is left by its client, and keeps its slot for 30 s. Spre
 slots, at eight moments of a run.
 Each cell in a process of its own, and each row stored in `results/scale.json` as soon as it is measured, beside what is
 there of other parts. `--against SRC`: the same with the skep of that folder, in turns with this one; `box` is nothing
-else. `doors`: see `scaling.leases`. `calls` needs Ray: see `scaling.calls`.
+else. `doors`: see `scaling.leases`. `calls` needs Ray (`.venv-ray`, by `make install-ray`): see `scaling.calls`.
 The end of one gateway is arithmetic: the cost of a request and of a chunk as `benchmarks/gateway.py` measured them.
 """
 
@@ -187,7 +187,7 @@ def middle(runs: list[dict[str, Any]], key: str, which: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; without any, all of them")
-    parser.add_argument("--quick", action="store_true", help="10 and 100 replicas, one run: half a minute")
+    parser.add_argument("--quick", action="store_true", help="10 and 100 replicas, one run: two minutes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", help="a folder that holds another skep, such as an older `src`")
     parser.add_argument("--cell", help=argparse.SUPPRESS)

@@ -44,7 +44,7 @@ class Posts:
     def __init__(self, *names):
         self.story, self.names, self.may_end = [], list(names), asyncio.Event()
 
-    async def ensure(self, launch, _standing, _say, **_avoid):
+    async def ensure(self, launch, _standing, _say):
         self.story.append(("ensure", launch.name))
 
     async def end(self, name, **_headless):

@@ -40,7 +40,10 @@ def make(clock, ended=None, reached_by=None, **more):
         (reached_by if reached_by is not None else []).append((name, handle))
         return True
 
-    told = {"end_post": end_post, "end_self": lambda: ended.append("ledger"), "abandoned_after_s": 60.0, "now": clock}
+    async def end_self():
+        ended.append("ledger")
+
+    told = {"end_post": end_post, "end_self": end_self, "abandoned_after_s": 60.0, "now": clock}
     return Ledger("skep", **told, **more)
 
 
@@ -248,7 +251,7 @@ def test_posts_hear_the_restart_policy_of_the_door_that_places_them(clock):
     asyncio.run(play())
 
 
-def test_a_hive_that_no_door_wanted_for_a_minute_is_ended(clock, monkeypatch):
+def test_a_hive_that_no_door_wants_any_more_is_ended(clock, monkeypatch):
     ended = []
 
     async def play():

@@ -168,7 +168,8 @@ class Play:
         for name, (_, slots) in self.slots.items():
             used = max(self.used(name), self.plain.in_use(name))
             assert used <= slots or name in self.loose, (name, slots, used)
-            self.loose -= {name} if used <= slots else set()
+            if used <= slots and self.now >= self.plain.cautious_until:  # a new ledger has not heard all of it yet
+                self.loose.discard(name)
 
     def used(self, name):
         """What the doors do use or may use, whatever the ledger has heard of it."""

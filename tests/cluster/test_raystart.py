@@ -101,10 +101,11 @@ def test_a_label_is_a_name_and_a_value(label):
     [
         ("ray.exceptions.AuthenticationError: RPC error", EngineError, "its token is another one"),
         (
-            "RuntimeError: Version mismatch:\n    Ray: 2.59.0\n  This process\n   Ray: 2.60.0\n",
+            "RuntimeError: Version mismatch:\n Ray: 2.59.0\n Python: 3.11.2\nThis\n Ray: 2.60.0\n Python: 3.12.1\n",
             UserError,
-            "Ray 2.59.0, here",
+            "runs Ray 2.59.0 on Python 3.11.2, here are Ray 2.60.0 and Python 3.12.1",
         ),
+        ("RuntimeError: Version mismatch: in other words", UserError, "runs Ray ?"),
         ("Traceback\nValueError: no such thing\n", EngineError, "Ray did not start: ValueError: no such thing"),
         ("", EngineError, "no word"),
     ],

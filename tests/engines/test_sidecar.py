@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-import time
 
 from skep.engines.sidecar import Sidecar
 
@@ -51,15 +50,14 @@ def test_one_that_dies_is_started_again_until_it_is_stopped(tmp_path):
     asyncio.run(run())
 
 
-def test_one_that_runs_is_stopped_at_once(tmp_path):
+def test_one_that_runs_goes_when_it_is_stopped(tmp_path):
     async def run():
         sidecar = make(tmp_path)
         task = asyncio.create_task(sidecar.run())
         await begun(tmp_path, 1)
-        pid, before = sidecar.pid, time.monotonic()
+        pid = sidecar.pid
         await sidecar.stop()
         task.cancel()
-        assert time.monotonic() - before < 1
         assert not alive(pid)
         assert not sidecar.wake() or sidecar.starts == 1
 

@@ -347,7 +347,7 @@ def test_a_loopback_url_and_a_node_elsewhere_are_refused(env, cluster, engine):
     assert not user_paths(env).store.exists()
 
 
-def test_a_node_without_skep_is_said(env, cluster, engine, tmp_path):
+def test_a_node_whose_skep_is_another_is_said(env, cluster, engine, tmp_path):
     (tmp_path / "skep").mkdir()
     (tmp_path / "skep" / "__init__.py").write_text("__version__ = '0.0.1'\n")
     node = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(tmp_path)})

@@ -68,9 +68,10 @@ def row_when(ledger, state, name="m-0", **more):
     return row
 
 
-def ensure(stations, launch, said=None, **more):
+def ensure(stations, launch, said=None, avoid=()):
     heard = Words() if said is None else said
-    asyncio.run(stations.ensure(launch, {}, heard.say, **more))
+    stations.avoid = avoid
+    asyncio.run(stations.ensure(launch, {}, heard.say))
 
 
 def test_a_post_that_is_over_gives_way_to_a_new_one(hive):
@@ -117,7 +118,8 @@ def test_nodes_that_are_avoided_get_nothing_until_they_are_not(hive):
     said = Words()
 
     async def play():
-        full = asyncio.create_task(stations.ensure(replace(ONE, name="m-2"), {}, said.say, avoid=("b",)))
+        stations.avoid = ("b",)
+        full = asyncio.create_task(stations.ensure(replace(ONE, name="m-2"), {}, said.say))
         while not any("waits for room" in (why or "") for _, why in said):
             await asyncio.sleep(0.1)
         stations.avoid = ()
@@ -137,7 +139,7 @@ def test_nodes_that_are_shunned_are_taken_when_only_they_have_room(hive):
     said = Words()
 
     async def play():
-        third = asyncio.create_task(stations.ensure(replace(wide, name="m-2"), {}, said.say, avoid=("head",)))
+        third = asyncio.create_task(stations.ensure(replace(wide, name="m-2"), {}, said.say))
         while not any("waits for room" in (why or "") for _, why in said):
             await asyncio.sleep(0.1)
         await stations.end("m-1")

@@ -1,6 +1,7 @@
 """A real cluster as a survey tells it, what can be placed on it, and in which words it refuses."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -83,13 +84,30 @@ import json, sys, ray
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 ray.init(address=sys.argv[1], log_to_driver=False)
 told = json.loads(_internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster"))
-_internal_kv_put(b"CLUSTER_METADATA", json.dumps({**told, "ray_version": "1.0.0"}).encode(), namespace=b"cluster")
+told |= json.loads(sys.argv[2])
+_internal_kv_put(b"CLUSTER_METADATA", json.dumps(told).encode(), namespace=b"cluster")
 """
 
 
+def started_with(nodes, **versions):
+    """The head tells newcomers what it was started with; here it is made to tell something else."""
+    words = [sys.executable, "-c", VERSIONS, nodes.address, json.dumps(versions)]
+    env = {**os.environ, "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
+    subprocess.run(words, check=True, capture_output=True, timeout=60, env=env)
+
+
+def test_a_python_of_another_minor_version_is_said_with_both(nodes):
+    """One that differs in its last digit does as well: home machines seldom have the same."""
+    major, minor, patch = sys.version_info[:3]
+    started_with(nodes, python_version=f"{major}.{minor}.{patch + 1}")
+    assert [node.name for node in survey(nodes.address).nodes] == ["head"]
+    started_with(nodes, python_version=f"{major}.{minor + 1}.0")
+    with pytest.raises(UserError, match=rf"on Python {major}\.{minor + 1}\.0, here are .* Python {major}\.{minor}\."):
+        survey(nodes.address)
+
+
 def test_a_ray_of_another_version_is_said_with_both(nodes):
-    """The head tells newcomers which Ray it was started with; here it is made to tell another one."""
-    subprocess.run([sys.executable, "-c", VERSIONS, nodes.address], check=True, capture_output=True, timeout=60)
+    started_with(nodes, ray_version="1.0.0")
     with pytest.raises(UserError, match=r"the cluster runs Ray 1\.0\.0 .* here are Ray \d"):
         survey(nodes.address)
 
@@ -120,6 +138,5 @@ def test_up_on_a_cluster_without_the_engine_or_the_room_is_one_line(nodes, door)
 def test_a_simulated_model_can_be_tried_on_a_cluster(nodes, door):
     nodes.add("b")
     one = door()
-    told = one.up("up", "qwen3-8b", "--simulate", "--gpu", "2x rtx-3090", "--cluster", nodes.address)
-    assert {row["node"] for row in one.rows().values() if row["kind"] == "replica"} <= {"head", "b"}
-    assert json.dumps(told)
+    one.up("up", "qwen3-8b", "--simulate", "--gpu", "2x rtx-3090", "--cluster", nodes.address)
+    assert {row["node"] for row in one.rows().values() if row["kind"] == "replica"} == {"b"}, "the head lends nothing"

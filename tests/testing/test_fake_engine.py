@@ -147,7 +147,7 @@ def test_deaf_engine_keeps_the_slot_of_a_client_that_has_gone():
         await stream.hang_up()
         await asyncio.to_thread(engine.wait_for, hangups=1)
 
-    with FakeEngine(deaf_ms=200, token_ms=2) as engine:
+    with FakeEngine(deaf_ms=800, token_ms=2) as engine:
         asyncio.run(leave(engine))
         left_s = time.monotonic()
         assert call(engine.url, "GET", "/slots").json()[0]["is_processing"]

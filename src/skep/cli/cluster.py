@@ -167,6 +167,7 @@ def _show(found: dict[str, Any]) -> None:
     rows = []
     for node in found["nodes"]:
         marks = [word for word in ("head", "here") if node[word]]
+        marks += [f"{name}={value}" for name, value in node["labels"].items()]
         runs = ", ".join(f"{row['name']} ({row['state']})" for row in node["replicas"])
         room = [f"{node[f'free_{key}']:g}/{node[key]:g}" for key in ("cpus", "gpus")]
         memory = f"{format_bytes(node['free_memory_bytes'])} of {format_bytes(node['memory_bytes'])}"

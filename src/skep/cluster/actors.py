@@ -9,12 +9,12 @@ from typing import Any
 
 from skep.cluster.ledger import ABANDONED_AFTER_S, Ledger
 from skep.cluster.names import ledger_name, post_name
+from skep.cluster.nodes import HEAD
 from skep.cluster.plots import post_names, remove_plot
 from skep.cluster.values import NAMESPACE
 
 END_S = 20.0
 HEAD_S = 10.0
-HEAD = "node:__internal_head__"  # a resource that only the head has
 LEDGER_BYTES = 1_000_000  # Ray heeds a wish for a node only of an actor that asks for something
 
 

@@ -20,9 +20,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
+from skep.cluster.errands import error_of
 from skep.cluster.hearsay import UNREADABLE, not_understood, standing, told_by
 from skep.cluster.hosted import Hosted
-from skep.cluster.ledger import ABANDONED_AFTER_S
 from skep.cluster.renewals import Renewals
 from skep.cluster.restarts import Restarts
 from skep.cluster.shares import LEASE_S
@@ -134,7 +134,8 @@ class Embassy:
             answer = await self._ask({"op": "leave"}, HEADLESS_END_S if self.head_lost else END_S)
         done = self.head_lost or (answer is not None and "error" not in answer)
         if self._was_joined and not self.guest and not done:
-            left = f"the cluster cannot be reached; what stands on its nodes ends within {ABANDONED_AFTER_S:g} s"
+            after_s = self._setup["abandoned_after_s"]
+            left = f"the cluster cannot be reached; what stands on its nodes ends within {after_s:g} s"
         if self._link is not None:
             self._link.send({"op": "exit"})
         if self._process is not None:
@@ -225,8 +226,7 @@ class Embassy:
         failed: SkepError | None = None
         while (message := await link.receive()) is not None:
             if message.get("event") == "failed":
-                failed = EngineError(message["error"], hint=message["hint"])
-                failed.exit_code = message["exit_code"]
+                failed = error_of(message)
             else:
                 self._hear(message)
         self._link = None
@@ -339,8 +339,8 @@ class Embassy:
             self._take(hive, answer)
         elif answer is not None and "again" in answer:
             self._renew_now.set()
-        elif answer is not None and "taken over" in answer.get("error", ""):
-            self._trouble = answer["error"].partition(": ")[2] or answer["error"]
+        elif answer is not None and "taken_over" in answer:
+            self._trouble = f"another door (on {answer['taken_over']}) has taken over the hive `{self._setup['hive']}`"
             self.doors = max(2, self.doors)
 
     def _busy(self, name: str, status: Message) -> int:

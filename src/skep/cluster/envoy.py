@@ -20,8 +20,10 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from skep.cluster.actors import find_ledger, make_ledger
+from skep.cluster.errands import words_of
 from skep.cluster.homenode import way_to
 from skep.cluster.joining import join
+from skep.cluster.shares import LEASE_S
 from skep.cluster.stations import Say, Stations
 from skep.cluster.values import in_parts, launch_document, launch_of, told_to_doors
 from skep.engines.base import Launch
@@ -50,7 +52,6 @@ class Envoy:
         self._ledger: Any = None
         self._stations: Stations | None = None
         self._wanted: dict[str, Launch] | None = None  # None: not told yet
-        self._avoid: tuple[str, ...] = ()  # nodes that are drained
         self._rows: dict[str, Message] = {}
         self._said: dict[str, Message] = {}  # of replicas that have no post to speak for them
         self._told: dict[str, Message] = {}  # what the supervisor knows of each
@@ -98,7 +99,10 @@ class Envoy:
     async def _claim(self, ledger: Any) -> str:
         told = await asyncio.wait_for(ledger.claim.remote(self._door, self._setup["key"]), 60.0)
         if told["owner"] != self._door:
-            hint = "`skep gateway --cluster` adds a gateway to it; `--hive NAME` starts another one beside it"
+            hint = (
+                "`skep gateway --cluster` adds a gateway to it; `--hive NAME` starts another one beside it; "
+                f"if its door was killed, try again in {LEASE_S:g} s"
+            )
             where = told["owner"].rpartition(":")[0]
             raise EngineError(f"a hive `{self._hive}` runs in this cluster already (from {where})", hint=hint)
         self._ledger = ledger
@@ -178,14 +182,13 @@ class Envoy:
 
     async def _renew(self, message: Message) -> Message:
         assert self._stations is not None
-        self._avoid = self._stations.avoid = tuple(message.get("avoid", ()))
+        self._stations.avoid = tuple(message.get("avoid", ()))  # nodes that are drained
         wants = (message["busy"], message["holds"], message["told"])
         told: Message = await asyncio.wait_for(
             self._ledger.renew.remote(self._door, *wants, owns=not self._guest, since=message["since"]), RENEW_S
         )
         if not self._guest and told["owner"] not in (None, self._door):
-            where = told["owner"].rpartition(":")[0]
-            raise EngineError(f"another door (on {where}) has taken over the hive `{self._hive}`")
+            return {"taken_over": told["owner"].rpartition(":")[0]}
         return told
 
     def _place(self, launch: Launch) -> None:
@@ -211,7 +214,7 @@ class Envoy:
     async def _ensure(self, launch: Launch, standing: dict[str, str], say: Say) -> None:
         assert self._stations is not None
         async with self._turn(launch.name):
-            await self._stations.ensure(launch, standing, say, avoid=self._avoid)
+            await self._stations.ensure(launch, standing, say)
 
     def _turn(self, name: str) -> asyncio.Lock:
         return self._turns.setdefault(name, asyncio.Lock())
@@ -228,7 +231,7 @@ class Envoy:
                 await asyncio.wait({placing})
             async with self._turn(name):
                 await self._stations.end(name, headless=self._head_lost)
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # a ledger that is away: it is told again by `_mend`
                     await asyncio.wait_for(self._ledger.forget.remote(name), RENEW_S)
                 self._rows.pop(name, None)
                 self._said.pop(name, None)
@@ -271,7 +274,7 @@ class Envoy:
     async def _find_ledger_again(self) -> None:
         """Under the same name: Ray has started it anew, or it is gone for good and is made again."""
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # there is no head: again after LATE_S
             found: Any = await loop.run_in_executor(self._lookup, find_ledger, self._hive)
             if found is not None:
                 self._ledger = found
@@ -301,8 +304,10 @@ class Envoy:
             await asyncio.sleep(MEND_EVERY_S)
             if self._guest or self._wanted is None or self._head_lost:
                 continue
-            with contextlib.suppress(Exception):
+            try:
                 await self._mend(self._wanted)
+            except Exception:  # the head went meanwhile, or a post: looked at again
+                traceback.print_exc()
 
     async def _mend(self, wanted: dict[str, Launch]) -> None:
         assert self._stations is not None
@@ -311,7 +316,7 @@ class Envoy:
             if (row is None or row["state"] == "away") and name not in self._placing:
                 self._place(launch)
             elif row is not None and row["state"] != "away" and not _says(row, launch):
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # seen again at the next look
                     await self._adjust(launch)
         stands = await asyncio.to_thread(self._stations.all_names)
         for name in {*stands, *self._rows}:
@@ -371,7 +376,7 @@ async def serve(link_fd: int) -> NoReturn:
         if setup is not None:
             await Envoy(link, setup).run()
     except SkepError as error:
-        link.send({"event": "failed", "error": error.message, "hint": error.hint, "exit_code": error.exit_code})
+        link.send({"event": "failed", **words_of(error)})
         code = error.exit_code
     except _NewHead:
         print("there is a new head; this envoy ends", file=sys.stderr)  # noqa: T201 - its log

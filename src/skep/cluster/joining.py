@@ -11,8 +11,10 @@ import re
 import signal
 import socket
 from importlib.util import find_spec
+from typing import Any
 
 from skep.cluster.homenode import Way, way_to
+from skep.cluster.raystart import LENIENT
 from skep.cluster.values import NAMESPACE
 from skep.errors import EngineError, UserError
 
@@ -33,11 +35,11 @@ def join(address: str, *, namespace: str = NAMESPACE) -> None:
     """Connect this process to the cluster at `address`, or to the one that runs here ("auto")."""
     require_ray()
     way = checked_way(address)
-    for name, value in {**_QUIET, **way.environment}.items():
+    for name, value in {**_QUIET, **LENIENT, **way.environment}.items():
         os.environ.setdefault(name, value)
     import ray
 
-    if way.session is not None and _session_at(way.head) not in (None, way.session):
+    if way.session is not None and _session_of(way.head) not in (None, way.session):
         raise _stranger(address)
     try:
         ray.init(address=way.head, namespace=namespace, log_to_driver=False, configure_logging=False, **way.options)
@@ -86,18 +88,19 @@ def check_address(address: str) -> None:
         raise EngineError(f"there is no cluster at {address}: {why}", hint=START) from None
 
 
-def _session_at(head: str) -> str | None:
-    """The name of the cluster there, which a head that was started anew has another one of. None: it does not say.
-
-    `ray.init` finds out as well, after 20 s.
-    """
+def _session_of(head: str) -> str | None:
+    """Which cluster it has. `ray.init` finds out as well, after 20 s."""
     with contextlib.suppress(Exception):  # Ray's own calls, which may become others: then `ray.init` has the word
         import ray
 
-        gcs = ray._raylet.GcsClient(address=head)  # noqa: SLF001
-        name = gcs.internal_kv_get(b"session_name", namespace=b"session", timeout=KNOCK_S)
-        return name.decode() if name else None
+        return session_at(ray._raylet.GcsClient(address=head))  # noqa: SLF001
     return None
+
+
+def session_at(gcs: Any) -> str | None:
+    """The name of the cluster: a head that was started anew has another one. None: it does not say."""
+    name = gcs.internal_kv_get(b"session_name", namespace=b"session", timeout=KNOCK_S)
+    return str(name.decode()) if name else None
 
 
 def _stranger(address: str) -> EngineError:
@@ -109,7 +112,7 @@ def explained(address: str, error: BaseException) -> EngineError | UserError:
     text = _without_files(said)
     if "ersion mismatch" in text:
         found = _VERSIONS.findall(text)
-        (ray, python), (own_ray, own_python) = found[0], found[-1] if len(found) > 1 else ("?", "?")
+        (ray, python), (own_ray, own_python) = (found[0], found[-1]) if len(found) > 1 else (("?", "?"),) * 2
         hint = f"install ray=={ray} beside a Python {python} here, or start the cluster anew with ray {own_ray}"
         return UserError(
             f"the cluster runs Ray {ray} on Python {python}, here are Ray {own_ray} and Python {own_python}", hint=hint

@@ -180,7 +180,7 @@ async def _begun(actors: Sequence[Any]) -> list[Worker]:
             greetings = [await one for one in begun]
     except TimeoutError:
         what = f"load workers did not start within {START_S:g} s"
-        raise EngineError(what, hint="`ray status` may say why") from None
+        raise EngineError(what, hint="`skep cluster status` shows which nodes live") from None
     for told_of in greetings:
         if told_of["skep"] != __version__:
             what = f"{told_of['node']} has skep {told_of['skep']}, here is {__version__}"

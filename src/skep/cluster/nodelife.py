@@ -5,7 +5,6 @@ What is left of a cluster that is over is in the way of the next one: it is ende
 
 from __future__ import annotations
 
-import re
 import secrets
 import shutil
 import socket
@@ -32,7 +31,7 @@ from skep.cluster.homenode import (
     token_path,
     write_node,
 )
-from skep.cluster.joining import check_address, head_of, require_ray
+from skep.cluster.joining import check_address, explained, head_of, require_ray
 from skep.cluster.rayprocs import Listener
 from skep.cluster.raystart import (
     LOOPBACK,
@@ -49,7 +48,6 @@ from skep.places import Paths, make_runtime
 
 START_S = 90.0
 FREED_S = 5.0  # a process that was killed holds its ports until the kernel is done with it
-_VERSION = re.compile(r"Ray: (\S+)")
 Say = Callable[[str], None]
 
 
@@ -252,11 +250,7 @@ def refusal(head: str, text: str, log: Path) -> EngineError | UserError:
     if "AuthenticationError" in text:
         return EngineError(f"the cluster at {head} refuses us: its token is another one", hint=_bring(head))
     if "ersion mismatch" in text:
-        found = _VERSION.findall(text)
-        told, own = (found[0], found[-1]) if len(found) > 1 else ("another version", "?")
-        return UserError(
-            f"the cluster at {head} runs Ray {told}, here is {own}", hint=f"`pip install ray=={told}` here"
-        )
+        return explained(head, RuntimeError(text))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return EngineError(f"Ray did not start: {(lines or ['no word'])[-1][:200]}", hint=f"{log} says more")
 

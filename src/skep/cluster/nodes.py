@@ -17,7 +17,7 @@ from skep.records import Gpu, HostFacts
 from skep.units import format_bytes
 
 SHOWN = 8  # nodes that an error lists
-_HEAD = "node:__internal_head__"
+HEAD = "node:__internal_head__"  # a resource that only the head has
 MOST = 1024  # replicas of one model
 _EPSILON = 1e-6  # Ray counts in ten-thousandths
 
@@ -34,7 +34,7 @@ def _node(row: Mapping[str, Any], free: Mapping[str, float]) -> Node:
         id=row["NodeID"],
         name=row.get("NodeName") or row["NodeManagerAddress"],
         address=row["NodeManagerAddress"],
-        head=_HEAD in has,
+        head=HEAD in has,
         cpus=has.get("CPU", 0.0),
         gpus=has.get("GPU", 0.0),
         memory_bytes=int(has.get("memory", 0)),

@@ -27,9 +27,16 @@ def bundle_of(place: Place) -> dict[str, float]:
 def living_nodes() -> list[Node]:
     """With what nobody holds on them, under Ray's names."""
     import ray
+
+    return nodes_of(ray.nodes(), free_by_node())
+
+
+def free_by_node() -> dict[str, dict[str, float]]:
+    """Ray has no public call for it."""
     from ray._private.state import available_resources_per_node
 
-    return nodes_of(ray.nodes(), available_resources_per_node())
+    found: dict[str, dict[str, float]] = available_resources_per_node()
+    return found
 
 
 def make_plot(full: str, place: Place, choice: Choice, target: str | None) -> Any:

@@ -38,8 +38,8 @@ from skep.places import user_paths
 
 LOG_BYTES = 4 << 20
 CARDS_AGAIN_S = 1.0
-FETCH_AGAIN_S = 5.0  # doubles with each pull that fails
-FETCH_AGAIN_MOST_S = 300.0
+AGAIN_S = 5.0  # after a pull that failed or a card that is taken; doubles each time
+AGAIN_MOST_S = 300.0
 INSTRUCTED_S = 5.0  # without a word from a ledger for so long, what it was created with counts
 Row = dict[str, Any]
 
@@ -53,7 +53,7 @@ class Post:
         self._policy = RestartPolicy(**policy)
         self._key = key
         self._incarnation = secrets.token_hex(8)
-        self._self = _own_life()
+        self._life = _own_life()
         self._state: Row = {"state": "starting", "why": None}
         self._asked: Launch = launch_of(launch)
         self._launch = self._asked  # as it is on this node
@@ -144,7 +144,7 @@ class Post:
         if not isinstance(error, DoesNotFit) and not (isinstance(error, WeightsError) and is_pulled(self._asked)):
             self._say("failed", why)
             return None
-        wait_s: float = min(FETCH_AGAIN_S * 2 ** (failures - 1), FETCH_AGAIN_MOST_S)
+        wait_s: float = min(AGAIN_S * 2 ** (failures - 1), AGAIN_MOST_S)
         state = "failed" if failures >= self._policy.failures_before_ready else "backoff"
         self._say(state, f"{why}; tried again after {wait_s:g} s")
         return wait_s
@@ -235,7 +235,7 @@ class Post:
             "node_id": self._node.get("id"),
             "launch": launch_document(launch),
             "incarnation": self._incarnation,
-            **self._self,
+            **self._life,
             "pid": None,
             "url": None,
             "restarts": 0,

@@ -31,6 +31,8 @@ _WATCHFUL = {
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "5",
 }
+# Ray alone refuses 3.11.9 beside 3.11.2. What travels through it is data and the names of functions of skep.
+LENIENT = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
 # Else every node ends itself, and what it serves, 60 s after the head is lost.
 _PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(_AWAY_S)}
 
@@ -163,7 +165,7 @@ def environment(start: NodeStart, mark: str, env: Mapping[str, str]) -> dict[str
     own = {name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
     first, last = start.ports.engines
     ours = {MARK: mark, ENGINE_PORTS: f"{first}-{last}"}
-    return {**_PATIENT, **_WATCHFUL, **own, **reaching(start.address, start.token), **ours}
+    return {**_PATIENT, **_WATCHFUL, **LENIENT, **own, **reaching(start.address, start.token), **ours}
 
 
 def engine_ports(env: Mapping[str, str]) -> range | None:

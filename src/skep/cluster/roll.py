@@ -1,23 +1,21 @@
 """Who is in a cluster: every node, what is free on it, which replicas of which hive stand there.
 
-`ask_roll` starts `python -m skep.cluster.roll ADDRESS`, which imports ray in our place and prints one JSON document.
+The errand is `python -m skep.cluster.roll ADDRESS`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from skep.cluster import errands
 from skep.cluster.joining import checked_way, join, require_ray
 from skep.cluster.names import ledger_name
 from skep.cluster.nodes import named_apart, nodes_of
-from skep.errors import EngineError, SkepError, UserError
+from skep.cluster.plots import free_by_node
 
 ROLL_S = 60.0
 LEDGER_S = 5.0
@@ -28,20 +26,7 @@ _SHOWN = ("name", "model", "state", "why", "slots", "url")
 def ask_roll(address: str) -> dict[str, Any]:
     require_ray()
     checked_way(address)
-    argv = [sys.executable, "-m", "skep.cluster.roll", address]
-    env = {"RAY_gcs_server_request_timeout_seconds": "8", **os.environ}
-    try:
-        done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=ROLL_S, check=False)
-        document: dict[str, Any] = json.loads(done.stdout)
-    except subprocess.TimeoutExpired:
-        raise EngineError(f"the cluster at {address} did not answer within {ROLL_S:g} s") from None
-    except ValueError:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        raise EngineError(f"the cluster at {address} cannot be asked: {lines[-1][:200]}") from None
-    if "error" in document:
-        kind = UserError if document["exit_code"] == UserError.exit_code else EngineError
-        raise kind(document["error"], hint=document["hint"])
-    return document
+    return errands.send(__name__, [address], asked=f"the cluster at {address}", wait_s=ROLL_S)
 
 
 def rows_of(
@@ -68,15 +53,7 @@ def rows_of(
 
 def main(argv: Sequence[str] | None = None) -> int:
     (address,) = sys.argv[1:] if argv is None else argv
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever Ray prints is no answer
-    try:
-        document = _roll(address)
-    except SkepError as error:
-        document = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
-    with answer:
-        json.dump(document, answer)
-    return 0
+    return errands.tell(lambda: _roll(address))
 
 
 def _roll(address: str) -> dict[str, Any]:
@@ -86,7 +63,7 @@ def _roll(address: str) -> dict[str, Any]:
     try:
         context = ray.get_runtime_context()
         hives = _hives()
-        rows = rows_of(ray.nodes(), ray._private.state.available_resources_per_node(), hives)  # noqa: SLF001
+        rows = rows_of(ray.nodes(), free_by_node(), hives)
         here = context.get_node_id()
         return {
             "address": context.gcs_address,

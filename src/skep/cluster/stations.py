@@ -50,12 +50,11 @@ class Stations:
         self._stuck: set[str] = set()  # waited for a place at the last look, with room elsewhere
         self._one_at_a_time = asyncio.Lock()  # who aims sees where those before it were aimed
 
-    async def ensure(self, launch: Launch, standing: Mapping[str, str], say: Say, avoid: Iterable[str] = ()) -> None:
+    async def ensure(self, launch: Launch, standing: Mapping[str, str], say: Say) -> None:
         """A post of this launch, made unless it stands already. `standing`: node ids of the posts there are.
 
         Where it is cancelled, it ends what it made.
         """
-        self.avoid = tuple(avoid)
         post = await asyncio.to_thread(find_post, self._hive, launch.name)
         if post is not None:
             if await self._stays(post, launch):

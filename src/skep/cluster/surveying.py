@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from skep.cluster import errands
 from skep.cluster.joining import checked_way, require_ray
 from skep.cluster.values import Survey, survey_of
-from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 
 SURVEY_S = 90.0
 SLOW_S = 2.0
 KEPT_S = 5.0
-_IMPATIENT = {
-    "RAY_gcs_server_request_timeout_seconds": "8"
-}  # for the child: a machine that is no node is told after it
-_BY_EXIT_CODE: dict[int, type[SkepError]] = {2: UserError, 3: DoesNotFit}
 
 
 def survey(
@@ -38,24 +30,18 @@ def survey(
     """
     require_ray()
     checked_way(address)
-    argv = [sys.executable, "-m", "skep.cluster.surveyor", address, *([] if look else ["--no-look"])]
-    argv += ["--hive", hive] if hive is not None else []
-    argv += [word for path in paths for word in ("--path", path)]
+    words = [address, *([] if look else ["--no-look"])]
+    words += ["--hive", hive] if hive is not None else []
+    words += [word for path in paths for word in ("--path", path)]
+    who, hint = f"the cluster at {address}", "`skep cluster status` may say more"
     teller = threading.Timer(SLOW_S, slow)
     teller.daemon = True
     teller.start()
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=SURVEY_S, check=False,
-            env={**_IMPATIENT, **os.environ},
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise EngineError(
-            f"the cluster at {address} did not answer within {SURVEY_S:g} s", hint="`skep cluster status` says more"
-        ) from None
+        told = errands.send("skep.cluster.surveyor", words, asked=who, wait_s=SURVEY_S, hint=hint)
     finally:
         teller.cancel()
-    return _answer(address, done)
+    return survey_of(told["survey"])
 
 
 class Surveys:
@@ -72,15 +58,3 @@ class Surveys:
             found = survey(address, look=look, paths=paths, hive=hive)
             self._newest = newest = (time.monotonic(), asked, found)
         return newest[2]
-
-
-def _answer(address: str, done: subprocess.CompletedProcess[bytes]) -> Survey:
-    try:
-        document = json.loads(done.stdout)
-    except ValueError:
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        what = f"the cluster at {address} cannot be asked: {lines[-1][:200]}"
-        raise EngineError(what, hint="`skep cluster status` may say more") from None
-    if "error" in document:
-        raise _BY_EXIT_CODE.get(document["exit_code"], EngineError)(document["error"], hint=document["hint"])
-    return survey_of(document["survey"])

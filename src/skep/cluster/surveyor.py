@@ -1,28 +1,26 @@
-"""`python -m skep.cluster.surveyor ADDRESS`: a cluster's nodes as one JSON document on stdout, or the error.
+"""The errand `python -m skep.cluster.surveyor ADDRESS`: a cluster's nodes.
 
-A process of its own, so that neither the command line nor the supervisor imports ray. A node that cannot be asked is in
-the document all the same, with the reason.
+A node that cannot be asked is in the answer all the same, with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from skep import __version__
+from skep.cluster import errands
 from skep.cluster.facts import look
 from skep.cluster.joining import join
 from skep.cluster.names import post_name
-from skep.cluster.nodes import named_apart, nodes_of
+from skep.cluster.nodes import named_apart
+from skep.cluster.plots import living_nodes
 from skep.cluster.values import Node, Survey, facts_of, launch_of, survey_document
 from skep.engines.base import Launch
-from skep.errors import SkepError
 
 STANDING_S = 3.0
 LOOK_S = 20.0  # for all nodes together: they are asked at the same time
@@ -35,16 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--path", action="append", default=[], help="ask each node whether it has this path")
     options.add_argument("--hive", help="and which replicas this hive has there")
     told = options.parse_args(argv)
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever Ray prints is no answer
-    try:
-        found = _survey(told.address, None if told.no_look else told.path, told.hive)
-        document: dict[str, Any] = {"survey": survey_document(found)}
-    except SkepError as error:
-        document = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
-    with answer:
-        json.dump(document, answer)
-    return 0 if "survey" in document else document["exit_code"]
+    paths = None if told.no_look else told.path
+    return errands.tell(lambda: {"survey": survey_document(_survey(told.address, paths, told.hive))})
 
 
 def _survey(address: str, paths: Sequence[str] | None, hive: str | None) -> Survey:
@@ -54,7 +44,7 @@ def _survey(address: str, paths: Sequence[str] | None, hive: str | None) -> Surv
 
     try:
         context = ray.get_runtime_context()
-        nodes = named_apart(nodes_of(ray.nodes(), ray._private.state.available_resources_per_node()))  # noqa: SLF001
+        nodes = named_apart(living_nodes())
         if paths is not None:
             nodes = _looked_at(nodes, paths)
         standing = _standing(hive) if hive is not None else ()
