@@ -17,6 +17,7 @@ LAYERS = [
         {"frontdoor", "listening", "putback", "tryout"},
         {"wiring"},
         {"placing"},
+        {"placed_weights"},
         {"launching", "presetfile"},
         {"configfile", "keyfile"},
         {"settings"},

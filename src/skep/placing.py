@@ -5,26 +5,21 @@ The survey is handed in; nothing here knows Ray. Address, key, cards and weights
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from skep.catalog.devices import Device
 from skep.catalog.names import model_id
-from skep.catalog.pullable import find_pullable
 from skep.cluster.nodes import (
     LeftOut,
     busy_nodes,
-    free_rooms,
     has_words,
     host_of,
     left_out_lines,
-    spread,
+    room_for,
     threads_each,
     wants,
-    whole_rooms,
 )
 from skep.cluster.values import Node, Survey, same_post
 from skep.engines.base import Launch, Place, engine_named
@@ -32,40 +27,24 @@ from skep.engines.placement import DEFAULT_SHARES
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.launching import (
     NO_WEIGHTS,
-    READ_GGUF,
     PullProgress,
     check_aliases,
-    check_gguf,
     check_names,
-    checkpoint_of,
     foresee,
     launch_of,
     on_cards,
     remote_launches,
-    size_of,
     stem_of,
 )
+from skep.placed_weights import Weights, path_of, weights_of
 from skep.places import Paths
 from skep.planner.rig_words import rig_of_host
 from skep.settings import Serve, Settings
 from skep.units import GIB, parse_bytes
-from skep.weights.hub import parse_hub_source
-from skep.weights.pull import installed, pull
 
 HOST_BYTES_A_CARD = 2 * GIB  # of the node's own memory, for an engine whose weights are on cards
 LIGHT_CPUS = 0.1  # of an engine that computes nothing
 BUSY_HINT = "`nvidia-smi` there shows who holds it; Ray lends any card of a node that it was started with"
-_LOCAL = ("/", "./", "../", "~")
-
-
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """`memory_bytes`: of weights and cache, where they stay in the node's memory. None: not known."""
-
-    path: Path | None = None
-    checkpoint: str | None = None
-    source: str | None = None
-    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +56,8 @@ class _Table:
     nodes: tuple[Node, ...]
     left_out: tuple[LeftOut, ...]
     cards: int  # a replica
-    weights: _Weights
+    weights: Weights
+    kept: tuple[Launch, ...] | None = None  # as they stand, where no node could serve it now
 
     @property
     def threaded(self) -> bool:
@@ -102,33 +82,50 @@ def place_launches(
     progress: PullProgress = lambda _done, _total: None,
     *,
     running: Sequence[Launch] = (),
+    avoid: Collection[str] = (),
     tell: Callable[[str], None] = lambda _line: None,
 ) -> tuple[Launch, ...]:
     """All replicas, checked, those of one model from kind to kind in turn. May fetch weights onto this node.
 
-    `running`: what stands already has its room; none given: as the survey found it. `tell` hears which nodes are left
-    out. Raises DoesNotFit with what each node has.
+    `running`: what stands already has its room; none given: as the survey found it. `avoid`: nodes on which nothing new
+    is to stand. `tell` hears which nodes are left out. Raises DoesNotFit with what each node has.
     """
     if settings.cluster is not None and settings.cluster.guest:
         return remote_launches(settings)
-    tables = [_table(serve, settings, survey, paths, progress, starting=not running) for serve in settings.serve]
-    running = running or survey.standing
-    threads = _threads(tables, running)
+    starting, running = not running, running or survey.standing
+    tables = [_table(serve, settings, survey, paths, progress, running, starting=starting) for serve in settings.serve]
+    threads = _threads(tables, running, avoid)
     rows = [_launches(table, survey, threads, running) for table in tables]
-    launches = (*_in_turn(tables, rows), *remote_launches(settings))
-    check_names(launches)
+    launches = _all(settings, rows)
     for table, row in zip(tables, rows, strict=True):
-        _check(row[0], table.nodes)
-    _check_room(tables, rows, survey, running)
-    check_aliases(settings.aliases, launches)
+        if row:
+            _check(row[0], table.nodes)
+    _check_room(tables, rows, survey, running, avoid)
     for line in left_out_lines(one for table in tables for one in table.missed):
         tell(line)
     return launches
 
 
+def kept_launches(settings: Settings, paths: Paths, running: Sequence[Launch]) -> tuple[Launch, ...] | None:
+    """All replicas where they stand, if these settings let each of them stay so; None: one comes, goes or changes."""
+    rows = [_kept(serve, settings, paths, running) for serve in settings.serve]
+    kept = [row for row in rows if row is not None]
+    stand = {launch.name for launch in running if launch.place is not None}
+    if len(kept) < len(rows) or {launch.name for row in kept for launch in row} != stand:
+        return None
+    return _all(settings, kept)
+
+
+def _all(settings: Settings, rows: Sequence[Sequence[Launch]]) -> tuple[Launch, ...]:
+    launches = (*_in_turn(settings.serve, rows), *remote_launches(settings))
+    check_names(launches)
+    check_aliases(settings.aliases, launches)
+    return launches
+
+
 def shared_paths(settings: Settings) -> tuple[str, ...]:
     """What the nodes have to be asked for before anything is placed: `survey(..., paths=shared_paths(settings))`."""
-    found = [path for serve in settings.serve if (path := _path_of(serve)) is not None]
+    found = [path for serve in settings.serve if (path := path_of(serve)) is not None]
     found += [serve.binary for serve in settings.serve if serve.binary and "/" in serve.binary]
     return tuple(dict.fromkeys(found))
 
@@ -137,22 +134,58 @@ def shared_paths(settings: Settings) -> tuple[str, ...]:
 
 
 def _table(
-    serve: Serve, settings: Settings, survey: Survey, paths: Paths, progress: PullProgress, *, starting: bool
+    serve: Serve,
+    settings: Settings,
+    survey: Survey,
+    paths: Paths,
+    progress: PullProgress,
+    running: Sequence[Launch],
+    *,
+    starting: bool,
 ) -> _Table:
     """`starting`: what others hold on the cards counts, as on one machine."""
     _refuse(serve)
     engine_named(serve.engine)
-    nodes, left_out = _nodes_for(serve, survey)
-    cards = _cards(serve, nodes)
-    if cards and starting:
-        nodes, busy = _idle(serve, nodes)
-        left_out = (*left_out, *busy)
-    alike = [other.kind for other in settings.serve if model_id(other.model) == model_id(serve.model)]
-    stem = stem_of(serve.model)
-    if len(alike) > 1 and serve.kind:
-        stem += "-" + kind_word(serve.kind)
+    stem = _stem(serve, settings)
+    try:
+        nodes, left_out = _nodes_for(serve, survey)
+        cards = _cards(serve, nodes)
+        if cards and starting:
+            nodes, busy = _idle(serve, nodes)
+            left_out = (*left_out, *busy)
+    except (DoesNotFit, EngineError):  # what is lost of a cluster is no reason to refuse what stands or is not wanted
+        kept = _kept(serve, settings, paths, running)
+        if kept is None:
+            raise
+        return _Table(serve, stem, (), (), 0, Weights(), kept)
     pulls = any(node.id == survey.here and node.gpus >= cards and node.cpus for node in nodes)
-    return _Table(serve, stem, nodes, left_out, cards, _weights(serve, paths, progress, pulls=pulls))
+    return _Table(serve, stem, nodes, left_out, cards, weights_of(serve, paths, progress, pulls=pulls))
+
+
+def _stem(serve: Serve, settings: Settings) -> str:
+    alike = [other.kind for other in settings.serve if model_id(other.model) == model_id(serve.model)]
+    return stem_of(serve.model) + (f"-{kind_word(serve.kind)}" if len(alike) > 1 and serve.kind else "")
+
+
+def _kept(serve: Serve, settings: Settings, paths: Paths, running: Sequence[Launch]) -> tuple[Launch, ...] | None:
+    """Its replicas where they stand, if all of them can go on so; None: one comes or changes, for which nodes count."""
+    _refuse(serve)
+    stand = {launch.name: launch for launch in running if launch.place is not None}
+    names = [f"{_stem(serve, settings)}-{number}" for number in range(serve.replicas)]
+    if not stand.keys() >= set(names):
+        return None
+    weights = weights_of(serve, paths, lambda _done, _total: None, pulls=False)
+    row = []
+    for old in map(stand.__getitem__, names):
+        assert old.place is not None
+        threaded = not old.place.cards and serve.engine not in NO_WEIGHTS
+        each = serve.threads or (old.threads if threaded else 0)
+        held = old.place.memory_bytes if old.place.cards or serve.room is None else parse_bytes(serve.room)
+        new = launch_of(serve, old.name, weights.path, weights.checkpoint, threads=each)
+        if not same_post(old, new):
+            return None
+        row.append(replace(new, place=replace(old.place, memory_bytes=held)))
+    return tuple(row)
 
 
 def kind_word(kind: str) -> str:
@@ -200,7 +233,7 @@ def _lack(serve: Serve, node: Node) -> str | None:
             return f"has no {serve.binary}"
     elif serve.engine not in facts.engines:
         return f"has no {serve.engine} installed" if serve.engine != "embedded" else "lacks skep[embedded]"
-    path = _path_of(serve)
+    path = path_of(serve)
     return f"has no {path}" if path is not None and not facts.paths.get(path, True) else None
 
 
@@ -233,60 +266,24 @@ def card_share(serve: Serve) -> float:
     return serve.options.memory_share or DEFAULT_SHARES.get(serve.engine, 0.0)
 
 
-def _path_of(serve: Serve) -> str | None:
-    """Where its weights lie on every node, if it is named by a path."""
-    if serve.engine in NO_WEIGHTS or serve.engine == "ollama":
-        return None
-    named = serve.checkpoint or serve.model
-    file = named.endswith(".gguf") and ":" not in named
-    path = Path(os.path.expanduser(named))  # noqa: PTH111 - leaves `~nobody` as it is
-    if file or named.startswith(_LOCAL) or (serve.engine not in READ_GGUF and path.is_dir()):
-        return str(path.absolute())
-    return None
-
-
-def _weights(serve: Serve, paths: Paths, progress: PullProgress, *, pulls: bool) -> _Weights:
-    """`pulls`: this machine may serve it, so that its file is wanted here. A file that is here is looked into."""
-    if serve.engine in NO_WEIGHTS:
-        return _Weights()
-    named, shared = serve.checkpoint or serve.model, _path_of(serve)
-    here = shared is not None and Path(shared).exists()
-    if serve.engine not in READ_GGUF:
-        return _Weights(checkpoint=checkpoint_of(serve) if here or shared is None else shared)
-    if shared is not None:
-        path = Path(shared)
-        return _Weights(path, shared, memory_bytes=_held(serve, path) if here else None)
-    model = find_pullable(named)
-    if model is None and not pulls and parse_hub_source(named) is not None:
-        return _Weights(checkpoint=named, source=named)
-    own = None if pulls or model is None else installed(model.id, paths.cache)
-    if pulls or model is None:  # a name that nobody knows is refused here
-        own = pull(named, cache_dir=paths.cache, progress=progress).path
-    memory = _held(serve, own) if own is not None else model.gguf_bytes if model is not None else None
-    return _Weights(checkpoint=named, source=named, memory_bytes=memory)
-
-
-def _held(serve: Serve, path: Path) -> int:
-    cache = check_gguf(serve, path)
-    return size_of(path) + (cache or 0)
-
-
 # The replicas
 
 
-def _threads(tables: Sequence[_Table], running: Sequence[Launch]) -> int:
+def _threads(tables: Sequence[_Table], running: Sequence[Launch], avoid: Collection[str]) -> int:
     """Of each replica whose CPU threads nobody says: the free cores, divided among all that may still come."""
-    open_ones = [table for table in tables if table.threaded and table.serve.threads is None]
+    open_ones = [table for table in tables if table.threaded and table.serve.threads is None and table.kept is None]
     stand = {launch.name for launch in running}
     coming = 0
     for table in open_ones:
         most = max(table.serve.replicas, table.serve.max_replicas or 0)
         coming += sum(f"{table.stem}-{number}" not in stand for number in range(most))
-    nodes = {node.id: node for table in open_ones for node in table.nodes}
+    nodes = {node.id: node for table in open_ones for node in table.nodes if node.name not in avoid}
     return threads_each(coming, list(nodes.values()))
 
 
-def _launches(table: _Table, survey: Survey, threads: int, running: Sequence[Launch]) -> list[Launch]:
+def _launches(table: _Table, survey: Survey, threads: int, running: Sequence[Launch]) -> Sequence[Launch]:
+    if table.kept is not None:
+        return table.kept
     serve, weights = table.serve, table.weights
     known = {} if serve.threads else {launch.name: launch.threads for launch in running}
     able = {node.id for node in (*table.nodes, *table.busy)}
@@ -320,12 +317,12 @@ def _memory(table: _Table) -> int:
     return table.weights.memory_bytes or 0
 
 
-def _in_turn(tables: Sequence[_Table], rows: Sequence[Sequence[Launch]]) -> list[Launch]:
+def _in_turn(serves: Sequence[Serve], rows: Sequence[Sequence[Launch]]) -> list[Launch]:
     """Models one after another; of a model that several kinds serve, one of each kind at a time."""
-    models = dict.fromkeys(model_id(table.serve.model) for table in tables)
+    models = dict.fromkeys(model_id(serve.model) for serve in serves)
     ordered: list[Launch] = []
     for model in models:
-        own = [row for table, row in zip(tables, rows, strict=True) if model_id(table.serve.model) == model]
+        own = [row for serve, row in zip(serves, rows, strict=True) if model_id(serve.model) == model]
         for number in range(max(map(len, own))):
             ordered += [row[number] for row in own if number < len(row)]
     return ordered
@@ -354,24 +351,22 @@ def _devices(nodes: Sequence[Node], cards: int) -> tuple[Device, ...]:
 
 
 def _check_room(
-    tables: Sequence[_Table], rows: Sequence[Sequence[Launch]], survey: Survey, running: Sequence[Launch]
+    tables: Sequence[_Table],
+    rows: Sequence[Sequence[Launch]],
+    survey: Survey,
+    running: Sequence[Launch],
+    avoid: Collection[str],
 ) -> None:
-    """Those that stand already keep what they have; where one of them goes or changes, the whole nodes count."""
-    stand = {launch.name: launch for launch in running if launch.place is not None}
-    asked = [launch for row in rows for launch in row]
-    stays = {one.name for one in asked if one.name in stand and same_post(stand[one.name], one)}
-    whole = stays != stand.keys()
-    new = asked if whole else [launch for launch in asked if launch.name not in stays]
-    places = [launch.place for launch in new if launch.place is not None]
-    found = spread(places, whole_rooms(survey.nodes) if whole else free_rooms(survey.nodes))
-    lost = {launch.name for launch, room in zip(new, found, strict=True) if room is None}
+    stays, lost = room_for([launch for row in rows for launch in row], running, survey, avoid)
     for table, row in zip(tables, rows, strict=True):
         short = sum(launch.name in lost for launch in row)
         if short:
-            raise _too_small(table, row, short, standing=sum(one.name in stays for one in row))
+            raise _too_small(table, row, short, avoid, standing=sum(one.name in stays - lost for one in row))
 
 
-def _too_small(table: _Table, row: Sequence[Launch], short: int, *, standing: int) -> DoesNotFit:
+def _too_small(
+    table: _Table, row: Sequence[Launch], short: int, avoid: Collection[str], *, standing: int
+) -> DoesNotFit:
     place = row[0].place
     assert place is not None
     several = f"{len(row)} replicas of" if len(row) > 1 else "a replica of"
@@ -381,10 +376,12 @@ def _too_small(table: _Table, row: Sequence[Launch], short: int, *, standing: in
     if standing:
         room = f"{standing} of them run, {room}{' more' if more else ''}"
     what = f"{several} `{table.serve.model}` want{'s' if len(row) == 1 else ''} {wants(place)}{each}, {room}"
-    lacking = f"; {'; '.join(map(str, table.left_out))}" if table.left_out else ""
+    drained = [LeftOut(node, "is drained") for node in table.nodes if node.name in avoid]
+    lacking = "".join(f"; {one}" for one in (*drained, *table.left_out))
     hint = "fewer --replicas, or another node: `skep cluster join ADDRESS`"
     if table.threaded:
         hint = "--threads N asks for fewer CPUs; " + hint
     elif table.cards > 1:
         hint = "a smaller tp, " + hint
-    return DoesNotFit(f"{what}: {has_words(table.nodes)}{lacking}", hint=hint)
+    had = has_words([node for node in table.nodes if node.name not in avoid]) or "no node may be used"
+    return DoesNotFit(f"{what}: {had}{lacking}", hint=hint)

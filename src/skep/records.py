@@ -243,6 +243,7 @@ class LevelSummary:
     energy: Energy | None = None
     clocks: tuple[Disagreement, ...] = ()
     workers: Workers | None = None  # None: this machine made the load
+    late_ms: float | None = None  # workers or processes began so much too late; None: in time
 
 
 @dataclass(frozen=True, slots=True)

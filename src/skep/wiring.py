@@ -9,7 +9,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,9 @@ from skep.engines.control import only_one
 from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import RestartPolicy
 from skep.engines.supervisor import Hive, Rebuild, Supervisor
-from skep.errors import GatewayError, StoreError, UserError
+from skep.errors import GatewayError, SkepError, StoreError, UserError
 from skep.keyfile import keys_path, loose_mode, read_keys
-from skep.launching import Machine, PullProgress, plan_launches, read_machine
+from skep.launching import Machine, PullProgress, plan_launches, read_machine, remote_launches
 from skep.places import Paths, make_runtime
 from skep.settings import OWN_ENGINES, Gateway, Monitor, Settings, settings_of
 
@@ -76,17 +76,33 @@ def launches_for(
     machine: Machine | None = None,
     starting: bool = True,
     surveys: Surveys | None = None,
+    avoid: Collection[str] = (),
     tell: Callable[[str], None] = lambda _line: None,
 ) -> tuple[Launch, ...]:
-    """The replicas that these settings mean, on this machine or on the nodes of a cluster as they are now."""
+    """The replicas that these settings mean, on this machine or on the nodes of a cluster as they are now.
+
+    What is lost of a cluster is no reason to refuse settings under which every replica stays where it stands.
+    """
     if settings.cluster is None:
         return plan_launches(settings, paths, progress, running=running, machine=machine, starting=starting)
-    from skep.cluster.surveying import Surveys
-    from skep.placing import place_launches, shared_paths
+    from skep.cluster.surveying import SPARED_S, SURVEY_S, Surveys
+    from skep.placing import kept_launches, place_launches, shared_paths
 
     where, surveys = settings.cluster, surveys or Surveys()
-    found = surveys.look(where.address, look=not where.guest, paths=shared_paths(settings), hive=where.hive)
-    return place_launches(settings, paths, found, progress, running=running, tell=tell)
+    if where.guest and not starting:
+        return remote_launches(settings)
+    kept = None if starting else kept_launches(settings, paths, running)
+    wait_s = SURVEY_S if kept is None else SPARED_S
+    try:
+        asked = shared_paths(settings)
+        found = surveys.look(where.address, look=not where.guest, paths=asked, hive=where.hive, wait_s=wait_s)
+        placed = place_launches(settings, paths, found, progress, running=running, avoid=avoid, tell=tell)
+    except SkepError:
+        if kept is None:
+            raise
+        placed = kept
+    surveys.forget()
+    return placed
 
 
 def surveys_for(settings: Settings) -> Surveys | None:
@@ -171,7 +187,7 @@ def rebuild_hive(
     loose = loose_mode(keys_path(paths))
     return replace(
         hive,
-        replicas=launches_for(settings, paths, running=running, starting=False, surveys=surveys),
+        replicas=launches_for(settings, paths, running=running, starting=False, surveys=surveys, avoid=hive.avoid),
         gateway_setup=setup,
         policy=_policy(settings),
         drain_s=settings.drain_s,

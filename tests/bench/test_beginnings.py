@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import pytest
 
-from skep.bench.client_health import LATE_LIMIT_MS, ClientHealth, garbage_kept, watch_client
+from skep.bench.client_health import LATE_LIMIT_MS, RARELY, ClientHealth, garbage_kept, watch_client
 from skep.bench.crowd import LEAD_S
 from skep.bench.driver import Driver
 from skep.bench.endpoint import Endpoint, find_endpoint
@@ -19,6 +19,7 @@ from skep.bench.local_crowd import LoadProcess, LocalCrowd
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Task
 from skep.bench.strands import Span, Strand
+from skep.bench.worker import Begin, Job, carry_out, encode
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.store.database import open_store
@@ -66,21 +67,38 @@ async def crowd_with(sleeper):
     return crowd
 
 
-async def driven(endpoint, path, crowd, offsets, runs=1):
-    """By two workers: for each run its rows, whether the client was the limit, and what is stored of it."""
+class Stopwatch:
+    """A meter: from when to when what is drawn was counted, and what held when that began."""
+
+    def __init__(self, look=lambda: None):
+        self.look, self.seen, self.spans = look, [], []
+
+    def begin(self):
+        self.seen.append(self.look())
+        self.began_s = time.monotonic()
+
+    def end(self):
+        self.spans.append((self.began_s, time.monotonic()))
+
+
+async def driven(endpoint, path, crowd, offsets, runs=1, meter=None):
+    """By two workers: for each run its rows, when the first was due, whether the client was the limit, and what is
+    stored of that: the mark, and by how much it was late.
+    """
     said = [[{"role": "user", "content": f"{n} hello"}] for n in range(len(offsets))]
     found = []
     with open_store(path) as store:
         async with Recording(store, endpoint, HOST, Identity("open", "f", {})) as recording:
             how = {"timeout_s": 30.0, "keep_text": False, "most_connections": 64, "processes": 2, "crowd": crowd}
-            driver = Driver(endpoint, recording, **how)
+            driver = Driver(endpoint, recording, **how, meter=meter)
             try:
                 for run in range(runs):
                     tasks = [Task(1, run, n, "fix", words, 2) for n, words in enumerate(said)]
                     strands = [Strand(tasks, 1, offsets)]
                     rows, limited = await driver.run_strands(1, run, strands, lambda _: None, Span())
                     due = [recording.origin_s + row.scheduled_s for row in rows]
-                    found.append((rows, min(due), limited, recording.samples[-1].client_limited))
+                    late = [one.fact["late_ms"] for one in recording.facts if (one.name, one.repeat) == ("late", run)]
+                    found.append((rows, min(due), limited, recording.samples[-1].client_limited, late))
             finally:
                 await driver.close()
                 await crowd.close()
@@ -95,21 +113,50 @@ def engine():
 
 def test_all_begin_when_all_are_ready_and_who_is_late_then_marks_the_run(engine, tmp_path):
     """A trace of 385 MB took longer to its processes than the half second they were given: what stood in the store as
-    the server's latency was the way there.
+    the server's latency was the way there. What the GPUs drew on that way is no request's either.
     """
+    meter = Stopwatch()
 
     async def run():
         sleeper = await OftenStopped.start()
         crowd = await crowd_with(sleeper)
         endpoint = await find_endpoint(engine.url, None)
-        found = await driven(endpoint, tmp_path / "s.sqlite3", crowd, [0.01 * n for n in range(8)], runs=2)
+        found = await driven(endpoint, tmp_path / "s.sqlite3", crowd, [0.01 * n for n in range(8)], runs=2, meter=meter)
         return found, sleeper.woken_s
 
-    ((slow, slow_s, _, _), (late, late_s, *marks)), (prepared_s, begun_s) = asyncio.run(run())
+    ((slow, slow_s, _, _, in_time), (late, late_s, *marks, late_ms)), (prepared_s, begun_s) = asyncio.run(run())
     assert sorted(row.index for row in slow) == sorted(row.index for row in late) == list(range(8))
     assert prepared_s <= slow_s
     assert slow_s < late_s < begun_s
     assert marks == [True, True]
+    assert all(one > LATE_LIMIT_MS for one in in_time)  # a busy machine may be late by itself
+    assert [one >= 1000 * (begun_s - late_s) for one in late_ms] == [True]
+    (began_s, ended_s), _ = meter.spans
+    took_s = max(row.ended_s for row in slow) - min(row.scheduled_s for row in slow)
+    assert slow_s - 0.02 <= began_s
+    assert slow_s + took_s <= ended_s
+
+
+def test_what_one_process_draws_before_its_first_request_is_not_counted(engine, tmp_path):
+    """Connections and the collection of garbage: 0.15 s of a GPU that had nothing to do."""
+    with open_store(tmp_path / "s.sqlite3") as store:
+
+        async def run():
+            endpoint = await find_endpoint(engine.url, None)
+            async with Recording(store, endpoint, HOST, Identity("sweep", "f", {})) as recording:
+                meter = Stopwatch(lambda: (gc.get_threshold(), repr(driver.pool).rpartition(", ")[2]))
+                how = {"timeout_s": 30.0, "keep_text": False, "most_connections": 64, "meter": meter}
+                driver = Driver(endpoint, recording, **how)
+                tasks = [Task(3, 0, n, "fix", [{"role": "user", "content": f"{n}"}], 2) for n in range(4)]
+                rows, _ = await driver.run_tasks(3, 0, tasks, 3, lambda _: None)
+                await driver.close()
+                return meter, [(recording.origin_s + row.started_s, recording.origin_s + row.ended_s) for row in rows]
+
+        meter, times = asyncio.run(run())
+    assert meter.seen == [(RARELY, "3 idle>")]
+    ((began_s, ended_s),) = meter.spans
+    assert began_s <= min(started_s for started_s, _ in times)
+    assert max(last_s for _, last_s in times) <= ended_s
 
 
 def test_a_late_beginning_is_the_clients_limit_and_a_hair_is_not():
@@ -169,6 +216,46 @@ class Counted:
                 await asyncio.sleep(0.05)
                 writer.write(HEAD + EVENT)
         writer.close()
+
+
+def test_who_waits_for_others_keeps_its_connections_fresh_before_it_is_told_to_begin():
+    """It opened them anew when the beginning was fixed: where that took over half a second, every run was late."""
+
+    async def run():
+        opened = asyncio.Queue()
+
+        async def answer(reader, writer):
+            opened.put_nowait(writer)
+            await counted.answer(reader, writer)
+
+        counted, orders, outbox = Counted(), asyncio.Queue(), Told()
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, asyncio.timeout(10):
+            origin, _ = parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            strands = [Strand([Task(1, 0, 0, "fix", [{"role": "user", "content": "hello"}], 2)], 1)]
+            job = Job(Endpoint(origin, "/v1", "m"), strands, time.monotonic(), 20.0, keep_text=False)
+            work = asyncio.create_task(carry_out(job, orders, outbox, fresh_s=0.05))
+            first = await opened.get()
+            await opened.get()
+            await first.wait_closed()
+            waited = (outbox.greetings, counted.used)
+            orders.put_nowait(encode(Begin()))
+            await work
+            return waited, counted.used, outbox.rows
+
+    waited, used, rows = asyncio.run(run())
+    assert (waited, used) == ((1, 0), 1)
+    assert [row.ok for row in rows] == [True]
+
+
+class Told:
+    def __init__(self):
+        self.greetings, self.rows = 0, []
+
+    def greet(self):
+        self.greetings += 1
+
+    def took(self, row):
+        self.rows.append(row)
 
 
 def most_in_flight(rows):

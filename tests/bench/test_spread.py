@@ -46,9 +46,9 @@ class CrowdNextDoor:
         self.inner, self.jobs = LocalCrowd(), []
         self.workers = workers
 
-    async def run(self, jobs, on_row):
+    async def run(self, jobs, on_row, **bounds):
         self.jobs.append(len(jobs))
-        fared = await self.inner.run(jobs, on_row)
+        fared = await self.inner.run(jobs, on_row, **bounds)
         return Fared(fared.health, workers_fact(self.workers))
 
     async def close(self):

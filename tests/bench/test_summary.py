@@ -5,6 +5,7 @@ import pytest
 from skep.bench.course import figure_of
 from skep.bench.metrics import classes_of, complete_rows
 from skep.bench.summary import repeat_figure, summarise
+from skep.cli.summaries import remarks
 from skep.records import Request
 from skep.store.rows import ClientSample, LevelFact
 
@@ -124,6 +125,24 @@ def test_a_level_with_no_other_run_keeps_it_and_is_marked():
     summary = summarise("r", [row(1), row(8, end=10.0)], [sample(8, 0, limited=True)])
     assert [level.client_limited for level in summary.levels] == [False, True]
     assert summary.levels[1].effective_tok_s == 1.0
+
+
+def test_a_late_beginning_is_said_with_the_mark():
+    """A level made by two processes was marked with no lag and an idle core, and nothing said why."""
+    rows, samples = [row(8, r) for r in range(2)], [sample(8, r, limited=True) for r in range(2)]
+    late = [LevelFact(8, r, "late", {"late_ms": 60.0 + 452 * r}) for r in range(2)]
+    summary = summarise("r", [row(1), *rows], samples, late)
+    assert [level.late_ms for level in summary.levels] == [None, 512.0]
+    (line,) = [line for line in remarks(summary) if "the limit" in line]
+    assert line.startswith("warning: the client was the limit at some level (marked *; load began up to 512 ms late)")
+    (line,) = [line for line in remarks(summarise("r", rows, samples)) if "the limit" in line]
+    assert "(marked *);" in line
+
+
+def test_a_late_run_that_is_not_used_is_not_said():
+    late = LevelFact(8, 0, "late", {"late_ms": 60.0})
+    found = summarise("r", [row(8, 0), row(8, 1)], [sample(8, 0, limited=True)], [late])
+    assert [level.late_ms for level in found.levels] == [None]
 
 
 def test_marked_levels_are_never_a_knee():

@@ -53,7 +53,7 @@ def test_a_sweep_measures_what_the_engine_does(store):
     assert one.failed == two.failed == 0
     assert {row.output_tokens for row in rows} == {20}
     assert one.ttft_ms.p50 >= 40
-    assert one.tpot_ms.p50 >= 9.9
+    assert one.tpot_ms.p50 >= 8  # a first token that is late on a busy machine shortens it
     assert 1000 / one.tpot_ms.p50 == pytest.approx(one.engine_tok_s, rel=0.1)
     assert one.task_tok_s == pytest.approx(1000 / one.tpot_ms.p50 * 20 / 19, rel=0.1)
     if one.requests == two.requests:

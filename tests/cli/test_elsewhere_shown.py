@@ -104,6 +104,27 @@ def test_a_log_elsewhere_is_followed_through_a_move_to_the_end_of_the_hive(paths
     assert capfd.readouterr().out == "1\n3\n"
 
 
+def test_a_log_elsewhere_comes_in_parts_and_none_is_asked_for_again(paths, capfd, monkeypatch):
+    monkeypatch.setattr("skep.cli.logview.POLL_ELSEWHERE_S", 0.01)
+    asked, text = [], "1\n2\n3\n"
+
+    async def answer(message):
+        asked.append(message["offset"])
+        at = asked[-1] or 0
+        if len(asked) == 3:
+            raise EngineError("its node does not answer")
+        told = {"text": (text + text)[at : at + 2], "offset": at + 2, "size": 6 if at < 6 else 12}
+        return {"ok": True, **(told if at < 12 else {})}
+
+    with hive(paths, answer):
+        with pytest.raises(EngineError, match="its node does not answer"):
+            show_log(paths, "m-1", 3, follow=False)
+        assert (asked, capfd.readouterr().out) == ([None, 2, 4], "1\n2\n")
+        show_log(paths, "m-0", 3, follow=True)
+    assert asked[3:] == [None, 2, 4, 6, 8, 10, 12]
+    assert capfd.readouterr().out == text + text
+
+
 def test_down_says_what_could_not_be_ended(paths, env, monkeypatch):
     """skep itself is down: that the cluster was not to be reached is a warning."""
     left = "the cluster cannot be reached; what stands on its nodes ends within 60 s"

@@ -10,6 +10,7 @@ from skep.cli.choosing_nodes import serves_for, shared_out
 from skep.cli.main import app_of
 from skep.cluster.values import Node, NodeCard, NodeFacts, Survey
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
+from skep.settings import Cluster, Settings
 from skep.units import GIB
 
 RTX = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, 0, "8.6")
@@ -66,9 +67,26 @@ def test_so_many_replicas_are_taken_from_the_fastest_kinds():
         ("1x NVIDIA H200", 1),
         ("2x NVIDIA GeForce RTX 3090", 1),
     ]
-    (alone,) = serves_for(Wanted(AWQ, replicas=1), MIXED, most=3)
-    assert (alone.kind, alone.max_replicas) == ("1x NVIDIA H200", 3)
     assert shared_out(5, [2, 2, 9]) == [2, 2, 1]
+
+
+def test_under_load_all_kinds_may_serve_also_those_that_begin_with_none(capsys):
+    first, second = serves_for(Wanted(AWQ, replicas=1), MIXED, most=3)
+    assert (first.kind, first.replicas, first.max_replicas) == ("1x NVIDIA H200", 1, 1)
+    assert (second.kind, second.replicas, second.max_replicas) == ("2x NVIDIA GeForce RTX 3090", 0, 2)
+    assert "planned for 2x NVIDIA GeForce RTX 3090 (a, b): under load, up to 2 x " in capsys.readouterr().err
+    many = serves_for(Wanted(AWQ, replicas=1), MIXED, most=9)
+    assert sum(serve.max_replicas for serve in many) == 9, "another node may join"
+
+
+def test_no_more_begin_than_there_may_be_under_load():
+    """`--max-replicas 2` with room for four began four, without a word."""
+    (serve,) = serves_for(Wanted(AWQ, tp=1), PAIR, most=2)
+    assert (serve.replicas, serve.max_replicas) == (2, 2)
+    (serve,) = serves_for(Wanted("smollm2-135m"), survey(node("a"), node("b"), node("c")), most=2)
+    assert (serve.replicas, serve.max_replicas) == (2, 2)
+    (serve,) = serves_for(Wanted("smollm2-135m"), survey(node("a")), most=2)
+    assert (serve.replicas, serve.max_replicas) == (1, 2)
 
 
 def test_more_replicas_than_a_node_would_like_are_planned_narrower():
@@ -144,6 +162,8 @@ def called(*words):
         (("up", "--cluster", "somewhere"), "`somewhere` is no address of a Ray cluster"),
         (("up", "--hive", "mine"), "--hive names a hive of a cluster"),
         (("up", "--replicas", "3", "--max-replicas", "2"), "--max-replicas 2 is below the 3 replicas"),
+        (("up", "qwen3-8b", "--cluster", "auto", "--replicas", "4", "--max-replicas", "2"),
+         "--max-replicas 2 is below the 4 replicas of `qwen3-8b`"),
         (("gateway", "--cluster", "127.0.0.1:1", "--upstream", "http://127.0.0.1:9", "--slots", "1"),
          "--cluster and --upstream contradict"),
     ],
@@ -157,3 +177,19 @@ def test_no_cluster_at_the_address_is_said_at_once():
     with pytest.raises(SkepError) as refused:
         called("up", "smollm2-135m", "--cluster", "127.0.0.1:1")
     assert "no cluster at 127.0.0.1:1" in refused.value.message or "Ray is not installed" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("words", "wished"),
+    [((), None), (("--cluster", "10.0.0.2:6379"), "10.0.0.2:6379"), (("--hive", "mine"), "10.0.0.1:6379")],
+)
+def test_only_a_cluster_that_was_typed_wins_over_the_file_at_the_next_reload(monkeypatch, tmp_path, words, wished):
+    """Else a file that names another one is read for ever without a word."""
+    (tmp_path / "skep.toml").write_text('[cluster]\naddress = "10.0.0.1:6379"\n')
+    begun = []
+    monkeypatch.setattr("skep.cli.serve.start", lambda wishes, *_args, **_options: begun.append(wishes))
+    called("up", *words)
+    (wishes,) = begun
+    assert (wishes.cluster.address if wishes.cluster else None) == wished
+    settings = Settings(cluster=Cluster("10.0.0.9:6379"))
+    assert wishes.apply(settings).cluster.address == (wished or "10.0.0.9:6379")

@@ -1,9 +1,10 @@
 """The rules of shares as one would first write them: every door and every replica is looked at, every time.
 
-Slow, and meant to be read. `test_quick_shares` holds the real ones to it.
+A pool is a model and whether these replicas of it serve. Slow, and meant to be read.
+`test_quick_shares` holds the real ones to it.
 """
 
-from skep.cluster.dividing import divided, in_turn
+from skep.cluster.dividing import divided, in_turn, seated
 from skep.cluster.shares import LEASE_S, NEVER, TURN_S
 
 
@@ -38,12 +39,12 @@ class PlainShares:
         self.targets = {name: row for name, row in self.targets.items() if name in same}
         for door in self.doors.values():
             door.may_use = {name: door.said(name) for name in slots} | door.may_use  # also of one that went
-        for model in {model for model, _ in before.values()} - self.models():
+        for model in {model for (model, _), _ in before.values()} - {model for model, _ in self.pools()}:
             for by_model in (self.turned_at, *(door.got_at for door in self.doors.values())):
                 by_model.pop(model, None)
 
-    def models(self):
-        return {model for model, _ in self.slots.values()}
+    def pools(self):
+        return {pool for pool, _ in self.slots.values()}
 
     def leave(self, name):
         self.stale |= self.doors.pop(name, None) is not None
@@ -62,8 +63,8 @@ class PlainShares:
         door = self.doors.setdefault(name, PlainDoor())
         door.renewed_at, door.busy, door.holds, door.queued = now, dict(busy), dict(holds), dict(queued)
         door.may_use = {replica: door.said(replica) for replica in self.slots}
-        for model in self.models():
-            self.aim_where_due(model, now)
+        for pool in self.pools():
+            self.aim_where_due(pool, now)
         self.stale = False
         return {replica: self.share(replica, name, door, now) for replica in self.slots}
 
@@ -73,21 +74,26 @@ class PlainShares:
             return held
         free = self.slots[replica][1] - self.in_use(replica)
         share = min(self.targets[replica].get(name, 0), max(0, held + free))
+        model, serves = pool = self.slots[replica][0]
+        if serves and share and not self.usable(name, pool):
+            door.got_at[model] = now
         door.may_use[replica] = max(door.may_use[replica], share)
         return share
 
-    def aim_where_due(self, model, now):
-        mine, few = self.of(model), len(self.doors) < 2
-        waiting = [name for name, door in self.doors.items() if door.queued.get(model)]
+    def aim_where_due(self, pool, now):
+        (model, serves), mine, few = pool, self.of(pool), len(self.doors) < 2
+        waiting = [name for name, door in self.doors.items() if serves and door.queued.get(model)]
         without = [name for name in waiting if not self.has(name, mine)]
+        unserved = [name for name in waiting if not self.usable(name, pool)]
         spare = any(
             self.target(replica, name) > door.busy.get(replica, 0)
             for name, door in self.doors.items()
             for replica in mine
             if name not in waiting
         )
-        scarce = sum(mine.values()) < len(self.doors)
-        turn = scarce and without and now - self.turned_at.get(model, NEVER) >= TURN_S
+        scarce = sum(mine.values()) < sum(self.wants(name, pool) > 0 for name in self.doors)
+        starving = [name for name in unserved if name in without]
+        turn = scarce and starving and now - self.turned_at.get(model, NEVER) >= TURN_S
         if turn:
             self.turned_at[model] = now
         if scarce and without:
@@ -96,30 +102,41 @@ class PlainShares:
             helps = waiting and not few and (spare or without or len(waiting) > 1)
         if turn or helps or self.stale:
             got = {name: door.got_at.get(model, NEVER) for name, door in self.doors.items()}
-            holders = {name: got[name] for name in self.doors if self.has(name, mine)}
-            lack = {name: got[name] for name in without}
-            self.aim(model, now, in_turn(holders, lack, turn=turn) if scarce else ())
+            owed = {name: got[name] for name in unserved if name not in without}
+            holders = {name: got[name] for name in self.doors if self.has(name, mine) and name not in owed}
+            lack = {name: got[name] for name in starving}
+            self.aim(pool, in_turn(owed, holders, lack, turn=turn) if scarce else ())
 
     def has(self, name, replicas):
         return sum(self.target(replica, name) for replica in replicas)
 
+    def usable(self, name, pool):
+        return sum(self.doors[name].may_use.get(replica, 0) for replica in self.of(pool))
+
+    def wants(self, name, pool):
+        (model, serves), door = pool, self.doors[name]
+        used = sum(door.busy.get(replica, 0) for replica in self.of(pool))
+        return used + (door.queued.get(model, 0) if serves else 0)
+
     def target(self, replica, name):
         return self.targets.get(replica, {}).get(name, 0)
 
-    def of(self, model):
-        return {replica: slots for replica, (of, slots) in self.slots.items() if of == model}
+    def of(self, pool):
+        return {replica: slots for replica, (of, slots) in self.slots.items() if of == pool}
 
-    def aim(self, model, now, first):
-        mine = self.of(model)
-        wanted = {
-            name: door.queued.get(model, 0) + sum(door.busy.get(replica, 0) for replica in mine)
-            for name, door in self.doors.items()
-        }
-        had = {name for name in self.doors if self.has(name, mine)}
-        self.targets.update(plain_spread(mine, divided(sum(mine.values()), wanted, first)))
-        for name, door in self.doors.items():
-            if self.has(name, mine) and name not in had:
-                door.got_at[model] = now
+    def place(self, name, replicas):
+        may_use = self.doors[name].may_use
+        found = [one for one in replicas if self.target(one, name) or may_use.get(one)]
+        return max(found, key=lambda one: (self.target(one, name), may_use.get(one, 0) > 0, one), default=None)
+
+    def aim(self, pool, first):
+        mine = self.of(pool)
+        given = divided(sum(mine.values()), {name: self.wants(name, pool) for name in self.doors}, first)
+        if max(given.values()) > 1:
+            self.targets.update(plain_spread(mine, given))
+            return
+        seats = seated(mine, given, {name: self.place(name, mine) for name in self.doors})
+        self.targets.update({one: {name: row.get(one, 0) for name, row in seats.items()} for one in mine})
 
 
 def plain_spread(slots, given):

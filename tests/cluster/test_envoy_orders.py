@@ -66,6 +66,8 @@ async def forgotten(_name):
 def envoy_of(link, posts=None):
     made = Envoy(link, {**SETUP, "door": "d", "key": "k"})
     made._stations, made._ledger = posts, SimpleNamespace(forget=SimpleNamespace(remote=forgotten))
+    made._surplus.drain_s = 60.0
+    made._surplus.hear({"shares": {}, "doors": 1, "busy": {}}, whole=True)
     return made
 
 
@@ -231,7 +233,7 @@ def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
         async def status():
             return {}
 
-        hive = SimpleNamespace(drained=frozenset(), gateway_status=status, hear=lambda *_: None)
+        hive = SimpleNamespace(drained=frozenset(), drain_s=1.0, gateway_status=status, hear=lambda *_: None)
         asked = []
         wire.answer = lambda message: asked.append(embassy._hear({"id": message["id"], "shares": {}}))
         renewing = asyncio.create_task(embassy._renew_on(hive))
@@ -246,7 +248,7 @@ def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
 class Hive:
     """As much of the supervisor as the embassy asks; what it is told."""
 
-    drained = frozenset()
+    drained, drain_s = frozenset(), 30.0
 
     def __init__(self):
         self.adopted, self.figures, self.closed = (), {}, frozenset()

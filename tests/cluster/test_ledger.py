@@ -226,6 +226,50 @@ def test_a_silent_post_is_away_and_keeps_its_slots_for_when_it_is_back(clock):
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("why", ["away", "failed", "starting", "drained", "its node is drained"])
+def test_doors_take_turns_at_what_serves_while_a_replica_does_not(clock, why):
+    """Once, one of two doors had the slot of a replica that was away, and served nobody until it was back."""
+
+    async def play():
+        ledger, holds, had = make(clock), {"a": {}, "b": {}}, {"a": set(), "b": set()}
+        state = why if why in ("failed", "starting") else "ready"
+        drained = {"drained": ["m-1"], "its node is drained": ["c"]}.get(why, [])
+
+        async def pass_on(seconds, drained=()):
+            for _ in range(int(seconds / 0.5)):
+                pass_time(clock, ledger, 0.0)
+                await ledger.announce("m-0", row(slots=1))
+                for door, held in holds.items():
+                    told = {"models": {"m": {"queued": 3}}, "drained": list(drained) if door == "b" else []}
+                    held.update((await ledger.renew(door, {}, held, told))["shares"])
+                    had[door] |= {name for name, share in held.items() if share}
+
+        await ledger.announce("m-1", row("m-1", node="c", slots=1, state=state))
+        await pass_on(30.0 if why == "away" else 6.0, drained)
+        had["a"].clear()
+        had["b"].clear()
+        await pass_on(12.0, drained)
+        assert "m-0" in had["a"] & had["b"]
+        await ledger.announce("m-1", row("m-1", node="c", slots=1, incarnation="two"))
+        await pass_on(2.0)
+        assert all(sum(held.values()) == 1 for held in holds.values()), "its slot is back with it"
+
+    asyncio.run(play())
+
+
+def test_what_a_door_drained_serves_again_when_the_door_is_gone(clock):
+    async def play():
+        ledger = make(clock)
+        await ledger.announce("m-0", row())
+        await ledger.renew("b", {}, {}, {"drained": ["m-0"]})
+        await ledger.renew("a", {}, {}, {})
+        assert "m-0" in ledger._shares._pools["m", False]
+        await ledger.leave("b")
+        assert "m-0" in ledger._shares._pools["m", True]
+
+    asyncio.run(play())
+
+
 def test_only_one_door_places_replicas_and_its_successor_gets_the_same_key(clock):
     async def play():
         ledger = make(clock)

@@ -7,29 +7,36 @@ from test_quick_shares import LET_GO_S, Door, at_once
 
 from skep.cluster import shares
 from skep.cluster.ledger import Ledger
-from skep.cluster.shares import PACE_DOORS, PACE_S, Shares, Wants
+from skep.cluster.shares import PACE_DOORS, PACE_S, Shares
+from skep.cluster.wants import Wants
 
 
 def recount(kept):
     """Everything that `Shares` keeps beside what doors have said is what a count of that gives."""
     doors = kept._doors
     assert set(kept._in_use) == set(kept._slots)
-    for replica, (model, slots) in kept._slots.items():
+    for replica, (pool, slots) in kept._slots.items():
         may_use = sum(door.may_use.get(replica, 0) for door in doors.values())
         assert (kept._in_use[replica], replica in kept._over) == (may_use, may_use > slots)
-        assert kept._models[model][replica] == slots
+        assert kept._pools[pool][replica] == slots
         for door in doors.values():
-            like = door.holds.get(replica) == door.target(replica, model)
+            like = door.holds.get(replica) == door.target(replica, pool)
             assert like or door.unlike is None or replica in door.unlike
-    for model, mine in kept._models.items():
-        assert kept._sums[model] == sum(mine.values())
+    for pool, mine in kept._pools.items():
+        assert mine
+        assert kept._sums[pool] == sum(mine.values())
         for door in doors.values():
-            targets = door.targets.get(model, {})
+            targets = door.targets.get(pool, {})
             assert set(targets) <= set(mine)
-            assert door.used.get(model, 0) == sum(door.busy.get(replica, 0) for replica in mine)
-            assert door.has.get(model, 0) == sum(targets.values())
+            assert door.used.get(pool, 0) == sum(door.busy.get(replica, 0) for replica in mine)
+            assert door.usable.get(pool, 0) == sum(door.may_use.get(replica, 0) for replica in mine)
+            assert door.has.get(pool, 0) == sum(targets.values())
             spare = sum(target > door.busy.get(replica, 0) for replica, target in targets.items())
-            assert door.spare.get(model, spare) == spare
+            assert door.spare.get(pool, spare) == spare
+    models = {model for model, _ in kept._pools}
+    for door in doors.values():
+        assert {pool for said in (door.used, door.usable, door.has, door.spare) for pool in said} <= set(kept._pools)
+        assert set(door.got_at) <= models
     waiting = {(model, name) for name, door in doors.items() for model, count in door.queued.items() if count}
     assert waiting == {(model, name) for model, names in kept._waiting.items() for name in names}
 
@@ -37,7 +44,7 @@ def recount(kept):
 class Life:
     def __init__(self, seed):
         self.rng, self.now = random.Random(seed), 100.0
-        self.slots, self.doors, self.loose, self.count = {}, {}, set(), 0
+        self.slots, self.doors, self.drained, self.loose, self.count = {}, {}, {}, set(), 0
         self.begin(is_successor=False)
 
     def begin(self, *, is_successor):
@@ -51,7 +58,8 @@ class Life:
     def announce(self, name):
         self.count += 1
         model, slots = self.slots[name]
-        row = {"incarnation": self.count, "model": model, "slots": slots, "state": "ready", "node": "n"}
+        state = self.rng.choice(("ready", "ready", "ready", "starting", "failed"))
+        row = {"incarnation": self.count, "model": model, "slots": slots, "state": state, "node": f"n{name}"}
         at_once(self.ledger.announce(name, row))
 
     def event(self):
@@ -62,6 +70,8 @@ class Life:
                 door.let_go()
         events = (self.some_renew,) * 12 + (self.use,) * 3 + (self.replica,) * 3 + (self.door,) * 2
         self.rng.choice(events)()
+        for name in self.rng.sample(sorted(self.slots), len(self.slots) // 3):
+            self.announce(name)
         if self.rng.random() < 0.01:
             self.begin(is_successor=True)
         recount(self.ledger._shares)
@@ -97,6 +107,8 @@ class Life:
             self.count += 1
             self.doors[name] = Door(f"{name}{self.count}")
         elif self.rng.random() < 0.5:
+            self.drained[self.doors[name].name] = self.rng.choice(([], ["r1"], ["nr2", "r3"]))
+        else:
             at_once(self.ledger.leave(self.doors.pop(name).name))
 
     def some_renew(self):
@@ -107,7 +119,8 @@ class Life:
         for gone in [name for name in door.holds if name not in self.slots]:
             del door.holds[gone]
             door.busy.pop(gone, None)
-        told = {"models": {model: {"queued": count} for model, count in door.queued.items()}}
+        models = {model: {"queued": count} for model, count in door.queued.items()}
+        told = {"models": models, "drained": self.drained.get(door.name, [])}
         for _ in range(2):
             question = door.renewals.question(door.busy, door.holds)
             said = question["busy"], question["holds"], told

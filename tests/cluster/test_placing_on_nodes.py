@@ -13,6 +13,7 @@ from skep.cluster.nodes import busy_cards, choice_of, first_choice
 from skep.cluster.post import check_cards
 from skep.cluster.values import Node, NodeCard, NodeFacts, Survey, launch_document, launch_of
 from skep.engines.base import Launch
+from skep.engines.changes import changes
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.host.gpu_memory import GpuMemory
 from skep.places import user_paths
@@ -43,9 +44,10 @@ def survey(*nodes, here=None):
 
 @pytest.fixture
 def place(tmp_path):
-    def placed(cluster, *serves, running=(), tell=lambda _line: None, **more):
+    def placed(cluster, *serves, running=(), avoid=(), tell=lambda _line: None, **more):
         settings = Settings(serve=serves, cluster=Cluster("auto"), **more)
-        return place_launches(settings, user_paths({"HOME": str(tmp_path)}), cluster, running=running, tell=tell)
+        paths = user_paths({"HOME": str(tmp_path)})
+        return place_launches(settings, paths, cluster, running=running, avoid=avoid, tell=tell)
 
     return placed
 
@@ -315,3 +317,84 @@ def test_what_computes_nothing_asks_for_next_to_nothing(place):
     assert (one.place.cards, one.place.cpus, one.place.memory_bytes) == (0, 0.1, 0)
     assert one.weights is None
     assert Path(one.checkpoint or "").name == ""
+
+
+H200 = replace(RTX, name="NVIDIA H200", total_bytes=140 * GIB)
+BIG = node("big", gpus=1, cards=[H200], engines={**WITHIN, "vllm": None})
+KINDS = (
+    replace(VLLM, kind=rtx_node("a").kind, max_replicas=2),
+    replace(VLLM, kind=BIG.kind, options=Options(), max_replicas=1),
+)
+
+
+def names(launches):
+    return [launch.name for launch in launches]
+
+
+def test_a_kind_of_which_the_load_has_taken_all_replicas_is_no_fault(place):
+    """It ended the whole hive, ten minutes after the first peak on unlike nodes."""
+    cluster, (pair, single) = survey(rtx_node("a"), BIG), KINDS
+    both = place(cluster, pair, single)
+    assert names(place(cluster, pair, replace(single, replicas=0), running=both)) == ["org-model-2x-rtx-3090-0"]
+    full = survey(rtx_node("a", free={"free_gpus": 0}), BIG)
+    again = place(full, pair, single, running=both[:1])
+    assert names(again) == names(both), "and it may come again under its old name"
+
+
+def test_what_stands_needs_no_node_so_that_a_lost_one_stops_no_other_change(place):
+    """The only node of a kind died: its replica waits, other models and kinds are scaled, keys are taken back."""
+    cluster, (pair, single) = survey(rtx_node("a"), rtx_node("b"), BIG), KINDS
+    stand = place(cluster, pair, single, FAKE)
+    left = survey(rtx_node("a", free={"free_gpus": 0}), rtx_node("b"))
+    assert changes(stand, place(left, pair, single, FAKE, running=stand)).changed == ()
+    more = place(left, replace(pair, replicas=2), single, replace(FAKE, replicas=2), running=stand)
+    assert set(names(more)) - set(names(stand)) == {"org-model-2x-rtx-3090-1", "m-1"}
+    told = place(left, pair, replace(single, reserve=1), FAKE, running=stand)
+    assert {one.name: one.reserve for one in told}["org-model-1x-h200-0"] == 1, "doors hear of it all the same"
+    for change in ({"replicas": 2}, {"slots": 9}):
+        with pytest.raises(DoesNotFit, match="no node of the kind 1x NVIDIA H200"):
+            place(left, pair, replace(single, **change), FAKE, running=stand)
+    with pytest.raises(EngineError, match="no node can serve `org/model`"):
+        place(survey(node("c")), VLLM)
+    (alone,) = place(survey(rtx_node("a")), VLLM)
+    assert place(survey(node("c")), VLLM, running=(alone,)) == (alone,)
+
+
+def test_fewer_of_what_stands_need_no_room(place):
+    """Two of three nodes are lost: two of the three replicas do not fit on what is left, and wait anyway."""
+    two = replace(VLLM, replicas=2)
+    stand = place(survey(*map(rtx_node, "abc")), replace(VLLM, replicas=3))
+    left = replace(survey(rtx_node("a")), housed=("org-model-0",))
+    assert names(place(left, two, running=stand)) == ["org-model-0", "org-model-1"]
+    with pytest.raises(DoesNotFit, match=r"2 replicas of .*, there is room for 1"):
+        place(left, replace(two, slots=1), running=stand)
+
+
+def test_whoever_waits_for_room_comes_before_what_is_new(place):
+    """`skep scale m=3` right after `skep scale m=2`, which took the last room: nothing of it is counted twice."""
+    cluster = survey(rtx_node("a", free={"free_gpus": 0}), rtx_node("b"))
+    two, three = (place(survey(*map(rtx_node, "abc")), replace(VLLM, replicas=n)) for n in (2, 3))
+    assert len(place(replace(cluster, housed=("org-model-0",)), replace(VLLM, replicas=2), running=two)) == 2
+    with pytest.raises(DoesNotFit, match=r"3 replicas .*, 2 of them run, there is no room"):
+        place(replace(cluster, housed=("org-model-0",)), replace(VLLM, replicas=3), running=two)
+    given = replace(cluster, housed=("org-model-0", "org-model-1"))
+    assert len(place(given, replace(VLLM, replicas=3), running=two)) == 3, "its room is not among what is free"
+    lost = survey(node("c"), rtx_node("b", free={"free_gpus": 0}))
+    other = place(replace(lost, housed=("org-model-0",)), replace(VLLM, replicas=3), FAKE, running=three)
+    assert names(other)[-1] == "m-0", "those that have no room anywhere take none away"
+
+
+def test_room_on_drained_nodes_does_not_count_and_is_named(place):
+    cluster = survey(rtx_node("a", free={"free_gpus": 0}), rtx_node("b"))
+    (one,) = place(cluster, VLLM)
+    with pytest.raises(DoesNotFit, match=r"1 of them run, there is no room: a has 0 of 2 .*; b is drained") as refused:
+        place(cluster, replace(VLLM, replicas=2), running=(one,), avoid={"b"})
+    assert "b has" not in refused.value.message
+    with pytest.raises(DoesNotFit, match="there is no room: no node may be used; a is drained"):
+        place(survey(rtx_node("a")), replace(VLLM, slots=3), running=(one,), avoid={"a"})
+    with_room = survey(rtx_node("a"), rtx_node("b"))
+    stand = place(with_room, replace(VLLM, replicas=2), FAKE)
+    changed = place(with_room, replace(VLLM, replicas=2), replace(FAKE, slots=3), running=stand, avoid={"b"})
+    assert len(changed) == 3, "who stands on a drained node keeps its room there"
+    halves = place(survey(node("a"), node("b")), replace(SMALL, replicas=2), avoid={"b"})
+    assert [one.threads for one in halves] == [4, 4], "of the cores that may be used"

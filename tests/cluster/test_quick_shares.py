@@ -8,7 +8,8 @@ from plain_shares import PlainShares, plain_spread
 from skep.cluster.dividing import divided, spread
 from skep.cluster.ledger import Ledger
 from skep.cluster.renewals import Renewals
-from skep.cluster.shares import LEASE_S, PACE_DOORS, PACE_S, Shares, Wants
+from skep.cluster.shares import LEASE_S, PACE_DOORS, PACE_S, Shares
+from skep.cluster.wants import Wants
 
 LET_GO_S = LEASE_S - 1.0  # a door that could not renew lets go before its lease is over
 
@@ -43,7 +44,9 @@ class Play:
         self.rng = random.Random(seed)
         self.now = 100.0
         self.doors = {}
-        self.slots = {}
+        self.slots = {}  # by replica: its pool and slots
+        self.rows = {}  # by replica: what its post says
+        self.silent = set()  # replicas whose posts say nothing
         self.loose = set()  # replicas with fewer slots than are in use already: their limit holds later
         self.count = 0
         self.renewals = self.again = 0
@@ -59,26 +62,48 @@ class Play:
             self.announce(name)
 
     def announce(self, name):
-        model, slots = self.slots[name]
+        pool, slots = self.slots[name]
         self.count += 1
-        row = {"incarnation": self.count, "model": model, "slots": slots, "state": "ready", "node": "n"}
+        state = "ready" if pool[1] else self.rng.choice(("starting", "failed", "fetching"))
+        row = {"incarnation": self.count, "model": pool[0], "slots": slots, "state": state, "node": "n"}
         at_once(self.ledger.announce(name, row))
+        self.rows[name] = row
+        self.silent.discard(name)
         known = {each: slots for each, slots in self.plain.slots.items() if each != name}
-        same = self.plain.slots.get(name, ("",))[0] == model
-        self.plain.set_replicas(self.slots if same else {**known, name: (model, slots)})
+        same = self.plain.slots.get(name, ("",))[0] == pool
+        self.plain.set_replicas(self.slots if same else {**known, name: (pool, slots)})
 
     def event(self):
         self.now += self.rng.choice((0.01, 0.1, 0.1, 0.4, 1.9))
         self.ledger.look()
         self.plain.expire(self.now)
+        self.hear_posts()
         for door in self.doors.values():
             if self.now - door.answered_at > LET_GO_S:
                 door.let_go()
-        names = ("renew",) * 14 + ("use",) * 6 + ("queue",) * 3 + ("replica",) * 2 + ("door", "restart", "all", "all")
-        what = self.rng.choice(names)
+        names = ("renew",) * 14 + ("use",) * 6 + ("queue",) * 3 + ("replica",) * 2
+        what = self.rng.choice((*names, "silent", "door", "restart", "all", "all"))
         if what == "restart" and self.rng.random() < 0.8:
             what = "renew"
         getattr(self, f"do_{what}")()
+
+    def hear_posts(self):
+        """Those that are silent for too long serve no more, and do so again with their next word."""
+        for name in [name for name, row in self.ledger._rows.items() if row["state"] == "away"]:
+            self.becomes(name, serves=False)
+        for name in [name for name in self.slots if name not in self.silent]:
+            at_once(self.ledger.announce(name, self.rows[name]))
+            self.becomes(name, serves=self.rows[name]["state"] == "ready")
+
+    def becomes(self, name, *, serves):
+        (model, served), slots = self.slots[name]
+        if served != serves:
+            del self.slots[name]
+            self.slots[name] = (model, serves), slots
+            self.plain.set_replicas(self.slots)
+
+    def do_silent(self):
+        self.silent ^= {self.rng.choice(list(self.slots))} if self.slots else set()
 
     def do_door(self):
         name = self.rng.choice("abcde")
@@ -98,11 +123,12 @@ class Play:
         if known is not None and self.rng.random() < 0.6:
             at_once(self.ledger.forget(name))
         else:
-            model = known[0] if known and self.rng.random() < 0.7 else self.rng.choice("mn")
+            model = known[0][0] if known and self.rng.random() < 0.7 else self.rng.choice("mn")
+            pool = model, self.rng.random() < 0.8
             slots = self.rng.choice((1, 2, 3, 8))
             self.loose |= {name} if max(self.used(name), self.plain.in_use(name)) > slots else set()
-            same = known is not None and known[0] == model  # one with another model is another one, and comes last
-            self.slots = self.kept(name, (model, slots)) if same else {**self.slots, name: (model, slots)}
+            same = known is not None and known[0] == pool  # one of another pool is another one, and comes last
+            self.slots = self.kept(name, (pool, slots)) if same else {**self.slots, name: (pool, slots)}
             self.announce(name)
         self.plain.set_replicas(self.slots)
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.cluster.dividing import divided, spread
-from skep.cluster.shares import LEASE_S, TURN_S, Shares, Wants
+from skep.cluster.dividing import divided, seated, spread
+from skep.cluster.shares import LEASE_S, TURN_S, Shares
+from skep.cluster.wants import Wants
 
 REPLICAS = {"r0": ("m", 4), "r1": ("m", 4), "r2": ("n", 3)}
 
@@ -192,6 +193,107 @@ def test_where_doors_are_more_than_slots_each_gets_its_turn(many, slots):
         assert sum(door.holds.get("r0", 0) for door in doors) <= slots
     even = steps * slots / many
     assert all(0.6 * even < had[door.name] < 1.2 * even for door in doors), (even, had)
+
+
+class Busy:
+    """Doors where requests always wait, each as long as `lasts_s`, and how long each door was without one at most."""
+
+    def __init__(self, shares, many, replicas, lasts_s):
+        self.shares, self.slots, self.lasts_s = shares, dict(replicas), lasts_s
+        self.doors = [Door(f"d{number}") for number in range(many)]
+        self.ends = {(door.name, replica): [] for door in self.doors for replica in replicas}
+        self.served, self.without_s, self.had_at = Counter(), Counter(), Counter()
+
+    def run(self, seconds):
+        for step in range(int(seconds / 0.2)):
+            now = step * 0.2
+            for number, door in enumerate(self.doors):
+                self.work(door, now)
+                if step % 2 == number % 2:
+                    door.queued = {"m": 5}
+                    door.renew(self.shares, now)
+            for replica, slots in self.slots.items():
+                assert sum(len(self.ends[door.name, replica]) for door in self.doors) <= slots
+
+    def work(self, door, now):
+        for replica in self.slots:
+            ends = self.ends[door.name, replica] = [end for end in self.ends[door.name, replica] if end > now]
+            more = max(0, door.holds.get(replica, 0) - len(ends))
+            ends += [now + self.lasts_s] * more
+            self.served[door.name] += more
+            door.busy[replica] = len(ends)
+        self.had_at[door.name] = now if any(door.busy.values()) else self.had_at[door.name]
+        self.without_s[door.name] = max(self.without_s[door.name], now - self.had_at[door.name])
+
+
+@pytest.mark.parametrize(
+    ("many", "replicas", "slots", "lasts_s"), [(3, 1, 1, 15.0), (3, 1, 1, 30.0), (3, 2, 1, 30.0), (5, 2, 2, 15.0)]
+)
+def test_a_turn_is_not_over_before_the_slot_was_free(many, replicas, slots, lasts_s):
+    """Once, turns went by while a long answer had the slot, and some doors never had one."""
+    names = {f"r{number}": slots for number in range(replicas)}
+    play = Busy(made(dict.fromkeys(names, ("m", slots))), many, names, lasts_s)
+    play.run(300.0)
+    others = -(-(many - replicas * slots) // (replicas * slots))
+    assert max(play.without_s.values()) < (others + 1) * lasts_s + TURN_S, play.without_s
+    even = 300.0 / lasts_s * replicas * slots / many
+    assert all(0.7 * even < count < 1.3 * even for count in play.served.values()), (even, play.served)
+
+
+@pytest.mark.parametrize(("many", "slots"), [(2, 1), (8, 4), (3, 2)])
+def test_what_does_not_serve_is_nobody_s_turn(many, slots):
+    """Once, the slots of a replica that was away were the whole part of some doors."""
+    shares = made({})
+    shares.put("r0", "m", slots)
+    shares.put("r1", "m", slots, serves=False)
+    play = Busy(shares, many, {"r0": slots}, 2.0)
+    play.run(60.0)
+    even = sum(play.served.values()) / many
+    assert all(0.6 * even < play.served[door.name] < 1.4 * even for door in play.doors), play.served
+    shares.put("r1", "m", slots)
+    for step in range(8):
+        for door in play.doors:
+            door.busy = {}
+            door.renew(shares, 61.0 + 0.1 * step)
+    assert sum(door.holds["r0"] + door.holds["r1"] for door in play.doors) == 2 * slots
+    assert all(door.holds["r0"] + door.holds["r1"] for door in play.doors)
+
+
+def test_a_slot_for_each_that_asks_is_had_at_once_also_where_doors_are_more():
+    shares, doors = made({"r0": ("m", 3)}), [Door(name) for name in "abcd"]
+
+    def play(began, asks):
+        for step in range(8):
+            for door in doors:
+                door.busy = {}  # answers are short
+                door.use("r0", 3 if door.name == "a" else 0)
+                door.queued = {"m": 9} if door.name in asks else {}
+                door.renew(shares, began + 0.1 * step)
+
+    play(0.0, "a")
+    play(1.0, "ad")
+    play(2.0, "a")
+    assert doors[0].holds == {"r0": 3}
+    play(3.0, "ab")
+    assert doors[1].holds["r0"] == 1
+
+
+@given(
+    st.dictionaries(st.sampled_from(("r0", "r1", "r2")), st.integers(0, 3), min_size=1),
+    st.lists(st.sampled_from(("r0", "r1", "r2", None)), min_size=9, max_size=12),
+)
+@settings(max_examples=30)
+def test_who_has_one_slot_keeps_its_place(slots, places):
+    """As far as there is room, and every slot is somebody's."""
+    names = [f"d{number}" for number in range(len(places))]
+    given_out = divided(sum(slots.values()), dict.fromkeys(names, 1))
+    was = {name: place if place in slots else None for name, place in zip(names, places, strict=True)}
+    rows = seated(slots, given_out, was)
+    assert Counter(place for row in rows.values() for place in row) == Counter(slots)
+    assert set(rows) == {name for name in names if given_out[name]}
+    for place, count in slots.items():
+        stay = sum(was[name] == place for name in rows)
+        assert sum(was[name] == place and place in rows[name] for name in rows) == min(stay, count)
 
 
 def test_where_doors_are_more_than_slots_an_idle_one_is_had_before_the_turn():

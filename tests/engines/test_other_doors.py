@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from test_elsewhere import FAR, Aide, Far, far, hive_of
 
 from skep.engines.control import ask_down
 from skep.engines.lifecycle import RestartPolicy, State
-from skep.engines.otherdoors import FRESH_S, OtherDoors
+from skep.engines.otherdoors import FRESH_S, SILENT_S, OtherDoors
 from skep.errors import EngineError
 
 SECOND = replace(FAR, name="m-1")
@@ -105,6 +106,24 @@ def test_a_drain_waits_for_the_answers_of_all_doors(tmp_path):
             supervisor.hear({})
 
     asyncio.run(run())
+
+
+def test_a_drain_ends_with_a_word_where_the_other_doors_are_not_heard(tmp_path):
+    """The head was lost: what they have in use stayed as they had said last, and the drain waited for ever."""
+
+    async def run():
+        async with hive_of(tmp_path, FAR) as (supervisor, _):
+            heeded(supervisor, m_0=1)
+            now = time.monotonic
+            drained = asyncio.ensure_future(supervisor._control({"op": "drain", "name": "m-0", "wait": True}))
+            assert await goes_on(drained)
+            supervisor.doors._now = lambda: now() + SILENT_S
+            with pytest.raises(EngineError, match="`m-0` is empty here; of the other doors nothing is heard"):
+                await drained
+            assert supervisor.drained == {"m-0"}, "it gets nothing new all the same"
+            supervisor.hear({})
+
+    asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_down_closes_all_at_all_doors_and_waits_for_their_answers(tmp_path):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from skep.engines.lifecycle import State
 from skep.engines.scaler import Scaler
 from skep.engines.scaling import Bounds
 from skep.errors import DoesNotFit
@@ -14,9 +15,9 @@ WAITING = {"busy": 4, "queued": 4, "wait_s": 2.0, "idle_s": None}
 IDLE = {"busy": 0, "queued": 0, "wait_s": 0.0, "idle_s": 9.0}
 
 
-def member(model, *, kind="replica"):
+def member(model, *, kind="replica", state=State.READY):
     launch = SimpleNamespace(place=None)
-    life, started = SimpleNamespace(serving=True), SimpleNamespace(slots=4)
+    life, started = SimpleNamespace(state=state, serving=state is State.READY), SimpleNamespace(slots=4)
     return SimpleNamespace(model=model, kind=kind, launch=launch, life=life, started=started)
 
 
@@ -26,11 +27,12 @@ class House:
     def __init__(self, room=8):
         self.room, self.said, self.tried, self.heard = room, WAITING, [], []
         self.members = [member("m"), member("n"), member("m", kind="upstream")]
-        self.drained = None
+        self.drained = self.resting = None
+        self.bounds, self.fault, self.looks = BOUNDS, None, 0
         self.moved = asyncio.Event()
         self.scaler = Scaler(
             self,
-            bounds=lambda: BOUNDS,
+            bounds=lambda: self.bounds,
             figures=self.figures,
             scale=self.scale,
             possible=lambda: True,
@@ -40,13 +42,22 @@ class House:
         )
 
     def state(self, one):
-        return "draining" if one is self.drained else "ready"
+        return "draining" if one in (self.drained, self.resting) else one.life.state.value
+
+    def is_drained(self, one):
+        return one is self.drained
 
     async def figures(self):
+        self.looks += 1
+        self.moved.set()
+        if isinstance(self.said, Exception):
+            raise self.said
         return {"m": self.said, "n": self.said} if isinstance(self.said, dict) else self.said
 
     async def scale(self, model, replicas):
         self.tried.append((model, replicas))
+        if self.fault is not None:
+            raise self.fault
         if replicas > self.room:
             raise DoesNotFit(f"{replicas} do not fit")
         others = [one for one in self.members if (one.model, one.kind) != (model, "replica")]
@@ -132,3 +143,67 @@ def test_one_that_the_user_drained_is_made_up_for():
         await watched(story, House())()
 
     asyncio.run(run())
+
+
+def test_one_that_rests_before_a_restart_is_not_made_up_for():
+    """`skep restart` of the only replica, with an answer under way, once loaded another one for ten minutes."""
+
+    async def story(house):
+        house.said, house.resting = {**IDLE, "busy": 1}, house.members[0]
+        await house.until(lambda: house.looks > 5)
+        assert not house.tried
+
+    asyncio.run(watched(story, House())())
+
+
+def test_one_that_was_given_up_is_not_coming_and_is_made_up_for():
+    async def story(house):
+        house.members.append(member("m", state=State.FAILED))
+        await house.until(lambda: house.scaler.standing("m")["replicas"] == 3)
+        assert house.tried == [("m", 3)]
+
+    asyncio.run(watched(story, House())())
+
+
+def test_the_one_that_serves_is_not_ended_beside_one_that_was_given_up():
+    async def story(house):
+        house.said = IDLE
+        house.members.append(member("m", state=State.FAILED))
+        await house.until(lambda: house.looks > 20)  # longer than `down_after_s`
+        assert not house.tried
+
+    asyncio.run(watched(story, House())())
+
+
+@pytest.mark.parametrize("fault", [IndexError("list index out of range"), OSError("no process to spare")])
+def test_a_fault_of_ours_is_said_and_tried_again_later(fault):
+    """It once ended the gateway and every answer with it."""
+
+    async def story(house):
+        house.fault = fault
+        await house.until(lambda: house.scaler.standing("m")["why"])
+        assert house.scaler.standing("m")["why"] == f"would be 2: unexpected {type(fault).__name__}: {fault}"
+        house.fault = None
+        await house.until(lambda: house.scaler.standing("m")["replicas"] == 2)
+        await house.until(lambda: house.scaler.standing("m")["why"] is None)
+
+    asyncio.run(watched(story, House())())
+
+
+def test_a_look_that_fails_is_not_the_last_one():
+    async def story(house):
+        house.said = OSError("no link")
+        await house.until(lambda: house.scaler.standing("m")["why"] == "unexpected OSError: no link")
+        house.said = WAITING
+        await house.until(lambda: house.scaler.standing("m")["replicas"] == 2)
+
+    asyncio.run(watched(story, House())())
+
+
+def test_what_a_model_would_have_been_is_forgotten_when_it_no_longer_scales():
+    async def story(house):
+        await house.until(lambda: house.scaler.standing("m")["why"] == "would be 2: 2 do not fit")
+        house.bounds = {"m": Bounds(1, 1), "n": Bounds(1, 1)}
+        await house.until(lambda: house.scaler.standing("m")["why"] is None)
+
+    asyncio.run(watched(story, House(room=1))())

@@ -58,6 +58,17 @@ def test_one_goes_when_one_fewer_would_have_done_all_the_time():
     assert look(scaling, 900, replicas=1, busy=0) is None
 
 
+def test_none_goes_while_no_more_serve_than_the_least():
+    """Numbers go from the top: what goes may be the one that serves, and what stays one that waits for room."""
+    scaling = Scaling(FOUR)
+    assert [look(scaling, now, replicas=2, ready=1) for now in (0, 61, 900)] == [None] * 3
+    assert look(scaling, 901, replicas=2, ready=2) is None, "the time begins when both serve"
+    assert look(scaling, 961, replicas=2, ready=2) == 1
+    two = Scaling(Bounds(2, 4, down_after_s=60.0))
+    assert [look(two, now, replicas=3, ready=2) for now in (0, 61)] == [None] * 2
+    assert [look(two, now, replicas=4, ready=3) for now in (100, 161)] == [None, 3]
+
+
 def test_another_number_than_the_bounds_allow_is_mended():
     assert look(Scaling(FOUR), replicas=6, busy=24) == 4
     assert look(Scaling(Bounds(2, 4)), replicas=1) == 2
@@ -134,3 +145,12 @@ def test_what_cannot_be_scaled_is_refused(model, replicas, words):
     with pytest.raises(UserError, match=words) as caught:
         next(rescaled(document({}), model, replicas))
     assert caught.value.hint
+
+
+def test_what_takes_a_model_away_is_named_as_it_can_be_done():
+    """Nothing that stands on a cluster is unloaded."""
+    for told, words in [({}, "`skep unload m`"), ({"cluster": {"address": "auto"}}, "`skep down`")]:
+        with pytest.raises(UserError) as caught:
+            next(rescaled({**document({}), **told}, "m", 0))
+        assert words in caught.value.hint
+        assert ("unload" in caught.value.hint) == (not told)

@@ -1,12 +1,18 @@
 """Several gateways before one hive, one of them killed; and a head that is lost while answers go on."""
 
+import contextlib
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from asking import MODEL, Agents
-from clusters import until
+from clusters import processes, until
 from test_ray_hive import UP, chat, engines_left, ready
+
+from skep.cluster.envoy import MEND_EVERY_S
+from skep.cluster.logparts import TAIL_BYTES
+from skep.cluster.shares import LEASE_S
 
 pytestmark = pytest.mark.ray
 
@@ -25,6 +31,20 @@ def killed(door):
         parent = next(int(line.split()[1]) for line in file if line.startswith("PPid:"))
     for pid in (parent, gateway):
         os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def stopped(door):
+    """All processes of a door, as those of a machine that sleeps."""
+    pids = processes("skep", door.home)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    assert len(pids) >= 3, "supervisor, gateway, envoy"
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def test_two_gateways_share_the_slots_and_a_dead_one_s_share_returns(nodes, door):
@@ -74,6 +94,76 @@ def test_an_abandoned_hive_is_taken_over_with_its_engines_still_loaded(nodes, do
     (after,) = ready(second, 1)
     assert after["pid"] == before["pid"], "nothing was loaded again"
     assert chat(second.url).usage.completion_tokens
+
+
+def test_a_door_that_was_away_and_lost_its_hive_leaves_what_the_other_one_serves_alone(nodes, door):
+    """It ended the new door's replicas and its ledger, and until then both placed and ended against each other."""
+    nodes.add("b")
+    first, second = door(), door()
+    first.up(*UP, "--replicas", "2", "--cluster", nodes.address)
+    with stopped(first):
+        until(lambda: False, LEASE_S + 1)
+        second.up(*UP, "--replicas", "1", "--cluster", nodes.address)
+        assert until(lambda: ready(second, 1))
+    (before,) = ready(second, 1)
+    assert until(lambda: "has taken over" in (first.rows()["cluster"]["why"] or ""), 30.0), first.run("ps").stdout
+    with Agents(second.url, 2) as agents:
+        agents.until_answered(2)
+        until(lambda: False, 2 * MEND_EVERY_S)
+        agents.until_answered(2)
+        told = first.down()
+        assert (told.returncode, "has taken over the hive `skep`: what it serves goes on" in told.stderr) == (0, True)
+        agents.until_answered(4)
+    assert agents.account.answered == agents.account.begun, agents.account
+    (after,) = ready(second, 1)
+    assert (after["pid"], after["restarts"]) == (before["pid"], before["restarts"])
+    assert second.down().returncode == 0
+    assert until(lambda: not engines_left(), 20.0)
+
+
+def test_a_door_that_lost_its_hive_has_it_back_when_the_other_one_is_down(nodes, door):
+    nodes.add("b")
+    first, second = door(), door()
+    first.up(*UP, "--replicas", "1", "--cluster", nodes.address)
+    with stopped(first):
+        until(lambda: False, LEASE_S + 1)
+        second.up(*UP, "--replicas", "1", "--cluster", nodes.address)
+    assert until(lambda: "has taken over" in (first.rows()["cluster"]["why"] or ""), 30.0), first.run("ps").stdout
+    assert second.down().returncode == 0
+    assert until(lambda: first.rows()["cluster"]["why"] is None and ready(first, 1), 90.0), first.run("ps").stdout
+    assert chat(first.url).usage.completion_tokens
+
+
+def test_a_door_that_comes_back_and_wants_fewer_cuts_no_answer_of_another_one(nodes, door):
+    """What the load had called was ended at the first look, without a word to the doors that sent to it."""
+    nodes.add("b")
+    first, second = door(), door()
+    first.up(*UP, "--replicas", "2", "--cluster", nodes.address)
+    second.up("gateway", "--cluster", nodes.address)
+    with Agents(second.url, 4) as agents:
+        agents.until_answered(4)
+        killed(first)
+        until(lambda: False, LEASE_S + 1)
+        first.up(*UP, "--replicas", "1", "--cluster", nodes.address)
+        assert until(lambda: list(shares(second)) == [f"{MODEL}-0"], 60.0), second.run("ps").stdout
+        agents.until_answered(4)
+    assert agents.account.answered == agents.account.begun, agents.account
+
+
+def test_a_long_log_elsewhere_is_shown_as_one_here_is_and_costs_no_envoy(nodes, door):
+    """Its answer was longer than the link to the envoy takes, and the cluster was away for seconds."""
+    nodes.add("b")
+    one = door()
+    one.up(*UP, "--replicas", "1", "--cluster", nodes.address)
+    log = Path(os.environ["XDG_STATE_HOME"], "skep/logs/posts", f"skep@{nodes.address}", f"{MODEL}-0.log")
+    with log.open("ab") as file:
+        file.write(b"INFO [loggers.py:118] Engine 000: Avg prompt throughput: 0.0 tokens/s\n" * 100_000)
+    (envoy,) = processes("skep.cluster.envoy", one.home)
+    told = one.run("logs", f"{MODEL}-0", "-n", "1000000").stdout.encode()
+    assert told == log.read_bytes()[-TAIL_BYTES:]
+    assert len(one.run("logs", f"{MODEL}-0", "-n", "50000").stdout.splitlines()) == 50_000
+    assert processes("skep.cluster.envoy", one.home) == [envoy]
+    assert one.rows()["cluster"]["state"] == "ready"
 
 
 def test_a_lost_head_is_said_and_what_serves_goes_on_serving(nodes, door):

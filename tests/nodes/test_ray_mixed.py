@@ -6,6 +6,7 @@ import pytest
 from cards import Cards, variable_of
 from clusters import until
 
+from skep.cluster.surveying import survey
 from skep.units import GIB
 
 pytestmark = pytest.mark.ray
@@ -82,6 +83,7 @@ def test_a_group_of_two_cards_stands_on_the_node_that_has_both_and_sees_both(nod
     assert placed(nodes.address) == {
         "skep/post/m-0": ("twin", {0: {"CPU": 2.0, "GPU": 2.0, "memory": 4.0 * GIB}}, "STRICT_PACK")
     }
+    assert survey(nodes.address, hive="skep").housed == ("m-0",)
     refused = one.run("scale", "m=2", check=False)
     assert refused.returncode == 3, refused.stderr
     for words in ("2 GPUs", "1 of them run, there is no room", "twin has 0 of 2 GPUs", "big has 1 of 1 GPUs"):

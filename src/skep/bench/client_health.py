@@ -44,8 +44,12 @@ class ClientHealth:
         self.late_ms = max(self.late_ms, late_ms)
 
     @property
+    def late(self) -> bool:
+        return self.late_ms > LATE_LIMIT_MS
+
+    @property
     def limited(self) -> bool:
-        return self.lag_p99_ms > LAG_LIMIT_MS or self.cpu_share > CPU_LIMIT or self.late_ms > LATE_LIMIT_MS
+        return self.lag_p99_ms > LAG_LIMIT_MS or self.cpu_share > CPU_LIMIT or self.late
 
 
 @contextmanager

@@ -6,7 +6,8 @@ nothing of a job's way to a worker falls into a measurement, however large the j
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,8 +27,15 @@ class Fared:
     workers: Mapping[str, Any] | None = None
 
 
+def unheard() -> None:
+    """Where nobody wants to be told."""
+
+
 class Crowd(Protocol):
-    """`run` lets all workers begin when each has prepared its job. `close` ends them; so does a run that breaks off."""
+    """`run` lets all workers begin when each has prepared its job. `close` ends them; so does a run that breaks off.
+
+    `began` is called when they begin, `ended` when the last request has ended, unless the run breaks off.
+    """
 
     @property
     def few(self) -> int:
@@ -35,7 +43,14 @@ class Crowd(Protocol):
 
     @property
     def most(self) -> int: ...
-    async def run(self, jobs: Sequence[Job], on_row: OnRow) -> Fared: ...
+    async def run(
+        self,
+        jobs: Sequence[Job],
+        on_row: OnRow,
+        *,
+        began: Callable[[], None] = unheard,
+        ended: Callable[[], None] = unheard,
+    ) -> Fared: ...
     async def close(self) -> None: ...
 
 
@@ -43,6 +58,13 @@ def beginnings(jobs: Sequence[Job], now_s: float) -> list[Begin]:
     """Those that follow a clock, on several workers: all count from one moment, which is yet to come."""
     together = len(jobs) > 1
     return [Begin(now_s + LEAD_S - job.origin_s if together and job.follows_clock else None) for job in jobs]
+
+
+async def at_beginning(begins: Sequence[Begin], began: Callable[[], None]) -> None:
+    """Says so when the first of them begins: at once, unless all wait for the moment that is yet to come."""
+    if all(one.at_s is not None for one in begins):
+        await asyncio.sleep(LEAD_S)
+    began()
 
 
 async def told(frames: AsyncIterator[bytes], on_row: OnRow) -> News | None:

@@ -111,11 +111,13 @@ class Driver:
     ) -> tuple[list[Request], bool]:
         """What cannot be written down, in this process. `is_closed`: `width` are to be in flight all the time."""
 
-        async def here(took: OnRow) -> Fared:
+        async def here(took: OnRow, draw: _Draw) -> Fared:
             await self.pool.prepare(width)
             with garbage_kept():
+                draw.began()
                 async with watch_client() as health:
                     await load(self.sender, took)
+                draw.ended()
             self.pool.trim()
             return Fared(health)
 
@@ -135,8 +137,8 @@ class Driver:
             for hand in dealt(strands, self._processes)
         ]
 
-        async def spread(took: OnRow) -> Fared:
-            return await self._crowd.run(jobs, took)
+        async def spread(took: OnRow, draw: _Draw) -> Fared:
+            return await self._crowd.run(jobs, took, began=draw.began, ended=draw.ended)
 
         return spread
 
@@ -151,11 +153,9 @@ class Driver:
             on_row(row)
 
         before = await read_counters(self.pool, self.endpoint.headers)
-        if self._meter is not None:
-            self._meter.begin()
-        fared = await run(took)
+        draw = _Draw(self._meter)
+        fared = await run(took, draw)
         health = fared.health
-        drawn = self._meter.end() if self._meter is not None else None
         after = await read_counters(self.pool, self.endpoint.headers) if before else {}
         whole = (
             is_closed and rows and all(row.ok for row in rows)
@@ -164,8 +164,9 @@ class Driver:
         limited = health.limited or (share is not None and share < BEHIND)
         if level:
             self._keep(level, repeat, health, share, limited=limited)
-            facts = (("counters", counted(before, after)), ("energy", drawn), (WORKERS, fared.workers))
-            for name, fact in facts:
+            late = {"late_ms": health.late_ms} if health.late else None
+            facts = {"counters": counted(before, after), "energy": draw.drawn, WORKERS: fared.workers, "late": late}
+            for name, fact in facts.items():
                 if fact:
                     self.recording.found(LevelFact(level, repeat, name, fact))
         if limited and self._may_grow and health.cpu_share > BUSY:  # a machine busy with others is not helped by more
@@ -187,5 +188,21 @@ class Driver:
         self.recording.sampled(sample)
 
 
+class _Draw:
+    """A run's energy: of the time in which its requests are under way, not of what is prepared for them."""
+
+    def __init__(self, meter: Meter | None) -> None:
+        self._meter = meter
+        self.drawn: Mapping[str, Any] | None = None
+
+    def began(self) -> None:
+        if self._meter is not None:
+            self._meter.begin()
+
+    def ended(self) -> None:
+        if self._meter is not None:
+            self.drawn = self._meter.end()
+
+
 class _Run(Protocol):
-    async def __call__(self, took: OnRow) -> Fared: ...
+    async def __call__(self, took: OnRow, draw: _Draw) -> Fared: ...

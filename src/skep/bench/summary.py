@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -31,7 +32,7 @@ def summarise(
     limited = {(sample.level, sample.repeat) for sample in samples if sample.client_limited}
     counted = _without_limited(rows, limited)
     figures = levels_of(counted, limited, _energy(facts, counted), _counters(facts, counted), closed=closed)
-    levels = with_workers(figures, facts)
+    levels = _with_late(with_workers(figures, facts), facts)
     serial = next((level for level in levels if level.concurrency == 1), None) if closed else None
     swarm = levels[-1] if closed and levels and levels[-1].concurrency > 1 else None
     same = serial is not None and swarm is not None and serial.requests == swarm.requests
@@ -164,6 +165,17 @@ def _combined(counters: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = {name for one in counters for name in one}
     told = {name: [one[name] for one in counters if name in one] for name in names}
     return {name: fmean(values) if name in MEANS else sum(values) for name, values in told.items()}
+
+
+def _with_late(levels: Sequence[LevelSummary], facts: Sequence[LevelFact]) -> tuple[LevelSummary, ...]:
+    """Over the runs of a level that are counted: the latest beginning of its load, where it marks the run."""
+    late = {(fact.level, fact.repeat): float(fact.fact["late_ms"]) for fact in facts if fact.name == "late"}
+    return tuple(replace(level, late_ms=_latest(level, late)) for level in levels)
+
+
+def _latest(level: LevelSummary, late: Mapping[Key, float]) -> float | None:
+    keys = [(level.concurrency, one.repeat) for one in level.repeats]
+    return max((late[key] for key in keys if key in late), default=None)
 
 
 def _energy(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, Energy]:

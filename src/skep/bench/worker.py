@@ -106,19 +106,18 @@ async def read_frame(stream: asyncio.StreamReader) -> bytes | None:
         return None
 
 
-async def carry_out(job: Job, orders: asyncio.Queue[bytes], send: _Outbox) -> ClientHealth:
+async def carry_out(job: Job, orders: asyncio.Queue[bytes], send: _Outbox, *, fresh_s: float = FRESH_S) -> ClientHealth:
     """Once it is prepared, and the order to begin has come."""
     pool = Pool(job.endpoint.origin, max_idle=max(job.width, job.most_connections, 1))
     sender = Sender(job.endpoint, pool, job.origin_s, timeout_s=job.timeout_s, keep_text=job.keep_text)
     try:
         await pool.prepare(job.width)
         with garbage_kept():
-            ready_s = sender.now()
             send.greet()
-            span = replace(job.span, begin_s=decode_begin(await orders.get()).at_s)
-            if sender.now() - ready_s > FRESH_S:  # others took their time
+            while (order := await _next(orders, fresh_s)) is None:  # others take their time
                 pool.trim()
                 await pool.prepare(job.width)
+            span = replace(job.span, begin_s=decode_begin(order).at_s)
             late_s = await beginning(sender, span)
             async with watch_client() as health:
                 await carry(sender, send.took, job.strands, span)
@@ -126,6 +125,15 @@ async def carry_out(job: Job, orders: asyncio.Queue[bytes], send: _Outbox) -> Cl
         await pool.close()
     health.late_ms = late_s * 1000
     return health
+
+
+async def _next(orders: asyncio.Queue[bytes], wait_s: float) -> bytes | None:
+    """None: it has not come by then."""
+    try:
+        async with asyncio.timeout(wait_s):
+            return await orders.get()
+    except TimeoutError:
+        return None
 
 
 class _Outbox:

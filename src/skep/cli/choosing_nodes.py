@@ -55,7 +55,7 @@ def serves_for(wanted: Wanted, survey: Survey, most: int | None = None) -> tuple
     with_cards = [node for node in survey.nodes if node.facts is not None and node.facts.cards]
     llama = any(node.facts is not None and "llamacpp" in node.facts.engines for node in with_cards)
     if for_the_embedded(wanted, llama_cards=llama):
-        return (_under_load(_embedded(wanted, survey), most),)
+        return (_under_load(_embedded(wanted, survey, most), most),)
     if with_cards and wanted.engine in (None, *FOR_PLANS) and not unplanned(wanted):
         _check_readable(wanted)
         return _of_plans(wanted, survey, most)
@@ -90,10 +90,11 @@ def _of_preset(preset: Preset, wanted: Wanted, survey: Survey) -> Serve:
     return serve
 
 
-def _embedded(wanted: Wanted, survey: Survey) -> Serve:
-    """One replica a node that has the engine, unless somebody says how many."""
+def _embedded(wanted: Wanted, survey: Survey, most: int | None) -> Serve:
+    """One replica a node that has the engine, unless somebody says how many; never more than `most`."""
     able = sum(node.facts is not None and "embedded" in node.facts.engines and node.cpus >= 1 for node in survey.nodes)
-    serve = Serve(model=wanted.name, checkpoint=wanted.checkpoint, replicas=wanted.replicas or max(1, able))
+    count = wanted.replicas or min(max(1, able), most or able or 1)
+    serve = Serve(model=wanted.name, checkpoint=wanted.checkpoint, replicas=count)
     slots, context = wanted.slots or serve.slots, wanted.context or serve.context_tokens
     return replace(serve, slots=slots, context_tokens=context)
 
@@ -120,21 +121,22 @@ def _of_plans(wanted: Wanted, survey: Survey, most: int | None) -> tuple[Serve, 
     room = sum(one.fits for one in found)
     if room < (wanted.replicas or 1):
         raise _no_room(wanted, found, room)
-    counts = shared_out(wanted.replicas or room, [one.fits for one in found])
-    used = [(one, count) for one, count in zip(found, counts, strict=True) if count]
-    peaks: list[int | None] = [None] * len(used)
+    fits = [one.fits for one in found]
+    counts = shared_out(wanted.replicas or min(room, most or room), fits)
+    peaks = shared_out(most or 0, fits)
     if most is not None:
-        shares = shared_out(most, [one.fits for one, _ in used])
-        shares[0] += most - sum(shares)  # more than fits now: another node may join
-        peaks = [max(share, count) for share, (_, count) in zip(shares, used, strict=True)]
-    unused = [one for one, count in zip(found, counts, strict=True) if not count]
+        peaks[0] += most - sum(peaks)  # more than fits now: another node may join
+    shares = list(zip(found, counts, peaks, strict=True))
+    unused = [one for one, count, peak in shares if not count and not peak]
     for line in left_out_lines(node for one in unused for node in one.busy):  # of the others `skep.placing` tells
         note(f"warning: {line}")
-    for one, count in used:
-        note(f"planned for {kind_words(one)}: {count} x {one.best}")
+    used = [(one, count, peak) for one, count, peak in shares if count or peak]
+    for one, count, peak in used:
+        when = "" if count else " under load, up to"
+        note(f"planned for {kind_words(one)}:{when} {count or peak} x {one.best}")
     return tuple(
-        replace(one.best.serve, replicas=count, gpus=(), kind=one.kind, max_replicas=peak)
-        for (one, count), peak in zip(used, peaks, strict=True)
+        replace(one.best.serve, replicas=count, gpus=(), kind=one.kind, max_replicas=None if most is None else peak)
+        for one, count, peak in used
     )
 
 

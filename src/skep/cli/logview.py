@@ -31,20 +31,32 @@ def show_log(paths: Paths, name: str, lines: int, *, follow: bool) -> None:
     if told is None:
         show_file(paths.logs, name, lines, follow=follow, others=lambda: _hosted(paths))
     else:
-        _write(told["text"].encode())
+        offset = _write_all(paths, name, told)
         if follow:
-            _follow_elsewhere(paths, name, told["offset"])
+            _follow_elsewhere(paths, name, offset)
+
+
+def _write_all(paths: Paths, name: str, told: dict[str, Any]) -> int:
+    """In parts, as far as it went when the first of them was told; where that ends."""
+    offset, size = told["offset"], told.get("size", 0)
+    _write(told["text"].encode())
+    while offset < size and (more := _elsewhere(paths, name, 0, offset)) is not None and more["offset"] > offset:
+        offset = more["offset"]
+        _write(more["text"].encode())
+    return int(offset)
 
 
 def _follow_elsewhere(paths: Paths, name: str, offset: int) -> None:
     """Also while it moves, and its log cannot be had for a moment; until Ctrl-C, or the end of the hive."""
+    is_behind = False
     with suppress(KeyboardInterrupt):
         while True:
-            time.sleep(POLL_ELSEWHERE_S)
+            time.sleep(0 if is_behind else POLL_ELSEWHERE_S)
+            is_behind = False
             with suppress(EngineError):
                 if (told := _elsewhere(paths, name, 0, offset)) is None:
                     return
-                offset = told["offset"]
+                offset, is_behind = told["offset"], told["offset"] < told.get("size", 0)
                 _write(told["text"].encode())
 
 

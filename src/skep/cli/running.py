@@ -77,14 +77,15 @@ def reload(
     from skep.wiring import check_tls
 
     paths = user_paths(os.environ)
-    wishes = wishes_of(_ask({"op": "origin"})["wishes"])
+    origin = _ask({"op": "origin"})
+    wishes = wishes_of(origin["wishes"])
     if config is not None:
         wishes = replace(wishes, config=str(config.absolute()))
     with chdir(wishes.folder) if wishes.folder else nullcontext(), byte_progress("fetching the weights") as progress:
         settings = wished_settings(wishes, paths, {})  # SKEP_API_KEY stays what the running one has
         check_tls(settings.gateway)
         read_keys(keys_path(paths))
-        if settings.cluster is None:  # on a cluster, what fits beside what runs is known to who runs it
+        if not origin.get("on_cluster", settings.cluster):  # there, what fits is known to who runs it
             plan_launches(settings, paths, progress, starting=False)
     message = {"op": "reload", "settings": asdict(settings), "wait": wait}
     answer = _ask(message, timeout_s=None if wait else 120.0)

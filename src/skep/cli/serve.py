@@ -126,7 +126,7 @@ def up(
         fallback=fallback,
         serve=given(**serve, engine_port=engine_port),
         gateway=given(host=host or None, port=port),
-        cluster=where,
+        cluster=where if cluster is not None or hive is not None else None,
     )
     start(wishes, config, detach=detach, as_json=as_json)
 
@@ -149,6 +149,7 @@ def cluster_of(address: str | None, hive: str | None, config: Path | None, *, gu
 def _on_nodes(wanted: Wanted, address: str, most: int | None) -> tuple[Serve, ...]:
     from skep.cli.choosing_nodes import serves_for, survey_nodes
 
+    _check_most(wanted.name, wanted.replicas, most)
     return serves_for(wanted, survey_nodes(address), most)
 
 
@@ -178,15 +179,19 @@ def start(wishes: Wishes, config: Path | None, *, detach: bool, as_json: bool) -
         hint = "`skep gateway --upstream http://127.0.0.1:8000 --slots 8`, or an [[upstream]] table in skep.toml"
         raise UserError("no upstream is given", hint=hint)
     for table in settings.serve:
-        if table.max_replicas is not None and table.max_replicas < table.replicas:
-            what = f"--max-replicas {table.max_replicas} is below the {table.replicas} replicas of `{table.model}`"
-            raise UserError(what, hint="raise it, or set --replicas")
+        _check_most(table.model, table.replicas, table.max_replicas)
     if settings.cluster is None:
         hive.learn_flags(settings)
     if detach:
         hive.serve_detached(settings, paths, as_json=as_json)
     else:
         hive.serve_here(settings, paths, as_json=as_json)
+
+
+def _check_most(model: str, replicas: int | None, most: int | None) -> None:
+    if most is not None and replicas is not None and most < replicas:
+        what = f"--max-replicas {most} is below the {replicas} replicas of `{model}`"
+        raise UserError(what, hint="raise it, or set --replicas")
 
 
 def down(

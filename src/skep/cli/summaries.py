@@ -113,7 +113,9 @@ def remarks(summary: SweepSummary) -> list[str]:
     if (load := workers_sentence(summary.levels)) is not None:
         found.append(load)
     if summary.client_limited:
-        found.append("warning: the client was the limit at some level (marked *); its figures are a lower bound")
+        late_ms = max((level.late_ms for level in summary.levels if level.late_ms is not None), default=None)
+        why = "" if late_ms is None else f"; load began up to {late_ms:,.0f} ms late"
+        found.append(f"warning: the client was the limit at some level (marked *{why}); its figures are a lower bound")
     return found
 
 

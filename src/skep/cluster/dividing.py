@@ -35,14 +35,17 @@ def divided(slots: int, wanted: Mapping[str, int], first: Sequence[str] = ()) ->
     return given
 
 
-def in_turn(holders: Mapping[str, float], without: Mapping[str, float], *, turn: bool) -> list[str]:
+def in_turn(
+    owed: Mapping[str, float], holders: Mapping[str, float], without: Mapping[str, float], *, turn: bool
+) -> list[str]:
     """Who comes first where doors are more than slots; each with when it last got some.
 
-    At a turn, who has none: longest ago first; and who got some last keeps them. Otherwise who has some.
+    Who is owed a slot that is still in use, always. At a turn, who has none: longest ago first; and who got some last
+    keeps them. Otherwise who has some.
     """
+    first, lack = (sorted(some, key=lambda name: (some[name], name)) for some in (owed, without))
     keep = sorted(holders, key=lambda name: (-holders[name], name))
-    lack = sorted(without, key=lambda name: (without[name], name))
-    return [*lack, *keep] if turn else [*keep, *lack]
+    return [*first, *lack, *keep] if turn else [*first, *keep, *lack]
 
 
 def spread(slots: Mapping[str, int], given: Mapping[str, int]) -> dict[str, dict[str, int]]:
@@ -69,6 +72,21 @@ def spread(slots: Mapping[str, int], given: Mapping[str, int]) -> dict[str, dict
         rows.append(row)
     columns = zip(*rows, strict=True)
     return {name: dict(zip(slots, column, strict=True)) for name, column in zip(names, columns, strict=True)}
+
+
+def seated(
+    slots: Mapping[str, int], given: Mapping[str, int], places: Mapping[str, str | None]
+) -> dict[str, dict[str, int]]:
+    """As `spread`, where nobody is given more than one: who has a place keeps it. What it waits for is that slot."""
+    room, found = dict(slots), dict[str, dict[str, int]]()
+    for name in given:
+        place = places[name]
+        if given[name] and place is not None and room[place]:
+            room[place] -= 1
+            found[name] = {place: 1}
+    vacant = [place for place, count in room.items() for _ in range(count)]
+    others = [name for name in given if given[name] and name not in found]
+    return found | {name: {place: 1} for name, place in zip(others, vacant, strict=True)}
 
 
 def _furthest(behind: list[float], many: int) -> Iterable[int]:

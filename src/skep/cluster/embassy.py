@@ -15,13 +15,13 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
 from skep.cluster.errands import error_of
-from skep.cluster.hearsay import UNREADABLE, not_understood, standing, told_by
+from skep.cluster.hearsay import Misread, standing, told_by
 from skep.cluster.hosted import Hosted
 from skep.cluster.renewals import Renewals
 from skep.cluster.restarts import Restarts
@@ -48,6 +48,8 @@ class Hive(Protocol):
 
     @property
     def drained(self) -> frozenset[str]: ...
+    @property
+    def drain_s(self) -> float: ...
     async def gateway_status(self) -> Message: ...
     async def adopt(self, launches: Sequence[Launch]) -> None: ...
     def hear(
@@ -74,6 +76,9 @@ class Embassy:
         self._joined = asyncio.Event()
         self._was_joined = False
         self._trouble: str | None = None  # why there is no envoy, or what it is refused
+        self._taken_over: str | None = None  # by whom, in words: the hive is not ours any more
+        self._misread = Misread()
+        self._drained_elsewhere: frozenset[str] = frozenset()
         self._renew_now = asyncio.Event()
         self._renewals = Renewals()
         self._ids = itertools.count(1)
@@ -100,7 +105,8 @@ class Embassy:
         state = "lost" if self.head_lost else "ready" if self._joined.is_set() else "starting"
         if self._was_joined and state == "starting":
             state = "away"
-        why = "no answer from its head; what serves goes on serving" if self.head_lost else self._trouble
+        why = "no answer from its head; what serves goes on serving" if self.head_lost else None
+        why = why or self._taken_over or self._trouble or self._misread.newest
         doors = f"one of {self.doors} gateways" if self.doors > 1 else None
         told = {"name": "cluster", "kind": "cluster", "state": state, "url": self.address, "why": why or doors}
         return {**told, "hive": self._setup["hive"], "guest": self.guest, "doors": self.doors}
@@ -133,7 +139,9 @@ class Embassy:
         if self._joined.is_set():
             answer = await self._ask({"op": "leave"}, HEADLESS_END_S if self.head_lost else END_S)
         done = self.head_lost or (answer is not None and "error" not in answer)
-        if self._was_joined and not self.guest and not done:
+        if self._taken_over is not None:
+            left = f"{self._taken_over}: what it serves goes on"
+        elif self._was_joined and not self.guest and not done:
             after_s = self._setup["abandoned_after_s"]
             left = f"the cluster cannot be reached; what stands on its nodes ends within {after_s:g} s"
         if self._link is not None:
@@ -168,6 +176,7 @@ class Embassy:
         if self._members.get(name) is member:
             del self._members[name]
             self._ceiling.pop(name, None)
+            self._misread.note(name, None)
             if not self.guest:
                 self._rows.pop(name, None)
 
@@ -241,28 +250,20 @@ class Embassy:
             failed = EngineError(f"the envoy ended with code {code}", hint=f"the end of {self._log} says why")
         return failed
 
-    @contextlib.contextmanager
-    def _understood(self) -> Iterator[None]:
-        """What a cluster with another skep says may not be: that costs what it said, and nothing else."""
-        try:
-            yield
-        except UNREADABLE as error:
-            self._trouble = not_understood(error)
-
     def _hear(self, message: Message) -> None:
-        with self._understood():
+        with self._misread.reading(f"event {message.get('event')}"):
             self._heed(message)
 
     def _inform(self, member: Hosted) -> None:
-        row = self._rows.get(member.launch.name)
-        with self._understood():
-            if row is not None:
-                member.hear(row)
+        name = member.launch.name
+        with self._misread.reading(name):
+            if name in self._rows:
+                member.hear(self._rows[name])
 
     def _heed(self, message: Message) -> None:
         match message.get("event"):
             case "joined":
-                self.address, self._trouble = message["address"], None
+                self.address, self._trouble, self._taken_over = message["address"], None, None
                 self._joined.set()
                 self._was_joined = True
                 self._set_head(lost=False)
@@ -281,10 +282,17 @@ class Embassy:
                 self._renew_now.set()
             case "head":
                 self._set_head(lost=message["lost"])
+            case "taken":
+                self._lose(message["by"])
             case _ if not self._restarts.hear(message):
                 asked = self._asked.get(message.get("id", 0))
                 if asked is not None and not asked.done():
                     asked.set_result(message)
+
+    def _lose(self, where: str) -> None:
+        """What we hold is let go, as by a door that is not heard."""
+        self._taken_over = f"another door (on {where}) has taken over the hive `{self._setup['hive']}`"
+        self.doors = max(2, self.doors)
 
     def _set_head(self, *, lost: bool) -> None:
         self.head_lost = lost
@@ -312,10 +320,10 @@ class Embassy:
         while True:
             self._renew_now.clear()
             if self.guest and self._joined.is_set():
-                with self._understood():
+                with self._misread.reading("adopting"):
                     await self._adopt(hive)
             if self._was_joined:
-                with self._understood():
+                with self._misread.reading("renewing"):
                     self._restarts.again(self._members)
                     await self._renew(hive, await hive.gateway_status())
                 self._let_go_in_time(hive)
@@ -332,16 +340,16 @@ class Embassy:
         busy = {name: self._busy(name, status) for name in self._members}
         drained = hive.drained
         told = {"models": status.get("models", {}), "drained": sorted(drained)}
-        question = {**self._renewals.question(busy, holds), "told": told, "avoid": sorted(drained)}
-        answer = await self._ask({"op": "renew", **question}, RENEW_S)
+        question = {**self._renewals.question(busy, holds), "told": told, "drain_s": hive.drain_s}
+        avoid = sorted(drained | self._drained_elsewhere)
+        answer = await self._ask({"op": "renew", **question, "avoid": avoid}, RENEW_S)
         if self._renewals.heard(answer) and answer is not None:
-            self._answered_at, self.doors = sent_at, answer["doors"]
+            self._answered_at, self.doors, self._taken_over = sent_at, answer["doors"], None
             self._take(hive, answer)
         elif answer is not None and "again" in answer:
             self._renew_now.set()
         elif answer is not None and "taken_over" in answer:
-            self._trouble = f"another door (on {answer['taken_over']}) has taken over the hive `{self._setup['hive']}`"
-            self.doors = max(2, self.doors)
+            self._lose(answer["taken_over"])
 
     def _busy(self, name: str, status: Message) -> int:
         if status.get("complete"):
@@ -354,7 +362,8 @@ class Embassy:
             if name in answer["shares"]:
                 self._lease(member, answer["shares"][name])
         told = told_by(answer["others"])
-        self._trouble = told.trouble or self._trouble
+        self._misread.note("doors", told.trouble)
+        self._drained_elsewhere = told.drained
         hive.hear(told.figures, told.drained, self._renewals.elsewhere)
 
     def _lease(self, member: Hosted, share: int) -> None:
@@ -374,7 +383,7 @@ class Embassy:
     async def _adopt(self, hive: Hive) -> None:
         """A guest's replicas are those of the table."""
         found = standing(self._rows.values())
-        self._trouble = found.trouble or self._trouble
+        self._misread.note("table", found.trouble)
         if found.launches != self._adopted or {launch.name for launch in found.launches} != set(self._members):
             self._adopted = found.launches
             await hive.adopt(found.launches)

@@ -16,15 +16,16 @@ import sys
 import traceback
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from typing import Any, NoReturn
 
 from skep.cluster.actors import find_ledger, make_ledger
 from skep.cluster.errands import words_of
-from skep.cluster.homenode import way_to
+from skep.cluster.headwatch import HeadWatch, NewHead
 from skep.cluster.joining import join
 from skep.cluster.shares import LEASE_S
 from skep.cluster.stations import Say, Stations
+from skep.cluster.surplus import Surplus
+from skep.cluster.tenure import Tenure, where_of
 from skep.cluster.values import in_parts, launch_document, launch_of, told_to_doors
 from skep.engines.base import Launch
 from skep.errors import EngineError, SkepError
@@ -32,11 +33,9 @@ from skep.wire.link import Link, Message
 
 TABLE_S = 10.0
 RENEW_S = 1.8
-HEAD_EVERY_S = 1.0
-HEAD_S = 2.0
-MISSES = 2  # in a row: the head is lost
 MEND_EVERY_S = 5.0
 LATE_S = 1.0
+NO_MARK = -1  # of no answer: who renews with it is told whose the hive is, and gets no share
 
 
 class Envoy:
@@ -60,14 +59,15 @@ class Envoy:
         self._placing: dict[str, asyncio.Task[None]] = {}
         self._ending: set[str] = set()
         self._orders: set[asyncio.Task[None]] = set()
-        self._head_lost = False
+        self._tenure = Tenure(self._door, guest=self._guest)
+        self._surplus = Surplus()
+        self._head = HeadWatch(setup["address"], self._tell_head)
         self._lookup = ThreadPoolExecutor(1, "ledger")  # without a head a lookup takes a minute: never two at once
-        self._asking = ThreadPoolExecutor(1, "head")
 
     async def run(self) -> None:
         await asyncio.to_thread(join, self._setup["address"])
         await self._enter()
-        works = (self._follow_link(), self._follow_table(), self._watch_head(), self._mend_on())
+        works = (self._follow_link(), self._follow_table(), self._head.run(), self._mend_on())
         tasks = [asyncio.create_task(work) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -98,12 +98,14 @@ class Envoy:
 
     async def _claim(self, ledger: Any) -> str:
         told = await asyncio.wait_for(ledger.claim.remote(self._door, self._setup["key"]), 60.0)
+        self._tenure.hear(told["owner"])
         if told["owner"] != self._door:
+            where = where_of(told["owner"])
+            self._link.send({"event": "taken", "by": where})
             hint = (
                 "`skep gateway --cluster` adds a gateway to it; `--hive NAME` starts another one beside it; "
                 f"if its door was killed, try again in {LEASE_S:g} s"
             )
-            where = told["owner"].rpartition(":")[0]
             raise EngineError(f"a hive `{self._hive}` runs in this cluster already (from {where})", hint=hint)
         self._ledger = ledger
         await self._instruct()
@@ -150,7 +152,9 @@ class Envoy:
                 self._policy = self._stations.policy = message["policy"]
                 await self._instruct()
             case "end":
-                await self._end(name)
+                (self._wanted or {}).pop(name, None)
+                if await self._is_ours():
+                    await self._end(name)
             case "restart":
                 await self._stations.ask(name, "restart")
             case "log":
@@ -158,10 +162,7 @@ class Envoy:
             case "renew":
                 return await self._renew(message)
             case "leave":
-                with contextlib.suppress(Exception):  # a ledger that is lost misses nobody
-                    await asyncio.wait_for(self._ledger.leave.remote(self._door), RENEW_S)
-                if not self._guest:
-                    await self._end_hive()
+                await self._leave()
         return {}
 
     def _want(self, message: Message) -> None:
@@ -178,21 +179,42 @@ class Envoy:
         assert self._stations is not None
         if self._wanted is not None and launch.name in self._wanted:
             self._wanted[launch.name] = launch
+        if not self._tenure.ours:
+            return
         await self._stations.ask(launch.name, "adjust", launch_document(launch))
 
     async def _renew(self, message: Message) -> Message:
         assert self._stations is not None
         self._stations.avoid = tuple(message.get("avoid", ()))  # nodes that are drained
-        wants = (message["busy"], message["holds"], message["told"])
-        told: Message = await asyncio.wait_for(
-            self._ledger.renew.remote(self._door, *wants, owns=not self._guest, since=message["since"]), RENEW_S
+        self._surplus.drain_s = message["drain_s"]
+        told = {**message["told"], "drained": [*message["told"]["drained"], *self._surplus.closed]}
+        since = message["since"] if self._tenure.lost_to is None else NO_MARK
+        renewal = self._ledger.renew.remote(
+            self._door, message["busy"], message["holds"], told, owns=self._tenure.ours, since=since
         )
-        if not self._guest and told["owner"] not in (None, self._door):
-            return {"taken_over": told["owner"].rpartition(":")[0]}
-        return told
+        answer: Message = await asyncio.wait_for(renewal, RENEW_S)
+        self._tenure.hear(answer["owner"])
+        if self._tenure.is_free:
+            await self._claim(self._ledger)
+        if self._tenure.lost_to is not None:
+            return {"taken_over": self._tenure.lost_to}
+        self._surplus.hear(answer, whole=since is None)
+        return answer
+
+    async def _is_ours(self) -> bool:
+        """Asked before anything is placed or ended: who was not heard for a while does not know yet that it is not.
+
+        A ledger that does not answer has given it to nobody.
+        """
+        if self._tenure.ours and not self._head.lost:
+            with contextlib.suppress(Exception):
+                asked = self._ledger.renew.remote(self._door, {}, {}, {}, since=NO_MARK)
+                self._tenure.hear((await asyncio.wait_for(asked, RENEW_S))["owner"])
+        return self._tenure.ours
 
     def _place(self, launch: Launch) -> None:
         assert self._stations is not None
+        self._surplus.keep(launch.name)
         if launch.name in self._placing:
             return
 
@@ -214,7 +236,10 @@ class Envoy:
     async def _ensure(self, launch: Launch, standing: dict[str, str], say: Say) -> None:
         assert self._stations is not None
         async with self._turn(launch.name):
-            await self._stations.ensure(launch, standing, say)
+            if await self._is_ours():
+                await self._stations.ensure(launch, standing, say)
+            else:
+                say("waiting", f"the hive is another door's (on {self._tenure.lost_to})")
 
     def _turn(self, name: str) -> asyncio.Lock:
         return self._turns.setdefault(name, asyncio.Lock())
@@ -222,15 +247,13 @@ class Envoy:
     async def _end(self, name: str) -> None:
         """Where the head is lost only the engine ends; `_mend` ends the rest when the head is back."""
         assert self._stations is not None
-        if self._wanted is not None:
-            self._wanted.pop(name, None)
         self._ending.add(name)
         try:
             if (placing := self._placing.get(name)) is not None:
                 placing.cancel()
                 await asyncio.wait({placing})
             async with self._turn(name):
-                await self._stations.end(name, headless=self._head_lost)
+                await self._stations.end(name, headless=self._head.lost)
                 with contextlib.suppress(Exception):  # a ledger that is away: it is told again by `_mend`
                     await asyncio.wait_for(self._ledger.forget.remote(name), RENEW_S)
                 self._rows.pop(name, None)
@@ -238,17 +261,20 @@ class Envoy:
         finally:
             self._ending.discard(name)
 
-    async def _end_hive(self) -> None:
-        """The door that placed them has closed: all posts, and the ledger."""
-        import ray
-
+    async def _leave(self) -> None:
+        """With all posts and the ledger, if they are ours; until they have ended nobody else can have the hive."""
         assert self._stations is not None
         self._wanted = {}
-        names = {*self._rows, *self._placing}
-        if not self._head_lost:
-            names |= set(await asyncio.to_thread(self._stations.all_names))
-        await asyncio.gather(*(self._end(name) for name in names), return_exceptions=True)
-        if not self._head_lost:
+        if await self._is_ours():
+            names = {*self._rows, *self._placing}
+            if not self._head.lost:
+                names |= set(await asyncio.to_thread(self._stations.all_names))
+            await asyncio.gather(*(self._end(name) for name in names), return_exceptions=True)
+        with contextlib.suppress(Exception):  # a ledger that is lost misses nobody
+            await asyncio.wait_for(self._ledger.leave.remote(self._door), RENEW_S)
+        if self._tenure.ours and not self._head.lost:
+            import ray
+
             await asyncio.to_thread(ray.kill, self._ledger, no_restart=True)
 
     # What the cluster says
@@ -281,6 +307,9 @@ class Envoy:
             elif not self._guest:
                 await self._claim(await loop.run_in_executor(self._lookup, self._make_ledger))
 
+    def _tell_head(self) -> None:
+        self._link.send({"event": "head", "lost": self._head.lost})
+
     def _tell(self) -> None:
         """What has changed, and with the last part which there are."""
         rows = {**self._said_rows(), **self._rows}
@@ -302,7 +331,7 @@ class Envoy:
         """A post that Ray gave up is made again, one that nobody wants is ended; one that is only away Ray moves."""
         while True:
             await asyncio.sleep(MEND_EVERY_S)
-            if self._guest or self._wanted is None or self._head_lost:
+            if self._wanted is None or self._head.lost or not await self._is_ours():
                 continue
             try:
                 await self._mend(self._wanted)
@@ -319,53 +348,18 @@ class Envoy:
                 with contextlib.suppress(Exception):  # seen again at the next look
                     await self._adjust(launch)
         stands = await asyncio.to_thread(self._stations.all_names)
-        for name in {*stands, *self._rows}:
+        surplus = {*stands, *self._rows} - (self._wanted or {}).keys() - self._ending
+        for name in self._surplus.look(surplus):
+            if not await self._is_ours():
+                return
             if name not in (self._wanted or ()) and name not in self._ending:  # as it is when its turn comes
                 await self._end(name)
-
-    async def _watch_head(self) -> None:
-        """Asked every second: Ray itself notices after a minute, and then ends this process."""
-        import ray
-
-        loop, misses = asyncio.get_running_loop(), 0
-        address = ray.get_runtime_context().gcs_address
-        client = import_module("ray._raylet").GcsClient(address=address)
-        while True:
-            await asyncio.sleep(HEAD_EVERY_S)
-            misses = 0 if await loop.run_in_executor(self._asking, _answers, client) else misses + 1
-            if self._head_lost and self._setup["address"] == "auto" and await asyncio.to_thread(_is_elsewhere, address):
-                raise _NewHead
-            if (misses >= MISSES) != self._head_lost:
-                self._head_lost = misses >= MISSES
-                self._link.send({"event": "head", "lost": self._head_lost})
 
 
 def _says(row: Message, launch: Launch) -> bool:
     """Whether a post tells doors what it should: one that Ray started anew tells what it was created with."""
     said = row.get("launch") or {}
     return all(said.get(key) == value for key, value in told_to_doors(launch).items())
-
-
-class _NewHead(Exception):
-    """Another cluster has taken the address of ours, or our machine has joined one. Only a new envoy can join it."""
-
-
-def _is_elsewhere(head: str) -> bool:
-    """Whether this machine is a node of another cluster by now, which `auto` means from then on."""
-    return way_to("auto", os.environ).head not in ("auto", head)
-
-
-def _answers(client: Any) -> bool:
-    """Whether the head does, in time. Ray's public calls wait for it as long as it takes, and so does a new client."""
-    try:
-        client.internal_kv_exists(b"skep", namespace=b"skep", timeout=HEAD_S)
-    except (AttributeError, TypeError):
-        return True  # this Ray has another way to ask: it says nothing of the head
-    except Exception as error:
-        if "WrongClusterID" in str(error):
-            raise _NewHead from None
-        return False
-    return True
 
 
 async def serve(link_fd: int) -> NoReturn:
@@ -378,7 +372,7 @@ async def serve(link_fd: int) -> NoReturn:
     except SkepError as error:
         link.send({"event": "failed", **words_of(error)})
         code = error.exit_code
-    except _NewHead:
+    except NewHead:
         print("there is a new head; this envoy ends", file=sys.stderr)  # noqa: T201 - its log
         code = 1
     except Exception:

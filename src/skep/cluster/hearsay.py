@@ -5,7 +5,8 @@ Posts and doors may be of another skep. Knows rows and figures; knows no link, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,35 @@ UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, SkepError)
 
 def not_understood(error: BaseException) -> str:
     return f"what the cluster says is not understood ({type(error).__name__}: {error})"
+
+
+class Misread:
+    """What is not understood at this moment, by what it is about: forgotten once that is understood again."""
+
+    def __init__(self) -> None:
+        self._troubles: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Misread {sorted(self._troubles)}>"
+
+    @contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        """What a cluster with another skep says may not be understood: that costs what it said, and nothing else."""
+        try:
+            yield
+        except UNREADABLE as error:
+            self.note(what, not_understood(error))
+        else:
+            self.note(what, None)
+
+    def note(self, what: str, trouble: str | None) -> None:
+        self._troubles.pop(what, None)
+        if trouble is not None:
+            self._troubles[what] = trouble
+
+    @property
+    def newest(self) -> str | None:
+        return next(reversed(self._troubles.values()), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from skep.cluster.shares import LEASE_S, Shares, Wants
+from skep.cluster.shares import LEASE_S, Shares
+from skep.cluster.wants import Wants
 
 ANNOUNCE_EVERY_S = 2.0
 AWAY_AFTER_S = 3.5 * ANNOUNCE_EVERY_S  # a post that is silent for so long is away
@@ -30,10 +31,11 @@ async def _not_known(_name: str) -> None:
     return None
 
 
-def _needed(row: Row) -> tuple[str, str, int]:
+def _incarnation(row: Row) -> str:
     """Raises where a post does not say what is needed of it: then nothing of it is heard."""
-    _ = row["state"], row["node"]
-    return row["incarnation"], str(row["model"]), int(row["slots"])
+    _ = row["state"], row["node"], row["model"], int(row["slots"])
+    incarnation: str = row["incarnation"]
+    return incarnation
 
 
 class Ledger:
@@ -66,6 +68,8 @@ class Ledger:
         self._over: dict[str, None] = {}  # incarnations that were ended, or that another one has taken the place of
         self._shares = Shares(cautious_until=now() + LEASE_S if is_successor else 0.0)
         self._told: dict[str, Row] = {}  # by door, for the other doors
+        self._drains: dict[str, frozenset[str]] = {}  # by door: replicas and nodes
+        self._drained: frozenset[str] = frozenset()  # by any of them
         self._answered: dict[str, tuple[int, int]] = {}  # by door: the mark of its last answer, and that of the shares
         self._marks = itertools.count(time.time_ns())  # no two ledgers of a hive count alike
         self._owner: str | None = None
@@ -84,7 +88,7 @@ class Ledger:
 
         `handle`: its own, which costs; not again once the answer has said that it is `held`.
         """
-        known, (incarnation, model, slots) = self._rows.get(name), _needed(row)
+        known, incarnation = self._rows.get(name), _incarnation(row)
         if known is not None and known["incarnation"] != incarnation and incarnation not in self._over:
             succeeds = await self._succeeds(name, row, known)
             if succeeds is None or self._rows.get(name, row)["incarnation"] != known["incarnation"]:
@@ -97,7 +101,7 @@ class Ledger:
         self._heard_at[name], self._handles[name] = self._now(), handle or self._handles.get(name)
         if known != row:
             self._rows[name] = row
-            self._shares.put(name, model, slots)
+            self._share_out(name)
             self._changed()
         return {"end": False, "policy": self._policy, "held": self._handles[name] is not None}
 
@@ -144,6 +148,10 @@ class Ledger:
             return {"again": True, "owner": self._owner}
         queued = {model: said.get("queued", 0) for model, said in told.get("models", {}).items()}
         wants = Wants(busy=busy, holds=holds, queued=queued, whole=since is None)
+        drains = frozenset(map(str, told.get("drained", ())))
+        if drains != self._drains.get(door, frozenset()):
+            self._drains[door] = drains
+            self._heed_drains()
         answer = self._shares.renew(door, wants, now)
         self._told[door], self._answered[door] = told, (next(self._marks), self._shares.mark)
         return {
@@ -197,6 +205,7 @@ class Ledger:
         for name, row in self._rows.items():
             if row["state"] != "away" and now - self._heard_at[name] > AWAY_AFTER_S:
                 self._rows[name] = {**row, "state": "away", "why": f"no word from node {row['node']}"}
+                self._share_out(name)
                 self._changed()
 
     # Inside
@@ -252,12 +261,25 @@ class Ledger:
             self._forget_absent()
 
     def _forget_absent(self) -> None:
-        for said in (self._told, self._answered):
+        for said in (self._told, self._answered, self._drains):
             for name in said.keys() - set(self._shares.doors):
                 del said[name]
+        self._heed_drains()
+
+    def _heed_drains(self) -> None:
+        drained = frozenset().union(*self._drains.values())
+        news, self._drained = drained ^ self._drained, drained
+        for name, row in self._rows.items() if news else ():
+            if not news.isdisjoint((name, str(row["node"]))):
+                self._share_out(name)
+
+    def _share_out(self, name: str) -> None:
+        """A replica keeps its place in the shares while it is away or starts anew: its slots come back with it."""
+        row = self._rows[name]
+        serves = row["state"] == "ready" and self._drained.isdisjoint((name, str(row["node"])))
+        self._shares.put(name, str(row["model"]), int(row["slots"]), serves=serves)
 
     def _changed(self) -> None:
-        """A replica keeps its place in the shares while it is away or starts anew: its slots come back with it."""
         self._version += 1
         self._moved.set()
         self._moved = asyncio.Event()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -16,7 +16,7 @@ from typing import Any
 
 from skep import __version__
 from skep.bench.client_health import ClientHealth
-from skep.bench.crowd import Fared, beginnings, told
+from skep.bench.crowd import Fared, at_beginning, beginnings, told, unheard
 from skep.bench.loads import OnRow
 from skep.bench.timebase import HeldClock, Ping, moved, reading_of
 from skep.bench.worker import Begin, Job, News, encode
@@ -44,17 +44,21 @@ class Worker:
     clock: HeldClock = field(default_factory=HeldClock)
 
     async def compare(self) -> None:
-        pings = []
-        for _ in range(PINGS):
-            sent_s = time.monotonic()
-            theirs_s = await self.actor.now.remote()
-            pings.append(Ping(sent_s, theirs_s, time.monotonic()))
+        try:
+            pings = [await self._ping() for _ in range(PINGS)]
+        except Exception as error:
+            raise _explained(error, self.node) from None
         self.clock.take(reading_of(pings))
 
     async def compare_often(self) -> None:
         while True:
             await asyncio.sleep(COMPARE_EVERY_S)
             await self.compare()
+
+    async def _ping(self) -> Ping:
+        sent_s = time.monotonic()
+        theirs_s = await self.actor.now.remote()
+        return Ping(sent_s, theirs_s, time.monotonic())
 
     async def prepare(self, job: Job) -> float:
         """Nothing is left but to begin when it returns. How far its clock was taken to be ahead of ours."""
@@ -102,7 +106,14 @@ class RayCrowd:
             await self.close()
             raise _explained(error) from None
 
-    async def run(self, jobs: Sequence[Job], on_row: OnRow) -> Fared:
+    async def run(
+        self,
+        jobs: Sequence[Job],
+        on_row: OnRow,
+        *,
+        began: Callable[[], None] = unheard,
+        ended: Callable[[], None] = unheard,
+    ) -> Fared:
         try:
             await self._grow(len(jobs))
             at_work = self.workers[: len(jobs)]
@@ -111,9 +122,12 @@ class RayCrowd:
                 prepared = [group.create_task(worker.prepare(job)) for worker, job in pairs]
             await self._compare(at_work)
             began_s = time.monotonic()
+            begins = beginnings(jobs, began_s)
             async with asyncio.TaskGroup() as group:
-                trios = zip(at_work, beginnings(jobs, began_s), prepared, strict=True)
+                group.create_task(at_beginning(begins, began))
+                trios = zip(at_work, begins, prepared, strict=True)
                 tasks = [group.create_task(_carry_out(one, begin, on_row, was.result())) for one, begin, was in trios]
+            ended()
             ended_s = time.monotonic()
             await self._compare(at_work)
         except BaseException as error:

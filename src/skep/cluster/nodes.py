@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skep.cluster.values import Node
-from skep.engines.base import Place
+from skep.cluster.values import Node, Survey, same_post
+from skep.engines.base import Launch, Place
 from skep.records import Gpu, HostFacts
 from skep.units import format_bytes
 
@@ -225,6 +225,35 @@ def spread(places: Sequence[Place], rooms: Sequence[Room]) -> list[Room | None]:
 
 def _left(room: Room) -> tuple[float, float, int]:
     return (-room.cards, -room.cpus, -room.memory_bytes)
+
+
+def room_for(
+    asked: Sequence[Launch], running: Sequence[Launch], survey: Survey, avoid: Collection[str] = ()
+) -> tuple[set[str], set[str]]:
+    """Names of those that stay as they are, and of those for which there is no room.
+
+    Who stays keeps what it has, and who of them waits for room was there first; fewer of what stands need none. Where
+    one goes and others come or change, the whole nodes count. `avoid`: nodes on which nothing new is to stand.
+    """
+    stand = {launch.name: launch for launch in running if launch.place is not None}
+    stays = {one.name for one in asked if one.name in stand and same_post(stand[one.name], one)}
+    new = [(one.name, _off(avoid, one.place)) for one in asked if one.place is not None and one.name not in stays]
+    if not new:
+        return stays, set()
+    kept = [(one.name, one.place) for one in asked if one.place is not None and one.name in stays]
+    waiting = {name for name, _ in kept if survey.housed is not None and name not in survey.housed}
+    if stays == stand.keys():
+        rooms = free_rooms(survey.nodes)
+        spread([_off(avoid, place) for name, place in kept if name in waiting], rooms)
+    else:
+        rooms = whole_rooms(survey.nodes)
+        new += [(name, place) for name, place in kept if name not in waiting]
+    found = spread([place for _, place in new], rooms)
+    return stays, {name for (name, _), room in zip(new, found, strict=True) if room is None}
+
+
+def _off(avoid: Collection[str], place: Place) -> Place:
+    return replace(place, shunned=(*place.shunned, *avoid))
 
 
 def capacity(place: Place, nodes: Sequence[Node]) -> int:

@@ -70,6 +70,13 @@ def plots() -> dict[str, str]:
     return {row["name"]: row["state"] for row in placement_group_table().values() if row["state"] != GONE}
 
 
+def housed_names(hive: str) -> list[str]:
+    """The replicas that have their plot. Others wait for room, or have not asked for it yet."""
+    prefix = post_name(hive, "")
+    return [name.removeprefix(prefix) for name, state in plots().items()
+            if name.startswith(prefix) and state not in WAITS]  # fmt: skip
+
+
 def post_names(hive: str) -> list[str]:
     """The replicas of which Ray knows a post, or a plot on which none stands yet."""
     from ray.util import list_named_actors

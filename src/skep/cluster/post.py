@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.cluster.announcing import Announcer
+from skep.cluster.logparts import log_part
 from skep.cluster.names import ledger_name
 from skep.cluster.nodes import named_apart, nodes_of
 from skep.cluster.raystart import engine_ports
@@ -36,7 +37,6 @@ from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError
 from skep.host.gpu_memory import read_gpu_memory
 from skep.places import user_paths
 
-LOG_BYTES = 4 << 20
 CARDS_AGAIN_S = 1.0
 AGAIN_S = 5.0  # after a pull that failed or a card that is taken; doubles each time
 AGAIN_MOST_S = 300.0
@@ -97,18 +97,11 @@ class Post:
         return self._ended.wait(timeout_s)
 
     def log_since(self, offset: int | None, lines: int) -> Row:
-        """Its engine's output: the last lines, or what came since `offset`; and where it ends."""
+        """Its engine's output, as `log_part` has it."""
         if self._log is None or not self._log.is_file():
-            return {"text": "", "offset": 0}
+            return {"text": "", "offset": 0, "size": 0}
         with self._log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            begin = size - LOG_BYTES if offset is None else offset if offset <= size else 0
-            file.seek(max(0, begin))
-            data = file.read(LOG_BYTES)
-            end = file.tell()
-        if offset is None:
-            data = b"".join(data.splitlines(keepends=True)[-lines:]) if lines else b""
-        return {"text": data.decode(errors="replace"), "offset": end}
+            return log_part(file, offset, lines)
 
     # Its life
 

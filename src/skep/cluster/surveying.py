@@ -12,6 +12,7 @@ from skep.cluster.joining import checked_way, require_ray
 from skep.cluster.values import Survey, survey_of
 
 SURVEY_S = 90.0
+SPARED_S = 15.0  # for one that can be done without
 SLOW_S = 2.0
 KEPT_S = 5.0
 
@@ -23,6 +24,7 @@ def survey(
     paths: Sequence[str] = (),
     hive: str | None = None,
     slow: Callable[[], None] = lambda: None,
+    wait_s: float = SURVEY_S,
 ) -> Survey:
     """The nodes at this moment. `slow` is called once if it takes long.
 
@@ -38,23 +40,28 @@ def survey(
     teller.daemon = True
     teller.start()
     try:
-        told = errands.send("skep.cluster.surveyor", words, asked=who, wait_s=SURVEY_S, hint=hint)
+        told = errands.send("skep.cluster.surveyor", words, asked=who, wait_s=wait_s, hint=hint)
     finally:
         teller.cancel()
     return survey_of(told["survey"])
 
 
 class Surveys:
-    """For one change that is tried in several ways: all of them look at the same cluster."""
+    """For one change that is tried in several ways: all of them look at the same cluster. Then `forget`."""
 
-    def __init__(self, kept_s: float = KEPT_S) -> None:
+    def __init__(self, kept_s: float = KEPT_S, survey: Callable[..., Survey] = survey) -> None:
         self._kept_s = kept_s
+        self._survey = survey
         self._newest: tuple[float, tuple[Any, ...], Survey] | None = None
 
-    def look(self, address: str, *, look: bool, paths: Sequence[str], hive: str) -> Survey:
+    def look(self, address: str, *, look: bool, paths: Sequence[str], hive: str, wait_s: float = SURVEY_S) -> Survey:
         asked = (address, look, tuple(paths), hive)
         newest = self._newest
         if newest is None or newest[1] != asked or time.monotonic() - newest[0] > self._kept_s:
-            found = survey(address, look=look, paths=paths, hive=hive)
+            found = self._survey(address, look=look, paths=paths, hive=hive, wait_s=wait_s)
             self._newest = newest = (time.monotonic(), asked, found)
         return newest[2]
+
+    def forget(self) -> None:
+        """The change can be: what was free will be taken."""
+        self._newest = None

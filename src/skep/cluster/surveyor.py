@@ -18,7 +18,7 @@ from skep.cluster.facts import look
 from skep.cluster.joining import join
 from skep.cluster.names import post_name
 from skep.cluster.nodes import named_apart
-from skep.cluster.plots import living_nodes
+from skep.cluster.plots import housed_names, living_nodes
 from skep.cluster.values import Node, Survey, facts_of, launch_of, survey_document
 from skep.engines.base import Launch
 
@@ -47,8 +47,8 @@ def _survey(address: str, paths: Sequence[str] | None, hive: str | None) -> Surv
         nodes = named_apart(living_nodes())
         if paths is not None:
             nodes = _looked_at(nodes, paths)
-        standing = _standing(hive) if hive is not None else ()
-        return Survey(context.gcs_address, ray.__version__, tuple(nodes), context.get_node_id(), standing)
+        standing, housed = ((), None) if hive is None else (_standing(hive), tuple(housed_names(hive)))
+        return Survey(context.gcs_address, ray.__version__, tuple(nodes), context.get_node_id(), standing, housed)
     finally:
         ray.shutdown()
 

@@ -81,6 +81,7 @@ class Survey:
     nodes: tuple[Node, ...]
     here: str | None = None  # the id of the node that this machine is
     standing: tuple[Launch, ...] = ()  # replicas that a hive has there already, as their posts were told
+    housed: tuple[str, ...] | None = None  # names of the hive's replicas that Ray has given room; None: nobody asked
 
     @property
     def kinds(self) -> dict[str, list[Node]]:
@@ -98,6 +99,7 @@ def survey_of(document: Mapping[str, Any]) -> Survey:
     told = {
         "nodes": tuple(node_of(node) for node in document["nodes"]),
         "standing": tuple(launch_of(launch) for launch in document["standing"]),
+        "housed": None if document["housed"] is None else tuple(document["housed"]),
     }
     return Survey(**{**document, **told})
 

@@ -239,6 +239,11 @@ class Crew:
         return frozenset(self._drained | self._drained_nodes)
 
     @property
+    def avoided(self) -> frozenset[str]:
+        """Nodes on which nothing new is to stand: drained here, or at another door."""
+        return frozenset(self._drained_nodes | self._doors.drained)
+
+    @property
     def closed(self) -> frozenset[str]:
         """For the other doors: what the user drained, and replicas that end or are started anew for everybody."""
         here = {member.launch.name for member in self.members if member.launch.place is None}
@@ -249,6 +254,12 @@ class Crew:
     def kept_elsewhere(self) -> list[str]:
         """Those that other doors may send to, and that end with this one."""
         return [member.launch.name for member in self.members if member.kept and member.launch.place is not None]
+
+    def is_drained(self, member: Member) -> bool:
+        """By the user, at some door: itself, or the node that it stands on. Not while it rests before a restart."""
+        name, node = member.launch.name, member.node
+        by_others = not self._doors.drained.isdisjoint((name, node or name))
+        return name in self._drained or node in self._drained_nodes or by_others
 
     def drained_node(self, name: str) -> str | None:
         """The drained node that this one stands on."""
@@ -266,9 +277,12 @@ class Crew:
         return await self._busy(name) + (0 if name in self._parting else self._doors.busy(name))
 
     async def until_idle(self, name: str) -> bool:
-        """False: it gets requests again, so that it may never be."""
+        """False: it gets requests again, so that it may never be. Raises EngineError where that cannot be known."""
         since = self._doors.now()
         while await self._in_use(name, since):
+            if self._doors.silent and not await self._busy(name):
+                hint = "`skep ps` shows the cluster; where its head is lost, `skep drain` at each door does the same"
+                raise EngineError(f"`{name}` is empty here; of the other doors nothing is heard", hint=hint)
             if name not in self._drained and self.drained_node(name) is None:
                 return False
             await asyncio.sleep(REST_POLL_S)
@@ -332,9 +346,7 @@ class Crew:
             self._moved.set()
 
     def _gets_nothing(self, member: Member) -> bool:
-        name = member.launch.name
-        by_others = not self._doors.drained.isdisjoint((name, member.node or name))
-        return name in self._drained or name in self._resting or member.node in self._drained_nodes or by_others
+        return member.launch.name in self._resting or self.is_drained(member)
 
     async def _in_use(self, name: str, since: float) -> bool:
         """Or may be: another door may not have heard yet that it was closed `since` then."""

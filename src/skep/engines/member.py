@@ -70,7 +70,9 @@ class LogKept(Protocol):
     """A member whose log is no file here."""
 
     async def log_since(self, offset: int | None, lines: int) -> Message:
-        """`text`: the last lines, or what came since `offset`; and the `offset` where that ends."""
+        """`text`: of the last lines, or of what came since `offset`, as much as one answer holds; the `offset` where
+        that ends, and the `size` of it all at that moment.
+        """
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ from skep.wire.link import Message
 
 HEED_S = 3.0  # until a door has heard that something is drained, has told its gateway, and has said what is left
 FRESH_S = 10.0  # what was said longer ago is no reason to call replicas
+SILENT_S = 20.0  # unheard for so long, nobody knows what they send: their door to the cluster, or its head, is lost
 
 
 class OtherDoors:
@@ -47,5 +48,13 @@ class OtherDoors:
 
     def may_send(self, since: float) -> bool:
         """Whether some may still send to what was drained at that time: what they say may be from before."""
-        there = self._figures or self._busy or self.drained
-        return bool(there) and self._heard_at < since + self.heed_s
+        return self._there and self._heard_at < since + self.heed_s
+
+    @property
+    def silent(self) -> bool:
+        """They are there, and what they do is not known any more."""
+        return self._there and self._now() - self._heard_at > SILENT_S
+
+    @property
+    def _there(self) -> bool:
+        return bool(self._figures or self._busy or self.drained)

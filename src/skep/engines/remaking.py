@@ -16,8 +16,9 @@ from skep.engines.crew import Crew
 from skep.engines.front import Front
 from skep.engines.hive import Hive, Rebuild
 from skep.engines.housing import Housing
-from skep.engines.lifecycle import RestartPolicy
-from skep.engines.scaling import Bounds, Document, bounds_of, rescaled, tables_of
+from skep.engines.leaving import check_leave
+from skep.engines.lifecycle import RestartPolicy, State
+from skep.engines.scaling import Bounds, Document, bounds_of, divided_as, rescaled, tables_of
 from skep.engines.sidecar import Sidecar
 from skep.errors import DoesNotFit, EngineError, SkepError
 from skep.wire.link import Message
@@ -42,7 +43,7 @@ class Remaking:
         set_policy: Callable[[RestartPolicy], None],
     ) -> None:
         self.hive = hive
-        self.stay = False  # a change did not bring replicas up: wait for the next one instead of giving up
+        self.stay = False  # a change brought none up, or left none: wait for the next one instead of giving up
         self._asked = hive.settings  # as the user asked for: what the load makes of it is in `hive.settings`
         self._rebuild = rebuild
         self._tasks = tasks
@@ -140,7 +141,10 @@ class Remaking:
         document = asked
         for model, bounds in bounds_of(asked).items():
             now = self._count(self.hive.settings, model) if bounds.scales else 0
-            if now and bounds.clamp(now) != bounds.minimum:
+            same = divided_as(self.hive.settings, document, model) if now and bounds.clamp(now) == now else None
+            if same is not None:
+                document = same
+            elif now and bounds.clamp(now) != bounds.minimum:
                 document = next(iter(rescaled(document, model, bounds.clamp(now))))
         return document
 
@@ -157,7 +161,8 @@ class Remaking:
         self._begun = "another reload" if all_of_it else "a change of replicas"
         try:
             running = [member.launch for member in self._crew.members]
-            hive = await asyncio.to_thread(self._built, ways, running)
+            now = replace(self.hive, avoid=self._crew.avoided)
+            hive = await asyncio.to_thread(self._built, ways, now, running)
             if self._table is not None:
                 hive = replace(hive, replicas=tuple(running))
             if all_of_it:
@@ -165,6 +170,7 @@ class Remaking:
                 await self._set_up(hive)
             else:
                 hive = replace(self.hive, replicas=hive.replicas, settings=hive.settings)
+                check_leave(self._crew, changes(running, hive.replicas).removed)
             self.hive, self._asked = hive, self._asked if asked is None else asked
             self._carrying = self._tasks.create_task(self._carry_out(hive, running, patient=all_of_it))
         except BaseException:
@@ -172,12 +178,12 @@ class Remaking:
             raise
         return hive, changes(running, hive.replicas)
 
-    def _built(self, ways: Callable[[], Iterable[Document]], running: Sequence[Launch]) -> Hive:
+    def _built(self, ways: Callable[[], Iterable[Document]], now: Hive, running: Sequence[Launch]) -> Hive:
         assert self._rebuild is not None
         refused: DoesNotFit | None = None
         for document in islice(ways(), MOST_WAYS):
             try:
-                return replace(self._rebuild(dict(document), self.hive, running), settings=document)
+                return replace(self._rebuild(dict(document), now, running), settings=document)
             except DoesNotFit as error:
                 refused = refused or error
         assert refused is not None
@@ -198,6 +204,9 @@ class Remaking:
         if (before.monitor_argv, before.monitor_setup) != (hive.monitor_argv, hive.monitor_setup):
             await self._monitor.become(hive.monitor_argv, begin=hive.monitor_due)
 
+    def _given_up(self) -> bool:
+        return all(member.life.state is State.FAILED for member in self._crew.members)
+
     async def _outcome(self, *, wait: bool) -> None:
         carrying = self._carrying
         if not wait or carrying is None:
@@ -211,11 +220,11 @@ class Remaking:
         def settle() -> None:
             self._housing.settle_in([member.launch for member in self._crew.members], hive.house)
 
-        self.stay = patient or self.stay
+        plan = changes(running, hive.replicas)
+        before, self.stay = self.stay, self.stay or patient or bool(plan.removed)
         try:
-            plan = changes(running, hive.replicas)
             await self._crew.become(plan, hive.replicas, hive.drain_s, self._tasks, known=settle, patient=patient)
-            self.stay = self.stay and not patient
+            self.stay = (before and not patient) or (bool(plan.removed) and self._given_up())
         except SkepError as error:
             return error
         finally:

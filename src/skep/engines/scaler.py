@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from skep.engines.crew import Crew
+from skep.engines.lifecycle import State
 from skep.engines.member import Member, slots_of
 from skep.engines.scaling import Bounds, Scaling
 from skep.errors import DoesNotFit, SkepError
@@ -58,13 +59,16 @@ class Scaler:
         return {**told, "least": bounds.minimum, "most": bounds.maximum, "why": self._why.get(model)}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Whatever goes wrong ends nothing that serves."""
         while True:
             await asyncio.sleep(self._look_every_s)
-            bounds = {model: bounds for model, bounds in self._bounds().items() if bounds.scales}
-            self._become(bounds)
-            if bounds and self._possible():
-                await self._look()
+            try:
+                self._become({model: bounds for model, bounds in self._bounds().items() if bounds.scales})
+                if self._scalings and self._possible():
+                    await self._look()
+            except Exception as error:  # a bug of ours
+                for model in self._scalings:
+                    self._say(model, _unexpected(error))
 
     # Inside
 
@@ -73,6 +77,9 @@ class Scaler:
         self._scalings = {model: self._scalings.get(model) or Scaling(bounds[model]) for model in bounds}
         for model, scaling in self._scalings.items():
             scaling.bounds = bounds[model]
+        for model in self._why.keys() - bounds.keys():
+            self._say(model, None)
+            del self._why[model]
 
     async def _look(self) -> None:
         try:
@@ -87,41 +94,45 @@ class Scaler:
                 await self._try(model, replicas)
 
     def _wanted(self, model: str, said: Message) -> int | None:
-        """Those that the user drained do not count: others do their work, as far as there may be others."""
+        """Those that were drained or given up do not count: others do their work, as far as there may be others."""
         members = self._members(model)
-        drained = sum(self._crew.state(member) == "draining" for member in members)
-        ready = [member for member in members if member.life.serving and self._crew.state(member) != "draining"]
+        counted = [one for one in members if not self._crew.is_drained(one) and one.life.state is not State.FAILED]
+        ready = [one for one in counted if one.life.serving and self._crew.state(one) != "draining"]
+        others = len(members) - len(counted)
         scaling = self._scalings[model]
         wanted = scaling.look(
             _now(),
-            replicas=len(members) - drained,
+            replicas=len(counted),
             ready=len(ready),
             slots=sum(slots_of(member) for member in ready),
             busy=int(said["busy"]),
             queued=int(said["queued"]),
             oldest_wait_s=float(said["wait_s"]),
         )
-        total = len(members) if wanted is None else scaling.bounds.clamp(wanted + drained)
+        total = len(members) if wanted is None else scaling.bounds.clamp(wanted + others)
         return total if total != len(members) else None
 
     async def _try(self, model: str, replicas: int) -> None:
         """As many as wanted; where they do not fit, half as many more, and so on."""
         have, now = len(self._members(model)), replicas
-        refused: SkepError | None = None
+        refused: str | None = None
         while now != have:
             try:
                 await self._scale(model, now)
                 self._changed()
                 break
             except DoesNotFit as error:
-                refused = refused or error
+                refused = refused or error.message
                 now = have + max(0, now - have) // 2
             except SkepError as error:
-                refused = error
+                refused = error.message
+                break
+            except Exception as error:  # a bug of ours, or no process to spare: it may be better later
+                refused = _unexpected(error)
                 break
         if refused is not None:
             self._not_before[model] = _now() + self._try_again_s
-        self._say(model, None if refused is None else f"would be {replicas}: {refused.message}")
+        self._say(model, None if refused is None else f"would be {replicas}: {refused}")
 
     def _say(self, model: str, why: str | None) -> None:
         if self._why.get(model) != why:
@@ -130,6 +141,10 @@ class Scaler:
 
     def _members(self, model: str) -> list[Member]:
         return [member for member in self._crew.members if member.model == model and member.kind != "upstream"]
+
+
+def _unexpected(error: Exception) -> str:
+    return f"unexpected {type(error).__name__}: {error}"
 
 
 def _now() -> float:

@@ -1,7 +1,8 @@
 """How many replicas a model should have: by what waits, and by what would have been enough. Knows no process, no clock.
 
 Up, at once and by as many as all that wait need, when a request has waited too long. Down, one by one, when for a long
-while one fewer would have carried the load with slots to spare. What a replica can carry is what it was seen to carry
+while one fewer would have carried the load with slots to spare; who goes is decided by number, so that none goes unless
+more serve than the least. What a replica can carry is what it was seen to carry
 while requests waited: slots kept in reserve, or held by another, carry nothing.
 """
 
@@ -74,7 +75,7 @@ class Scaling:
 
     def _fewer(self, now: float, replicas: int, ready: int, slots: int, load: int) -> int | None:
         each = slots / ready if self._carries is None else min(self._carries, slots / ready)
-        if replicas <= self.bounds.minimum or load > SLACK * each * (ready - 1):
+        if ready <= self.bounds.minimum or load > SLACK * each * (ready - 1):
             self._enough_since = None
             return None
         if self._enough_since is None:
@@ -111,12 +112,24 @@ def rescaled(document: Document, model: str, replicas: int) -> Iterator[Document
         hint = f"known: {known}" if known else "its replicas are not started from here"
         raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
     if not 1 <= replicas <= MOST:
-        hint = f"from 1 to {MOST}; `skep unload {model}` and `skep down` take it away"
+        away = "`skep down` takes" if document.get("cluster") else f"`skep unload {model}` and `skep down` take"
+        hint = f"from 1 to {MOST}; {away} it away"
         raise UserError(f"`{model}` cannot have {replicas} replicas", hint=hint)
     caps = [table["max_replicas"] and _most(table) for table in tables]
     for counts in _splits([table["replicas"] for table in tables], caps, replicas):
         changed = {place: {**table, "replicas": n} for place, table, n in zip(places, tables, counts, strict=True)}
         yield {**document, "serve": [changed.get(place, table) for place, table in enumerate(document["serve"])]}
+
+
+def divided_as(now: Document, document: Document, model: str) -> Document | None:
+    """With as many replicas for each kind of node as there are now; None: these settings have other kinds."""
+    old, places = ([*tables_of(one, model)] for one in (now, document))
+    kinds = [now["serve"][place].get("kind") for place in old]
+    if kinds != [document["serve"][place].get("kind") for place in places]:
+        return None
+    counts = {place: now["serve"][before]["replicas"] for place, before in zip(places, old, strict=True)}
+    tables = [{**table, "replicas": counts.get(n, table["replicas"])} for n, table in enumerate(document["serve"])]
+    return {**document, "serve": tables}
 
 
 def _most(table: Mapping[str, Any]) -> int:

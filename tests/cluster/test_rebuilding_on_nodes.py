@@ -1,0 +1,87 @@
+"""What a change of a running hive asks of its cluster: once, and not where nothing depends on the answer."""
+
+from dataclasses import replace
+
+import pytest
+
+from skep.cluster.surveying import SPARED_S, SURVEY_S, Surveys
+from skep.cluster.values import Node, NodeFacts, Survey, survey_document, survey_of
+from skep.errors import DoesNotFit, EngineError
+from skep.places import user_paths
+from skep.settings import Cluster, Serve, Settings, Upstream
+from skep.wiring import launches_for
+
+GUEST = Cluster("auto", guest=True)
+SETTINGS = Settings(serve=(Serve(model="m", engine="fake", replicas=2),), cluster=Cluster("auto"))
+NODE = Node("id-a", "a", "10.0.0.1", False, 8, 0, 0, 8, 0, 0, facts=NodeFacts(8, 0, engines={"fake": None}))
+FOUND = Survey("10.0.0.1:6379", "2.60.0", (NODE,), housed=("m-0", "m-1"))
+
+
+class Asked:
+    """Surveys of a cluster that is there, or is `lost`."""
+
+    def __init__(self):
+        self.waits, self.lost = [], False
+        self.surveys = Surveys(survey=self._survey)
+
+    def _survey(self, _address, *, wait_s, **_how):
+        self.waits.append(wait_s)
+        if self.lost:
+            raise EngineError("the head is lost")
+        return FOUND
+
+
+@pytest.fixture
+def asked():
+    return Asked()
+
+
+@pytest.fixture
+def rebuilt(tmp_path, asked):
+    def launches(settings, running=(), *, starting=False):
+        paths = user_paths({"HOME": str(tmp_path)})
+        return launches_for(settings, paths, running=running, starting=starting, surveys=asked.surveys)
+
+    return launches
+
+
+def test_a_reload_that_moves_no_replica_goes_through_while_the_head_is_lost(rebuilt, asked):
+    """A key is taken back whether or not somebody can place replicas."""
+    stand = rebuilt(SETTINGS, starting=True)
+    asked.lost = True
+    other = Upstream("http://127.0.0.1:9", 4, "other")
+    assert [one.name for one in rebuilt(replace(SETTINGS, upstream=(other,)), stand)] == ["m-0", "m-1", "other"]
+    assert rebuilt(SETTINGS, stand) == stand
+    (serve,) = SETTINGS.serve
+    reserved = rebuilt(replace(SETTINGS, serve=(replace(serve, reserve=1),)), stand)
+    assert [one.reserve for one in reserved] == [1, 1]
+    assert set(asked.waits[1:]) == {SPARED_S}, "nobody waits long for what can be done without"
+    for change in ({"replicas": 1}, {"replicas": 3}, {"slots": 2}):
+        with pytest.raises(EngineError, match="the head is lost"):
+            rebuilt(replace(SETTINGS, serve=(replace(serve, **change),)), stand)
+    assert asked.waits[-1] == SURVEY_S
+    with pytest.raises(EngineError, match="the head is lost"):
+        rebuilt(SETTINGS, starting=True)
+
+
+def test_a_guest_asks_for_no_survey_once_it_serves(rebuilt, asked):
+    rebuilt(replace(SETTINGS, cluster=GUEST), starting=True)
+    assert rebuilt(replace(SETTINGS, cluster=GUEST)) == ()
+    assert len(asked.waits) == 1
+
+
+def test_all_ways_of_one_change_look_at_one_survey_and_the_next_change_at_another(rebuilt, asked):
+    stand = rebuilt(SETTINGS, starting=True)
+    (serve,) = SETTINGS.serve
+    for replicas in (1000, 900):  # of a tenth of a CPU each
+        with pytest.raises(DoesNotFit):
+            rebuilt(replace(SETTINGS, serve=(replace(serve, replicas=replicas),)), stand)
+    assert len(rebuilt(replace(SETTINGS, serve=(replace(serve, replicas=80),)), stand)) == 80
+    assert len(asked.waits) == 2
+    rebuilt(SETTINGS, stand)
+    assert len(asked.waits) == 3, "what was free is taken by now"
+
+
+def test_who_has_room_travels_with_a_survey():
+    assert survey_of(survey_document(FOUND)) == FOUND
+    assert survey_of(survey_document(replace(FOUND, housed=None))).housed is None

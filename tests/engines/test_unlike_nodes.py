@@ -1,0 +1,57 @@
+"""What a change of a hive on unlike nodes is given: which of them are drained, and who stands on which kind."""
+
+import asyncio
+from dataclasses import replace
+
+from test_elsewhere import FAR, hive_of
+
+from skep.errors import DoesNotFit
+
+
+def test_a_change_is_told_the_nodes_that_are_drained_here_and_at_other_doors(tmp_path):
+    """Their room was counted: a replica was said to start, and waited for ever."""
+    told = []
+
+    def rebuild(_document, hive, _running):
+        told.append(hive.avoid)
+        return hive
+
+    async def run():
+        async with hive_of(tmp_path, FAR, replace(FAR, name="m-1"), rebuild=rebuild) as (supervisor, _):
+            supervisor.crew.drain("a")
+            supervisor.hear({}, ("b",))
+            for _ in range(2):
+                await supervisor._control({"op": "reload", "settings": {}, "wait": True})
+                supervisor.crew.undrain("a")
+            assert told == [{"a", "b"}, {"b"}]
+            supervisor.hear({})  # nobody is left to be waited for
+
+    asyncio.run(run())
+
+
+def test_a_reload_leaves_replicas_that_the_load_called_on_the_kind_where_they_fitted(tmp_path):
+    """It wanted them on the first kind again, which was full: not even a key could be taken back."""
+    table = {"model": "m", "on_demand": False, "replicas": 0, "max_replicas": 2, "scale_up_wait_s": 5.0,
+             "scale_down_after_s": 600.0}  # fmt: skip
+    asked = {"serve": [{**table, "kind": "large", "replicas": 1}, {**table, "kind": "small"}]}
+    seen = []
+
+    def rebuild(document, hive, _running):
+        large, small = (one["replicas"] for one in document["serve"])
+        seen.append((large, small))
+        if large > 1:
+            raise DoesNotFit("the large one is full")
+        return replace(hive, replicas=tuple(replace(FAR, name=f"m-{n}") for n in range(large + small)))
+
+    async def run():
+        async with hive_of(tmp_path, FAR, rebuild=rebuild) as (supervisor, _):
+            reload = {"op": "reload", "settings": asked, "wait": True}
+            await supervisor._control(reload)
+            await supervisor._remaking.scale_by_load("m", 2)
+            await supervisor._remaking._outcome(wait=True)
+            assert seen == [(1, 0), (2, 0), (1, 1)]
+            told = await supervisor._control(reload)
+            assert (seen[-1], told["unchanged"]) == ((1, 1), ["m-0", "m-1"])
+            assert supervisor._remaking.bounds()["m"].minimum == 1, "the least is as asked for"
+
+    asyncio.run(run())
