@@ -329,3 +329,10 @@ def test_a_door_that_comes_back_too_late_lets_go_of_what_others_were_given():
         b.renew(shares, now)
     assert b.holds["r0"] == 8
     assert a.renew(shares, 16.0).shares["r0"] == 0
+
+
+def test_a_door_at_rest_keeps_its_part_while_another_has_all_that_it_wants():
+    """Else whoever is done first finds half of its slots gone when it is asked again."""
+    assert divided(16, {"a": 0, "b": 8}) == {"a": 8, "b": 8}
+    assert divided(16, {"a": 0, "b": 12}) == {"a": 4, "b": 12}
+    assert divided(9, {"a": 0, "b": 2, "c": 3}) == {"a": 3, "b": 3, "c": 3}

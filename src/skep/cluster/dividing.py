@@ -9,7 +9,8 @@ _NEARLY = 1e-9  # a sum of shares that should be whole
 
 
 def divided(slots: int, wanted: Mapping[str, int], first: Sequence[str] = ()) -> dict[str, int]:
-    """Max-min fair: nobody gets more than it wants while another one lacks; what nobody wants is for all alike.
+    """Max-min fair: nobody gets more than it wants while another one lacks. What nobody wants goes to who has least, so
+    that a door at rest keeps its part for when it is asked again.
 
     `first`: in this order where there is not one for each; the others after them, by name.
     """
@@ -26,12 +27,10 @@ def divided(slots: int, wanted: Mapping[str, int], first: Sequence[str] = ()) ->
             given[name] += more
             left -= more
         hungry = [name for name in hungry if given[name] < wanted[name]]
-    if not left:
-        return given
-    for place, name in enumerate(sorted(given, key=lambda name: (given[name], name))):
-        extra = -(-left // (len(given) - place))
-        given[name] += extra
-        left -= extra
+    left += sum(given.values())
+    for place, name in enumerate(sorted(given, key=lambda name: (given[name], name), reverse=True)):
+        given[name] = max(given[name], left // (len(given) - place))
+        left -= given[name]
     return given
 
 
