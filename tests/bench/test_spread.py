@@ -46,9 +46,9 @@ class CrowdNextDoor:
         self.inner, self.jobs = LocalCrowd(), []
         self.workers = workers
 
-    async def run(self, jobs, on_row, **bounds):
+    async def run(self, jobs, on_row, witness):
         self.jobs.append(len(jobs))
-        fared = await self.inner.run(jobs, on_row, **bounds)
+        fared = await self.inner.run(jobs, on_row, witness)
         return Fared(fared.health, workers_fact(self.workers))
 
     async def close(self):

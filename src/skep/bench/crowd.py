@@ -7,7 +7,7 @@ nothing of a job's way to a worker falls into a measurement, however large the j
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,15 +27,18 @@ class Fared:
     workers: Mapping[str, Any] | None = None
 
 
-def unheard() -> None:
-    """Where nobody wants to be told."""
+class Witness:
+    """Told when the workers of a run begin, and when its last request has ended, unless it breaks off. Does nothing."""
+
+    def began(self) -> None: ...
+    def ended(self) -> None: ...
+
+
+NOBODY = Witness()
 
 
 class Crowd(Protocol):
-    """`run` lets all workers begin when each has prepared its job. `close` ends them; so does a run that breaks off.
-
-    `began` is called when they begin, `ended` when the last request has ended, unless the run breaks off.
-    """
+    """`run` lets all workers begin when each has prepared its job. `close` ends them; so does a run that breaks off."""
 
     @property
     def few(self) -> int:
@@ -43,14 +46,7 @@ class Crowd(Protocol):
 
     @property
     def most(self) -> int: ...
-    async def run(
-        self,
-        jobs: Sequence[Job],
-        on_row: OnRow,
-        *,
-        began: Callable[[], None] = unheard,
-        ended: Callable[[], None] = unheard,
-    ) -> Fared: ...
+    async def run(self, jobs: Sequence[Job], on_row: OnRow, witness: Witness = NOBODY) -> Fared: ...
     async def close(self) -> None: ...
 
 
@@ -60,11 +56,11 @@ def beginnings(jobs: Sequence[Job], now_s: float) -> list[Begin]:
     return [Begin(now_s + LEAD_S - job.origin_s if together and job.follows_clock else None) for job in jobs]
 
 
-async def at_beginning(begins: Sequence[Begin], began: Callable[[], None]) -> None:
+async def at_beginning(begins: Sequence[Begin], witness: Witness) -> None:
     """Says so when the first of them begins: at once, unless all wait for the moment that is yet to come."""
     if all(one.at_s is not None for one in begins):
         await asyncio.sleep(LEAD_S)
-    began()
+    witness.began()
 
 
 async def told(frames: AsyncIterator[bytes], on_row: OnRow) -> News | None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from skep.bench.client_health import ClientHealth, garbage_kept, watch_client
 from skep.bench.counters import counted, read_counters
-from skep.bench.crowd import Crowd, Fared
+from skep.bench.crowd import Crowd, Fared, Witness
 from skep.bench.endpoint import Endpoint
 from skep.bench.loads import Load, OnRow
 from skep.bench.local_crowd import LocalCrowd
@@ -138,7 +138,7 @@ class Driver:
         ]
 
         async def spread(took: OnRow, draw: _Draw) -> Fared:
-            return await self._crowd.run(jobs, took, began=draw.began, ended=draw.ended)
+            return await self._crowd.run(jobs, took, draw)
 
         return spread
 
@@ -188,7 +188,7 @@ class Driver:
         self.recording.sampled(sample)
 
 
-class _Draw:
+class _Draw(Witness):
     """A run's energy: of the time in which its requests are under way, not of what is prepared for them."""
 
     def __init__(self, meter: Meter | None) -> None:

@@ -6,11 +6,11 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
 from skep.bench.client_health import ClientHealth
-from skep.bench.crowd import Fared, at_beginning, beginnings, told, unheard
+from skep.bench.crowd import NOBODY, Fared, Witness, at_beginning, beginnings, told
 from skep.bench.loads import OnRow
 from skep.bench.worker import Begin, Job, encode, is_last, length_before, read_frame
 from skep.errors import SkepError
@@ -95,14 +95,7 @@ class LocalCrowd:
     def most(self) -> int:
         return os.cpu_count() or 1
 
-    async def run(
-        self,
-        jobs: Sequence[Job],
-        on_row: OnRow,
-        *,
-        began: Callable[[], None] = unheard,
-        ended: Callable[[], None] = unheard,
-    ) -> Fared:
+    async def run(self, jobs: Sequence[Job], on_row: OnRow, witness: Witness = NOBODY) -> Fared:
         health = ClientHealth()
         try:
             await self._grow(len(jobs))
@@ -112,10 +105,10 @@ class LocalCrowd:
                     group.create_task(process.prepare(encode(job)))
             begins = beginnings(jobs, time.monotonic())
             async with asyncio.TaskGroup() as group:
-                group.create_task(at_beginning(begins, began))
+                group.create_task(at_beginning(begins, witness))
                 for process, begin in zip(at_work, begins, strict=True):
                     group.create_task(_follow(process, begin, on_row, health))
-            ended()
+            witness.ended()
         except BaseExceptionGroup as group_error:
             await self.close()
             raise group_error.exceptions[0] from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -16,7 +16,7 @@ from typing import Any
 
 from skep import __version__
 from skep.bench.client_health import ClientHealth
-from skep.bench.crowd import Fared, at_beginning, beginnings, told, unheard
+from skep.bench.crowd import NOBODY, Fared, Witness, at_beginning, beginnings, told
 from skep.bench.loads import OnRow
 from skep.bench.timebase import HeldClock, Ping, moved, reading_of
 from skep.bench.worker import Begin, Job, News, encode
@@ -106,14 +106,7 @@ class RayCrowd:
             await self.close()
             raise _explained(error) from None
 
-    async def run(
-        self,
-        jobs: Sequence[Job],
-        on_row: OnRow,
-        *,
-        began: Callable[[], None] = unheard,
-        ended: Callable[[], None] = unheard,
-    ) -> Fared:
+    async def run(self, jobs: Sequence[Job], on_row: OnRow, witness: Witness = NOBODY) -> Fared:
         try:
             await self._grow(len(jobs))
             at_work = self.workers[: len(jobs)]
@@ -124,10 +117,10 @@ class RayCrowd:
             began_s = time.monotonic()
             begins = beginnings(jobs, began_s)
             async with asyncio.TaskGroup() as group:
-                group.create_task(at_beginning(begins, began))
+                group.create_task(at_beginning(begins, witness))
                 trios = zip(at_work, begins, prepared, strict=True)
                 tasks = [group.create_task(_carry_out(one, begin, on_row, was.result())) for one, begin, was in trios]
-            ended()
+            witness.ended()
             ended_s = time.monotonic()
             await self._compare(at_work)
         except BaseException as error:
