@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/gateway.py [--quick] [--only skep,haproxy] [--json]
     .venv/bin/python benchmarks/gateway.py --soak 1000000
+    .venv/bin/python benchmarks/gateway.py --only skep,haproxy --before ../old/.venv/bin/python
 
 Everything on loopback, before the same C backend (peers/backend.c), with the same C load tool (peers/load.c). Each
 peer is installed into a venv of its own on the first run and set up as its documentation says (peers/start.py).
@@ -28,10 +29,11 @@ from peers import measure
 from peers.install import PACKAGES, DidNotStart, compiled, installed
 from peers.process import PINNED, go_ahead, memory_mib, open_files
 from peers.report import print_report
-from peers.start import BOUNDED, STARTERS, Running, Starter, wait_ready
+from peers.start import BOUNDED, STARTERS, Running, Starter, start_skep, wait_ready
 
 MANY = 4096  # slots where admission is not the question
-MANY_STREAMS_FOR = ("skep", "haproxy", "nginx")
+BEFORE = "before"  # skep's gateway of another checkout
+MANY_STREAMS_FOR = ("skep", BEFORE, "haproxy", "nginx")
 
 
 @dataclass(frozen=True)
@@ -166,11 +168,18 @@ def costs(bench: Bench, backend: measure.Backend, gateways: list[Running], sizes
             own = rounds[gateway.name]
             middle = {key: statistics.median(one[key] for one in own) for key in own[0]}
             bench.note(gateway, f"cpu {size}", {**middle, "rounds_us": [one["us"] for one in own]})
+    chunks: dict[str, list[dict[str, Any]]] = {gateway.name: [] for gateway in gateways}
+    for number in range(bench.effort.cpu_rounds):
+        for gateway in turned(gateways, number):
+            chunk = functools.partial(
+                measure.cpu_per_chunk, gateway, backend, bench.bodies["stream"], bench.effort.chunk_streams
+            )
+            bench.attempt(gateway, "chunk", chunk)
+            if "chunk" in bench.found[gateway.name]:
+                chunks[gateway.name].append(bench.found[gateway.name]["chunk"])
     for gateway in gateways:
-        chunk = functools.partial(
-            measure.cpu_per_chunk, gateway, backend, bench.bodies["stream"], bench.effort.chunk_streams
-        )
-        bench.attempt(gateway, "chunk", chunk)
+        if own := sorted(chunks[gateway.name], key=lambda one: one["us"]):
+            bench.note(gateway, "chunk", {**own[len(own) // 2], "rounds_us": [one["us"] for one in own]})
 
 
 def turned(gateways: list[Running], by: int) -> list[Running]:
@@ -241,8 +250,12 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(STARTERS), help="comma-separated names")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
     parser.add_argument("--soak", type=int, nargs="?", const=1_000_000, help="so many requests through skep only")
+    parser.add_argument("--before", help="the Python of another checkout of skep, whose gateway runs beside this one")
     args = parser.parse_args()
     names = args.only.split(",")
+    if args.before:
+        STARTERS[BEFORE] = functools.partial(start_skep, name=BEFORE, python=args.before)
+        names.insert(1, BEFORE)
     if unknown := set(names) - set(STARTERS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(STARTERS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skep.engines.enginekey import replica_key
 from skep.engines.simulated_plan import SimulatedPlan, plan_from_json
+from skep.places import user_paths
 from skep.planner.forecast import Outcome, play
 from skep.planner.setup import Load
 from skep.units import parse_int_list
@@ -66,7 +68,9 @@ def lines_of(case: Case, levels: tuple[int, ...], rounds: int) -> list[str]:
         env.pop("XDG_RUNTIME_DIR", None)
         up = json.loads(skep(env, folder, "up", *case.argv, "--simulate", "--port", "0", "-d", "--json"))
         replicas = [row["url"] for row in up["replicas"]]
-        with urllib.request.urlopen(f"{replicas[0]}/simulated", timeout=10) as answer:  # what it was told itself
+        key = replica_key(replicas[0], user_paths(env))
+        asked = urllib.request.Request(f"{replicas[0]}/simulated", headers={"authorization": f"Bearer {key}"})
+        with urllib.request.urlopen(asked, timeout=10) as answer:  # what it was told itself
             plan = plan_from_json(answer.read().decode())
         try:
             return [

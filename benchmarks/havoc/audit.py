@@ -15,6 +15,7 @@ from skep.records import GatewayRequest
 
 SHOWN = 5
 UNREAD_S = 0.1
+STRANGER = "invalid_api_key"
 _SERIES = re.compile(r"^(skep_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 OUTCOMES = {
@@ -67,7 +68,7 @@ def of_rows(notes: Sequence[Note], rows: Sequence[GatewayRequest]) -> list[Check
     for size, note in known.items():
         own = by_bytes.get(size)
         if own is None:
-            if not _may_be_unknown(note):
+            if not _may_be_unknown(note) and not _is_stranger(note):
                 missing.append(f"#{note.ask.number} {note.verdict.end.value}")
         elif (difference := _difference(note, own[0])) is not None:
             differ.append(f"#{note.ask.number} {difference}")
@@ -79,6 +80,13 @@ def of_rows(notes: Sequence[Note], rows: Sequence[GatewayRequest]) -> list[Check
         check("no row twice, none of nobody", double + strange, f"{len(ids)} ids"),
         check("rows say what clients saw", differ, "outcome, status, code, id, replica, bytes"),
     ]
+
+
+def _is_stranger(note: Note) -> bool:
+    """Requests without a valid key are counted and not kept. `cub` is a key that comes and goes."""
+    if note.verdict.end is End.LEFT:
+        return note.ask.key == "cub"
+    return note.verdict.end is End.REFUSED and note.verdict.what == STRANGER
 
 
 def _may_be_unknown(note: Note) -> bool:
@@ -125,10 +133,12 @@ def of_counters(metrics: str, rows: Sequence[GatewayRequest], ended: dict[str, f
     """The checks, and the number of retries."""
     counted: Counter[str] = Counter()
     retries = lost = 0.0
+    strangers = 0
     gauges = Counter[str]()
     for name, labels, value in series(metrics):
         if name == "skep_requests_total":
             counted[labels["outcome"]] += int(value)
+            strangers += int(value) if labels["code"] == STRANGER else 0
         elif name == "skep_retries_total":
             retries += value
         elif name == "skep_rows_lost":
@@ -136,6 +146,7 @@ def of_counters(metrics: str, rows: Sequence[GatewayRequest], ended: dict[str, f
         elif name in ("skep_slots_busy", "skep_queue_length"):
             gauges[name] += int(value)
     kept = Counter(row.outcome for row in rows)
+    kept["refused"] += strangers
     wrong = [
         f"{name}: counter {counted[name]}, rows {kept[name]}" for name in counted | kept if counted[name] != kept[name]
     ]

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,11 +66,13 @@ def launch(name: str, argv: Sequence[str | Path], place: Path, port: int, env: d
     return Running(name, port, process.pid, lambda: end(process))
 
 
-def start_skep(place: Path, backends: Sequence[int], slots: int) -> Running:
+def start_skep(
+    place: Path, backends: Sequence[int], slots: int, *, name: str = "skep", python: str = sys.executable
+) -> Running:
     """Everything on, as `skep up` has it: admission, a look at each body, timeouts, health checks, lines and rows."""
     kept = {"store": str(place / "skep.sqlite3"), "log": str(place / "requests.log")}
     with on_core(GATEWAY_CORE):
-        door = GatewayProcess(place / "skep.log", limits={"max_queue": MAX_QUEUE}, **kept)
+        door = GatewayProcess(place / "skep.log", python=python, limits={"max_queue": MAX_QUEUE}, **kept)
     door.serve(
         [
             {"name": f"r{number}", "model": MODEL, "url": url, "slots": slots, "confirms": "slots"}
@@ -83,7 +86,7 @@ def start_skep(place: Path, backends: Sequence[int], slots: int) -> Running:
         except subprocess.TimeoutExpired:
             door.process.kill()
 
-    return Running("skep", door.port, door.process.pid, close)
+    return Running(name, door.port, door.process.pid, close)
 
 
 def start_haproxy(place: Path, backends: Sequence[int], slots: int) -> Running:

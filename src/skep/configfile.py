@@ -155,6 +155,7 @@ class GatewayTable(_Table):
     idle_timeout: str = "5m"
     total_timeout: str = "2h"
     body_limit: str = "64MiB"
+    files_quota: str = "4GiB"
     cors_origins: list[str] = Field(default_factory=list)
     tls_certificate: str | None = None
     tls_key: str | None = None
@@ -176,6 +177,7 @@ class GatewayTable(_Table):
             idle_timeout_s=parse_seconds(self.idle_timeout, key="gateway.idle_timeout", above=0),
             total_timeout_s=parse_seconds(self.total_timeout, key="gateway.total_timeout", above=0),
             body_limit_bytes=_body_limit(self.body_limit),
+            files_quota_bytes=parse_bytes(self.files_quota, key="gateway.files_quota"),
             cors_origins=tuple(_page_origin(text) for text in self.cors_origins),
             tls_certificate=_file(self.tls_certificate, folder),
             tls_key=_file(self.tls_key, folder),

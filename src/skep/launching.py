@@ -77,10 +77,11 @@ def plan_launches(
     running: Sequence[Launch] = (),
     machine: Machine | None = None,
     starting: bool = True,
+    engine_key: str = "",
 ) -> tuple[Launch, ...]:
     """All replicas, checked: names, cards, ports, weights, engines, aliases. May fetch weights.
 
-    `starting`: nothing runs yet, so that cards must have room now.
+    `starting`: nothing runs yet, so that cards must have room now. `engine_key`: that their engines want to see.
     """
     machine = machine or read_machine()
     served: list[Launch] = []
@@ -92,7 +93,8 @@ def plan_launches(
         placed: list[tuple[int, ...]] = []
         if on_cards(serve) and not _divides_itself(serve, machine):
             placed = divide(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
-        served += _launches(serve, settings, paths, progress, running, machine, placed)
+        made = _launches(serve, settings, paths, progress, running, machine, placed)
+        served += [replace(launch, api_key=engine_key) for launch in made]
     launches = (*served, *remote_launches(settings))
     check_names(launches)
     ports = [launch.port for launch in launches if launch.port]

@@ -58,6 +58,13 @@ def user_paths(env: Mapping[str, str]) -> Paths:
     return Paths(**folders, runtime=runtime)
 
 
+def make_private(folder: Path) -> None:
+    """Create the folder and its missing parents for this user alone. One that exists keeps its mode."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir(mode=0o700, exist_ok=True)
+
+
 def make_runtime(path: Path) -> None:
     """Create the runtime folder, or check that the one that is there is ours alone."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)

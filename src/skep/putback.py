@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from skep.configfile import wished_settings
 from skep.engines.control import NotRunning, ask, ask_down, socket_of
+from skep.engines.logfile import open_log
 from skep.engines.shown import NO_REPLICAS
 from skep.errors import EngineError, SkepError
 from skep.host.power_cap import restore_caps
@@ -139,9 +140,8 @@ def _unit(pid: int) -> str | None:
 def _guardian(service: Service | None, paths: Paths, caps: Mapping[int, float]) -> Iterator[None]:
     word_read, word_write = os.pipe()
     answer_read, answer_write = os.pipe()
-    paths.logs.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", "skep.putback", "--word-fd", str(word_read), "--answer-fd", str(answer_write)]
-    with (paths.logs / "putback.log").open("ab") as log:
+    with open_log(paths.logs / "putback.log") as log:
         child = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[word_read, answer_write],
             start_new_session=True,
@@ -217,7 +217,7 @@ def _start(service: Mapping[str, Any], logs: Path) -> dict[str, Any]:
         done = subprocess.run(["systemctl", "--user", "start", service["unit"]], check=False)
         return {"back": True} if done.returncode == 0 else {"error": f"{service['unit']} does not start"}
     read_fd, write_fd = os.pipe()
-    with (logs / "skep.log").open("ab") as log:
+    with open_log(logs / "skep.log") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "skep.cli.detached", "--announce-fd", str(write_fd)],
             stdin=subprocess.PIPE,

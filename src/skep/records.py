@@ -148,6 +148,11 @@ class Interval:
         """As a share of the estimate: 0.03 is +- 3 %."""
         return (self.high - self.low) / 2 / abs(self.estimate) if self.estimate else float("inf")
 
+    @property
+    def upper_width(self) -> float:
+        """From the estimate up, as a share of it: the whole half of an interval that was cut at zero."""
+        return (self.high - self.estimate) / abs(self.estimate) if self.estimate else float("inf")
+
 
 @dataclass(frozen=True, slots=True)
 class RepeatSummary:
@@ -159,6 +164,8 @@ class RepeatSummary:
     effective_tok_s: float
     plateau_tok_s: float | None = None
     client_limited: bool = False
+    counted: bool = True  # False: left out of the level's figures
+    why: str = ""  # the client was the limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +212,7 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class LevelSummary:
-    """All runs of one level together. `wall_s` is the sum over its runs."""
+    """All runs of one level together. Figures are of the runs that count; `wall_s` is the sum over them."""
 
     concurrency: int
     requests: int
@@ -226,7 +233,7 @@ class LevelSummary:
     repeats: tuple[RepeatSummary, ...] = ()
     traffic: str = ""  # of which kind of traffic; "": of all together
     thinking: bool = False  # agents in conversation, who pause between turns: fewer than C are in flight
-    effective_interval: Interval | None = None  # 95 %, of the mean over runs; None with fewer than two
+    effective_interval: Interval | None = None  # 95 %, of the mean over runs; None with fewer than three
     ttft_interval: Interval | None = None  # 95 %, of the runs' medians, in ms
     tpot_interval: Interval | None = None
     plateau_tok_s: float | None = None  # while at least 95 % of C were in flight; None: that was never so
@@ -245,14 +252,23 @@ class LevelSummary:
     workers: Workers | None = None  # None: this machine made the load
     late_ms: float | None = None  # workers or processes began so much too late; None: in time
 
+    @property
+    def counted(self) -> tuple[RepeatSummary, ...]:
+        """The runs that its figures are made of."""
+        return tuple(repeat for repeat in self.repeats if repeat.counted)
+
+    @property
+    def left_out(self) -> tuple[RepeatSummary, ...]:
+        return tuple(repeat for repeat in self.repeats if not repeat.counted)
+
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
     """The same tasks one after the other and all at once. Given in several ways, as answers differ in length."""
 
-    tasks: int
+    tasks: int  # of one run
     concurrency: int
-    serial_wall_s: float
+    serial_wall_s: float  # of one run, the mean
     swarm_wall_s: float
     by_wall: float
     by_tokens: float | None  # ratio of effective tok/s
@@ -268,12 +284,13 @@ class Speedup:
 class Turning:
     """Where a curve of effective tok/s against C turns. Each bracket holds the point with the confidence given."""
 
-    knee: int | None  # the smallest measured C from which on nothing is gained; None: it still grows
-    knee_bracket: tuple[int, int] | None  # it lies in (low, high]
-    cliff: int | None  # the last measured C before it falls; None: it does not
+    knee: int | None  # the smallest measured C from which on nothing is gained; None: it still grows, or not known
+    knee_bracket: tuple[int, int] | None  # it lies in (low, high]; low is 0 where the first level is the knee
+    cliff: int | None  # the last measured C before it falls; None: it does not, or not known
     cliff_bracket: tuple[int, int] | None  # it falls between the two
     drop_pct: float | None  # from the best level to the lowest beyond the cliff
-    sure: bool  # the intervals say so; False: only the estimates do
+    sure: bool  # nothing is left open by the spread of the runs
+    unclear: tuple[int, ...] = ()  # levels that their runs do not tell apart; () and not sure: no level was run twice
 
 
 @dataclass(frozen=True, slots=True)

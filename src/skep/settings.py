@@ -9,7 +9,7 @@ from typing import Any
 from skep.catalog.options import Options, options_of
 from skep.monitor.config import Monitor as Monitor  # noqa: PLC0414 - part of the settings, whoever defines it
 from skep.places import DEFAULT_PORT, LOOPBACK
-from skep.units import MIB
+from skep.units import GIB, MIB
 
 EMBEDDED_MODEL = "smollm2-135m"
 OWN_ENGINES = ("embedded", "fake", "simulated")  # that skep starts within its own package
@@ -79,6 +79,7 @@ class Gateway:
     idle_timeout_s: float = 300.0
     total_timeout_s: float = 7200.0
     body_limit_bytes: int = 64 * MIB
+    files_quota_bytes: int = 4 * GIB
     cors_origins: tuple[str, ...] = ()
     tls_certificate: str | None = None  # both or none
     tls_key: str | None = None

@@ -32,7 +32,7 @@ from skep.host.nvidia import NvidiaReport
 from skep.host.power import gpu_memory_used, wait_until_clear
 from skep.host.power_cap import power_caps
 from skep.launching import PullProgress, plan_launches, read_machine
-from skep.places import Paths
+from skep.places import Paths, make_private
 from skep.presetfile import serve_of
 from skep.settings import OWN_ENGINES, Gateway, Monitor, Settings
 from skep.tuner.house import DidNotStart, Served
@@ -93,7 +93,7 @@ class Tryout:
             await asyncio.to_thread(self._sweep_up)
         self._open += 1
         try:
-            paths.logs.mkdir(parents=True, exist_ok=True)
+            make_private(paths.logs)
             with _capped(preset, power), bind(_GATEWAY, guarded=False) as listener:
                 hive = await self._hive(preset, paths, listener)
                 async with _Trial(hive, listener).up() as served:

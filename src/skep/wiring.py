@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from skep.engines.base import Launch
 from skep.engines.control import only_one
+from skep.engines.enginekey import kept_key, new_key
 from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import RestartPolicy
 from skep.engines.supervisor import Hive, Rebuild, Supervisor
 from skep.errors import GatewayError, SkepError, StoreError, UserError
 from skep.keyfile import keys_path, loose_mode, read_keys
 from skep.launching import Machine, PullProgress, plan_launches, read_machine, remote_launches
-from skep.places import Paths, make_runtime
+from skep.places import LOOPBACK, Paths, make_private, make_runtime
 from skep.settings import OWN_ENGINES, Gateway, Monitor, Settings, settings_of
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ def build_hive(
     scheme = "https" if gateway.tls_certificate else "http"
     host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
     machine = read_machine()
+    engine_key = new_key() if settings.cluster is None else ""  # a cluster has one for all its doors
     return Hive(
-        replicas=launches_for(settings, paths, progress, machine=machine, tell=tell),
+        replicas=launches_for(settings, paths, progress, machine=machine, engine_key=engine_key, tell=tell),
         gateway_argv=(sys.executable, "-m", "skep.frontdoor"),
         gateway_setup=gateway_setup(settings, paths),
         url=f"{scheme}://{host}:{listener.getsockname()[1]}",
@@ -64,6 +66,7 @@ def build_hive(
         monitor_argv=monitor_argv(settings),
         monitor_setup=asdict(settings.monitor),
         monitor_due=something_to_watch(paths.store),
+        engine_key=engine_key,
     )
 
 
@@ -77,6 +80,7 @@ def launches_for(
     starting: bool = True,
     surveys: Surveys | None = None,
     avoid: Collection[str] = (),
+    engine_key: str = "",
     tell: Callable[[str], None] = lambda _line: None,
 ) -> tuple[Launch, ...]:
     """The replicas that these settings mean, on this machine or on the nodes of a cluster as they are now.
@@ -84,7 +88,9 @@ def launches_for(
     What is lost of a cluster is no reason to refuse settings under which every replica stays where it stands.
     """
     if settings.cluster is None:
-        return plan_launches(settings, paths, progress, running=running, machine=machine, starting=starting)
+        return plan_launches(
+            settings, paths, progress, running=running, machine=machine, starting=starting, engine_key=engine_key
+        )
     from skep.cluster.surveying import SPARED_S, SURVEY_S, Surveys
     from skep.placing import kept_launches, place_launches, shared_paths
 
@@ -179,15 +185,19 @@ def rebuild_hive(
         "port": (old.port, new.port),
         "tls": ((old.tls_certificate, old.tls_key), (new.tls_certificate, new.tls_key)),
         "body_limit": (hive.gateway_setup["server"], setup["server"]),
+        "files_quota": (hive.gateway_setup["batches"], setup["batches"]),
         "cluster": clusters,
         "store_requests": (hive.gateway_setup["store"], setup["store"]),
     }
     nobody = setup["keys_wanted"] and not setup["keys"] and not setup["api_key"]
     locked = ["no key is left: every request is refused; `skep key add NAME` makes one"] if nobody else []
     loose = loose_mode(keys_path(paths))
+    launches = launches_for(
+        settings, paths, running=running, starting=False, surveys=surveys, avoid=hive.avoid, engine_key=hive.engine_key
+    )
     return replace(
         hive,
-        replicas=launches_for(settings, paths, running=running, starting=False, surveys=surveys, avoid=hive.avoid),
+        replicas=launches,
         gateway_setup=setup,
         policy=_policy(settings),
         drain_s=settings.drain_s,
@@ -223,10 +233,15 @@ def gateway_setup(settings: Settings, paths: Paths) -> dict[str, Any]:
         "keys_wanted": gateway.open_to_others,
         "aliases": dict(settings.aliases),
         "origins": list(gateway.cors_origins),
+        "hosts": None if gateway.open_to_others else [*LOOPBACK, gateway.host],
         "server": {"body_bytes": gateway.body_limit_bytes},
         "tls": tls,
         "store": str(paths.store) if gateway.store_requests else None,
-        "batches": {"store": str(paths.store), "files": str(paths.data / "files")},  # kept, whatever of requests is
+        "batches": {  # kept, whatever of requests is
+            "store": str(paths.store),
+            "files": str(paths.data / "files"),
+            "quota_bytes": gateway.files_quota_bytes,
+        },
         "log": str(paths.logs / "requests.log"),
     }
 
@@ -292,7 +307,7 @@ def run_hive(
 ) -> None:
     """Serve until a signal, `skep down`, or the end of the pipe `parent_fd`. Returns when nothing runs any more."""
     make_runtime(paths.runtime)
-    paths.logs.mkdir(parents=True, exist_ok=True)
+    make_private(paths.logs)
     try:
         guarded = bool(settings.gateway.api_key or read_keys(keys_path(paths)))
         with only_one(paths.lock, paths.socket), bind(settings.gateway, guarded=guarded) as listener:
@@ -310,7 +325,8 @@ def run_hive(
                     raise UserError(f"these settings are of another version of skep: {error}", hint=hint) from None
                 return rebuild_hive(settings, wanted, now, paths, running, surveys)
 
-            asyncio.run(_supervise(hive, listener, notify, parent_fd, rebuild, lambda: embassy_of(settings, paths)))
+            with kept_key(paths.state, hive.engine_key):
+                asyncio.run(_supervise(hive, listener, notify, parent_fd, rebuild, lambda: embassy_of(settings, paths)))
     finally:
         with contextlib.suppress(OSError):  # not empty: the socket of another one, which is running
             paths.runtime.rmdir()

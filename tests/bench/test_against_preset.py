@@ -10,6 +10,7 @@ from skep.bench.summary import summarise
 from skep.catalog.presets import Need, Preset, Published
 from skep.errors import UserError
 from skep.records import EngineTimings, Request
+from skep.report.levels import range_text
 from skep.store.rows import ClientSample
 
 SHORT, LONG = {"input_tokens": 100, "output_tokens": 50}, {"input_tokens": 100, "output_tokens": 400}
@@ -134,6 +135,12 @@ def test_the_interval_is_of_what_was_measured_and_one_run_has_none():
     assert found.interval.low < found.measured < found.interval.high
     assert found.ratio_interval.estimate == pytest.approx(found.ratio)
     assert held(run=side(seconds=(1.0,))).interval is None
+
+
+def test_two_runs_have_their_two_values_and_no_interval():
+    found = held(run=side(seconds=(1.0, 1.25)))
+    assert (found.interval, found.ratio_interval, len(found.runs)) == (None, None, 2)
+    assert range_text(found.interval, found.runs).endswith(" (2 runs)")
 
 
 # Why not

@@ -1,10 +1,14 @@
 """The engine's own counters, from texts as engines write them and from a live one."""
 
 import asyncio
+import json
+import urllib.request
 
 import pytest
 
 from skep.bench.counters import counted, parse_counters, read_counters
+from skep.gateway.metrics import of_replica
+from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
@@ -71,16 +75,57 @@ def test_a_brace_inside_a_label_is_no_end():
     assert parse_counters('vllm:generation_tokens_total{model_name="a}b"} 7.0\n') != {}
 
 
-def test_a_live_engine_is_asked_and_one_without_metrics_is_not_missed():
-    async def run(url):
+def read(url, model="fake-model"):
+    async def run():
         pool = Pool(parse_url(url)[0])
         try:
-            return await read_counters(pool, {})
+            return await read_counters(pool, {}, model)
         finally:
             await pool.close()
 
+    return asyncio.run(run())
+
+
+def test_a_live_engine_is_asked_and_one_without_metrics_is_not_missed():
     with FakeEngine() as engine:
-        assert asyncio.run(run(engine.url))["vllm:generation_tokens_total"] == 0.0
+        assert read(engine.url)["vllm:generation_tokens_total"] == 0.0
         engine.fault(kind="500", path="/metrics")
-        assert asyncio.run(run(engine.url)) == {}
-    assert asyncio.run(run("http://127.0.0.1:9")) == {}
+        assert read(engine.url) == {}
+    assert read("http://127.0.0.1:9") == {}
+
+
+def ask(door, model):
+    body = {"model": model, "messages": [{"role": "user", "content": "one two"}], "max_tokens": 5}
+    request = urllib.request.Request(f"{door.url}/v1/chat/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        answer.read()
+
+
+def test_behind_the_gateway_the_engines_own_counters_are_read_of_all_replicas_of_the_model(tmp_path):
+    """The gateway's `/metrics` are its own, so `engine_tok_s` was null for every vLLM behind it."""
+    with FakeEngine() as one, FakeEngine() as two, FakeEngine(model="other") as other:
+        rows = [
+            {"name": name, "url": engine.url, "slots": 1, "model": model, "confirms": "metrics"}
+            for name, engine, model in (("a", one, "fake-model"), ('b"x', two, "fake-model"), ("c", other, "other"))
+        ]
+        with GatewayProcess(tmp_path / "gateway.log") as door:
+            door.serve(rows)
+            for model in ("fake-model", "fake-model", "other"):
+                ask(door, model)
+            found = read(door.url)
+            direct = [read(engine.url)["vllm:generation_tokens_total"] for engine in (one, two)]
+            assert sum(direct) == found["vllm:generation_tokens_total"] == 10.0
+            assert found["skep_build_info"] == 1.0
+            assert read(door.url, "other")["vllm:generation_tokens_total"] == 5.0
+            two.fault(kind="500", path="/metrics")
+            assert read(door.url)["vllm:generation_tokens_total"] == direct[0]
+            with urllib.request.urlopen(f"{door.url}/metrics/engines", timeout=30) as answer:
+                text = answer.read().decode()
+            assert f'vllm:generation_tokens_total{{replica="a",model_name="fake-model"}} {direct[0]:g}\n' in text
+            assert 'llamacpp:tokens_predicted_total{replica="c"} 5\n' in text
+            assert "#" not in text
+
+
+def test_an_engines_samples_get_the_name_of_their_replica_whatever_it_is():
+    lines = '# HELP a b\na 1\nb{c="}{"} 2.5e3\n\nd{} 3'
+    assert of_replica(lines, 'r"0') == 'a{replica="r\\"0"} 1\nb{replica="r\\"0",c="}{"} 2.5e3\nd{replica="r\\"0",} 3\n'

@@ -5,7 +5,7 @@ import pytest
 from skep.bench.course import figure_of
 from skep.bench.metrics import classes_of, complete_rows
 from skep.bench.summary import repeat_figure, summarise
-from skep.cli.summaries import remarks
+from skep.cli.summaries import print_summary, remarks
 from skep.records import Request
 from skep.store.rows import ClientSample, LevelFact
 
@@ -87,6 +87,36 @@ def test_several_runs_of_both_are_told_per_run():
     assert (found.tasks, found.serial_wall_s, found.swarm_wall_s, found.by_wall) == (1, 4.0, 2.0, 2.0)
 
 
+def test_a_speedup_is_the_ratio_of_the_two_times_it_is_told_with():
+    """Two runs of six tasks against one of twelve: "12.3 s, 31.5 s: 0.78x", where 12.3 / 31.5 is 0.39."""
+    rows = [*serially([(2.0, 10, "stop")] * 6), *serially([(2.0, 10, "stop")] * 6, repeat=1, begin=50.0)]
+    rows += [row(4, 0, index, 0.0, 31.5) for index in range(12)]
+    summary = summarise("r", rows)
+    assert (summary.speedup, summary.speedups, summary.serial_wall_s, summary.swarm_wall_s) == (None,) * 4
+    assert not any("at once" in line for line in remarks(summary))
+
+
+def test_a_speedup_is_of_the_runs_that_both_levels_have():
+    """A run of the swarm that is left out takes its partner of the serial side with it."""
+    rows = [*serially([(4.0, 10, "stop")] * 2), *serially([(40.0, 10, "stop")] * 2, repeat=1, begin=50.0)]
+    rows += [row(2, repeat, index, 200.0 + 10 * repeat, 204.0 + 10 * repeat) for repeat in (0, 1) for index in (0, 1)]
+    summary = summarise("r", rows, [sample(2, 1, limited=True)])
+    found = summary.speedups
+    assert (found.serial_wall_s, found.swarm_wall_s, found.by_wall, found.by_wall_whole) == (8.0, 4.0, 2.0, 2.0)
+    assert (summary.serial_wall_s, summary.swarm_wall_s, summary.speedup) == (8.0, 4.0, 2.0)
+    assert (found.tasks, found.tokens_serial, found.tokens_swarm) == (2, 20, 20)
+    (line,) = [line for line in remarks(summary) if "at once" in line]
+    assert line.startswith("one after the other 8.0 s, 2 at once 4.0 s: 2.00x by wall time")
+
+
+def test_prompts_of_another_length_are_other_tasks():
+    short = serially([(4.0, 10, "stop")] * 2, prompt_tokens=100)
+    at_once = [row(2, 0, index, 10.0, 12.0, prompt_tokens=1000) for index in (0, 1)]
+    assert summarise("r", [*short, *at_once]).speedups is None
+    alike = [row(2, 0, index, 10.0, 12.0, prompt_tokens=102) for index in (0, 1)]
+    assert summarise("r", [*short, *alike]).speedups.by_wall == 4.0
+
+
 # Drift
 
 
@@ -110,6 +140,46 @@ def test_failed_requests_are_no_drift():
     assert summarise("r", [*early, *late, broken]).drift.estimate == pytest.approx(1.0)
 
 
+# Few runs
+
+
+def runs_of(level, walls):
+    """One request of ten tokens a run."""
+    return [row(level, repeat, 0, 100.0 * repeat, 100.0 * repeat + wall) for repeat, wall in enumerate(walls)]
+
+
+def test_two_runs_are_told_as_two_values_and_no_knee_is_made_of_them(capsys):
+    """Told as "125.5  0.0..294.4" and "knee at C=1, between 0 and 2; cliff beyond C=2, between 1 and 4"."""
+    rows = [*runs_of(1, (0.071, 0.089)), *runs_of(2, (0.07, 0.09)), *runs_of(4, (0.08, 0.105))]
+    summary = summarise("r", rows)
+    assert [level.effective_interval for level in summary.levels] == [None] * 3
+    assert [level.ttft_interval for level in summary.levels] == [None] * 3
+    print_summary(summary)
+    told = capsys.readouterr()
+    assert "112..141 (2 runs)" in told.out
+    assert "C=1, C=2 and C=4 cannot be told apart" in told.err
+    assert not any(words in told.err for words in ("knee at", "cliff beyond", "between 0"))
+
+
+def test_three_runs_have_an_interval_that_ends_at_zero():
+    level = summarise("r", runs_of(2, (0.1, 1.0, 2.0))).levels[0]
+    assert level.effective_interval.low == 0
+    assert level.effective_interval.high > 100
+
+
+def test_a_curve_of_single_runs_has_no_knee():
+    summary = summarise("r", [*runs_of(1, (0.2,)), *runs_of(2, (0.1,)), *runs_of(4, (0.1,))])
+    assert (summary.turning.knee, summary.turning.cliff) == (None, None)
+    assert any("no level was run twice" in line for line in remarks(summary))
+
+
+def test_one_level_that_the_client_did_not_limit_is_no_curve():
+    rows = [*runs_of(1, (0.2, 0.2)), *runs_of(2, (0.1, 0.1)), *runs_of(4, (0.1, 0.1))]
+    limited = [sample(level, repeat, limited=True) for level in (2, 4) for repeat in (0, 1)]
+    summary = summarise("r", rows, limited)
+    assert not any("knee" in line for line in remarks(summary))
+
+
 # The client was the limit
 
 
@@ -117,8 +187,45 @@ def test_runs_where_the_client_was_the_limit_are_not_used_where_there_are_others
     rows = [row(8, 0, end=10.0), row(8, 1, start=20.0, end=21.0)]
     summary = summarise("r", rows, [sample(8, 0, limited=True), sample(8, 1, limited=False)])
     (level,) = summary.levels
-    assert (level.effective_tok_s, level.client_limited, len(level.repeats)) == (10.0, False, 1)
+    assert (level.effective_tok_s, level.client_limited, len(level.counted)) == (10.0, False, 1)
     assert not summary.client_limited
+
+
+def test_a_run_that_is_left_out_stays_among_the_runs_with_the_reason():
+    """The table showed one run of two, the slow one was gone, and nothing said so."""
+    rows = [row(8, 0, end=10.0), row(8, 1, start=20.0, end=21.0)]
+    lagging = ClientSample(8, 0, 50.8, 90.0, 0.1, client_limited=True)
+    summary = summarise("r", rows, [lagging, sample(8, 1, limited=False)])
+    left_out, counted = summary.levels[0].repeats
+    assert (left_out.repeat, left_out.effective_tok_s, left_out.client_limited) == (0, 1.0, True)
+    assert (left_out.counted, left_out.why) == (False, "event loop lag 51 ms")
+    assert (counted.counted, counted.client_limited, counted.why) == (True, False, "")
+    told = "left out: C=8 run 1, 1.0 tok/s: the client was the limit (event loop lag 51 ms)"
+    assert told in remarks(summary)
+
+
+@pytest.mark.parametrize(
+    ("figures", "late_ms", "why"),
+    [
+        ({"cpu_share": 0.92}, None, "it used 92 % of a core"),
+        ({"delivered": 0.9}, None, "90 % of the requests asked for were in flight"),
+        ({}, 61.0, "the load began 61 ms late"),
+        ({"loop_lag_p99_ms": 232.0, "cpu_share": 0.9}, None, "event loop lag 232 ms, it used 90 % of a core"),
+        ({}, None, "the reason was not recorded"),
+    ],
+)
+def test_every_way_in_which_a_client_is_the_limit_has_its_words(figures, late_ms, why):
+    fields = {"loop_lag_p99_ms": 1.0, "loop_lag_max_ms": 1.0, "cpu_share": 0.1, **figures}
+    slow = ClientSample(8, 0, client_limited=True, **fields)
+    late = [] if late_ms is None else [LevelFact(8, 0, "late", {"late_ms": late_ms})]
+    found = summarise("r", [row(8, 0), row(8, 1)], [slow], late)
+    assert found.levels[0].repeats[0].why == why
+
+
+def test_runs_left_out_are_those_of_each_kind_of_traffic_too():
+    rows = [row(1, repeat, index, traffic=kind) for repeat in (0, 1) for index, kind in enumerate(("a", "b"))]
+    found = summarise("r", rows, [sample(1, 0, limited=True)], closed=False)
+    assert [[one.counted for one in level.repeats] for level in found.classes] == [[False, True]] * 2
 
 
 def test_a_level_with_no_other_run_keeps_it_and_is_marked():

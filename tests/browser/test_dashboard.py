@@ -113,9 +113,16 @@ def test_the_value_under_the_cursor_is_shown_and_arrow_keys_move_it(visit, site)
     page = visit(site).go("/history?target=box&window=30d")
     chart = page.locator("main svg[role=img]").first
     box = chart.bounding_box()
-    before = page.inner_text("main")
+    tip = page.locator(".chart-tip").first
+    expect(tip).to_be_hidden()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    expect(page.locator("main")).not_to_have_text(before, use_inner_text=True)
+    expect(tip).to_contain_text("tok/s")
+    under_cursor = tip.inner_text()
+    page.locator("[tabindex='0']:has(.chart-tip)").first.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(tip).not_to_have_text(under_cursor, use_inner_text=True)
+    page.keyboard.press("ArrowRight")
+    expect(tip).to_have_text(under_cursor, use_inner_text=True)
 
 
 def test_keys_go_to_pages_and_tab_reaches_the_content(visit, site):

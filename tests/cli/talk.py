@@ -23,7 +23,9 @@ def streaming(url, **fields):
     body = {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
     data = json.dumps(body).encode()
     sock = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30)
-    sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data) + data)
+    sock.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(data) + data
+    )
     return sock
 
 

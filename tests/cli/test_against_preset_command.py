@@ -63,10 +63,11 @@ def test_the_published_shape_is_run_and_the_share_of_it_told(sweep):
     assert against["shape"] == {"input_tokens": pytest.approx(400, rel=0.1), "output_tokens": 8}
     first, second = against["figures"]
     assert set(first) == {
-        "figure", "published", "measured", "interval", "clock", "ratio", "ratio_interval", "fair", "why",
+        "figure", "published", "measured", "interval", "runs", "clock", "ratio", "ratio_interval", "fair", "why",
     }  # fmt: skip
     assert first["ratio"] == pytest.approx(first["measured"] / 100)
-    assert first["interval"]["low"] < first["measured"] < first["interval"]["high"]
+    assert min(first["runs"]) <= first["measured"] <= max(first["runs"])
+    assert first["interval"] is None or len(first["runs"]) > 2
     assert "lengths are not published" in second["why"]
 
 

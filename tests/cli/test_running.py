@@ -1,6 +1,7 @@
 """Changing a hive while it serves: reload, drain, undrain. Real processes, and streams that must not break."""
 
 import json
+import stat
 import subprocess
 import sys
 import urllib.error
@@ -311,6 +312,17 @@ def test_the_status_tells_what_the_gateway_sees(skep, configure, up, status):
     gateway = eventually(lambda: (seen := status()["gateway"]) and seen["ended"].get("answered") and seen)
     assert gateway["queues"] == {"fake-model": {"interactive": 0, "normal": 0, "batch": 0}}
     assert [(row["name"], row["state"], row["slots"]) for row in gateway["replicas"]] == [("fake-model-0", "up", 2)]
+
+
+def test_what_a_hive_writes_into_its_state_folder_is_for_its_user_alone(skep, configure, up, env):
+    configure({})
+    ask(up())
+    state = user_paths(env).state
+    eventually((state / "logs" / "requests.log").exists)
+    found = {path.relative_to(state): stat.S_IMODE(path.stat().st_mode) for path in [state, *state.rglob("*")]}
+    names = {path.name for path in found}
+    assert names > {"logs", "skep.log", "gateway.log", "requests.log", "fake-model-0.log"}
+    assert {str(path): oct(mode) for path, mode in found.items() if mode & 0o077} == {}
 
 
 def test_requests_leave_a_line_in_their_log(skep, configure, up):

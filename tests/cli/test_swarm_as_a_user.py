@@ -1,6 +1,7 @@
 """`skep swarm run` and what follows, against an engine that is a real process."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from contextlib import contextmanager
 import pytest
 from called import own_folders, swarm
 
+from skep.places import user_paths
+from skep.store.database import open_store
+from skep.store.swarm import SwarmStore
 from skep.testing.process import FakeEngine
 
 MODEL = ("--model", "fake-model", "--max-tokens", "4")
@@ -121,9 +125,40 @@ def test_a_run_of_another_process_is_cancelled_and_resume_does_the_rest(slow, ta
     output = tmp_path / "tasks.results.jsonl"
     kept = output.read_text().splitlines()
     assert len(kept) == run["done"] < 12
-    swarm("resume", "--last", check=0)
+    told = swarm("resume", "--last", check=0).err.splitlines()[0]
+    for words in (run["id"], "tasks.jsonl", f"{run['left']} of 12 tasks left", f"results in {output}"):
+        assert words in told
     assert output.read_text().splitlines()[: len(kept)] == kept
     assert sorted(ids(output.read_text())) == tasks
+
+
+def test_a_run_that_was_cancelled_before_the_clock_was_set_back_is_resumed(engine, tasks):
+    swarm("run", "tasks.jsonl", "--url", "http://127.0.0.1:1", "--deadline", "100ms", check=1)
+    with open_store(user_paths(os.environ).store) as store:
+        journal = SwarmStore(store)
+        journal.set_cancelled(journal.run("last").id, 4e9)
+    assert "12 of 12 tasks done" in swarm("resume", "--last", "--url", engine.url, check=0).err
+
+
+def test_a_file_that_another_run_has_overwritten_is_left_and_the_first_run_goes_to_another(
+    engine, slow, tasks, tmp_path
+):
+    with under_way(tmp_path, slow) as child:
+        swarm("cancel", "last", check=0)
+        ended(child)
+    (first,) = json.loads(swarm("ls", "--json").out)
+    swarm("run", "tasks.jsonl", "--overwrite", "--url", engine.url, *MODEL, check=0)
+    output = tmp_path / "tasks.results.jsonl"
+    theirs = output.read_text()
+    refused = swarm("resume", first["id"], check=2).error
+    assert str(output) in refused.message
+    assert f"skep swarm resume {first['id']} -o" in refused.hint
+    done = swarm("resume", first["id"], "-o", "other.jsonl", "--json", check=0)
+    assert json.loads(done.out)["output"] == str(tmp_path / "other.jsonl")
+    assert sorted(ids((tmp_path / "other.jsonl").read_text())) == tasks
+    assert output.read_text() == theirs
+    assert "finished already" in swarm("resume", first["id"], "-o", "third.jsonl", check=0).err
+    assert sorted(ids((tmp_path / "third.jsonl").read_text())) == tasks
 
 
 @pytest.mark.slow

@@ -123,6 +123,8 @@ def test_a_task_that_is_not_there_is_told_with_the_nearest(run_id):
 def test_resume_wants_to_know_which(run_id):
     assert run_id in refused("resume")
     assert "two runs" in refused("resume", run_id, "--last")
+    assert "folder that does not exist" in refused("resume", run_id, "-o", "nosuch/out.jsonl")
+    assert f"skep swarm results {run_id}" in refused("resume", run_id, "-o", "-")
 
 
 def test_of_a_run_without_failures_nothing_is_tried_again(run_id):

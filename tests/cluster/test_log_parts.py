@@ -29,6 +29,7 @@ def test_the_parts_are_together_the_last_lines_as_of_a_file_here(lines):
     parts = all_parts(LONG, lines)
     assert "".join(part["text"] for part in parts) == b"".join(shown).decode(errors="replace")
     assert parts[-1]["offset"] == len(LONG)
+    assert (len(parts) > 1) == (lines > 3), "a long one comes in several parts"
     assert all("\ufffd" not in part["text"] for part in parts[1:]), "no letter is cut"
 
 

@@ -17,6 +17,7 @@ import pytest
 from skep.engines.base import EXIT_FINAL, REPORT_FD, Launch
 from skep.engines.embedded import Embedded
 from skep.engines.embedded_server import http_threads
+from skep.engines.enginekey import replica_key
 from skep.places import user_paths
 from skep.weights.pull import installed, pull
 
@@ -101,8 +102,11 @@ def test_a_hang_up_in_mid_answer_frees_the_slot(hive):
     with client_of(hive) as client:
         answer = client.chat.completions.create(model=MODEL, messages=body["messages"], max_tokens=2)
     assert answer.usage.completion_tokens == 2
+    assert len(hive["replicas"]) == 2
     for replica in hive["replicas"]:
-        with urllib.request.urlopen(f"{replica['url']}/slots") as slots:
+        key = replica_key(replica["url"], user_paths(hive["env"]))
+        asked = urllib.request.Request(f"{replica['url']}/slots", headers={"authorization": f"Bearer {key}"})
+        with urllib.request.urlopen(asked) as slots:
             assert len(json.load(slots)) == 2
 
 
@@ -181,12 +185,14 @@ def test_the_reported_address_is_the_engines_own(weights):
     argv = [part if part != REPORT_FD else str(write_fd) for part in Embedded().argv(launch)]
     with subprocess.Popen(argv, pass_fds=[write_fd], stderr=subprocess.DEVNULL) as process:
         os.close(write_fd)
-        with os.fdopen(read_fd) as pipe:
-            url = json.loads(pipe.readline())["url"]
-        with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
-            assert answer.status == 200
-        process.terminate()
-        assert process.wait(5) == 0
+        try:
+            with os.fdopen(read_fd) as pipe:
+                url = json.loads(pipe.readline())["url"]
+            with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+                assert answer.status == 200
+        finally:
+            process.terminate()  # else a failed assertion would wait for it for ever
+        assert process.wait(20) == 0
 
 
 def test_weights_come_from_the_users_cache(weights):

@@ -114,9 +114,11 @@ def running(launch):
     argv = [part if part != REPORT_FD else str(write_fd) for part in Embedded().argv(launch)]
     with subprocess.Popen(argv, pass_fds=[write_fd], stderr=subprocess.DEVNULL) as process:
         os.close(write_fd)
-        with os.fdopen(read_fd) as pipe:
-            yield json.loads(pipe.readline())["url"]
-        process.terminate()
+        try:
+            with os.fdopen(read_fd) as pipe:
+                yield json.loads(pipe.readline())["url"]
+        finally:
+            process.terminate()  # else a failed assertion would wait for it for ever
 
 
 def asked(url, text, tokens=16):

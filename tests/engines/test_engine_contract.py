@@ -31,7 +31,8 @@ POLICY = RestartPolicy(
 SLOTS = 2
 HOST, KEY = "127.0.0.2", "a-key-of-this-hive"
 KEYLESS = ("ollama",)
-KEY_IN_ARGV = ("sglang",)
+PAGE = "http://evil.example"
+ANY_PAGE = ("ollama", "sglang")  # what they answer a web page cannot be told to them; stood for by speakers here
 
 
 def smollm2():
@@ -133,10 +134,10 @@ class Kept:
         headers = key_headers(self.replica.launch) if headers is None else headers
         return await fetch_once(origin, method, path, body=body or None, headers=headers, timeout_s=60)
 
-    async def chat(self, **more):
+    async def chat(self, headers=None, **more):
         message = [{"role": "user", "content": "Tell a long story about bees."}]
         body = {"model": self.replica.model, "messages": message, "temperature": 0, **more}
-        return await self.ask("POST", "/v1/chat/completions", **body)
+        return await self.ask("POST", "/v1/chat/completions", headers, **body)
 
     async def busy(self):
         if self.engine.confirms == "slots":
@@ -158,10 +159,15 @@ def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a_kill_
 
             assert kept.replica.life.url.startswith(f"http://{HOST}:")
             for shown in ({}, {"authorization": "Bearer another"}):
-                refused = await kept.ask("GET", "/v1/models", headers=shown)
-                assert refused.status == (200 if launch.engine in KEYLESS else 401)
+                refused = [await kept.ask("GET", "/v1/models", headers=shown)]
+                refused += [await kept.chat(headers=shown, max_tokens=1)]
+                assert [one.status for one in refused] == [200 if launch.engine in KEYLESS else 401] * 2
             assert (await kept.ask("GET", kept.engine.health_path, headers={})).status == 200
-            assert sum(KEY in line for line in commands()) == (launch.engine in KEY_IN_ARGV)
+            assert not any(KEY in line for line in commands())
+            for headers in ({"origin": PAGE}, {"origin": PAGE, **key_headers(launch)}):
+                told = await kept.ask("GET", kept.engine.health_path, headers=headers)
+                leave = told.head.get(b"access-control-allow-origin")
+                assert launch.engine in ANY_PAGE or leave not in (b"*", PAGE.encode())
 
             whole = (await kept.chat(max_tokens=6)).json()
             assert whole["choices"][0]["message"]["content"].strip()
@@ -197,6 +203,7 @@ def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a_kill_
                 os.kill(pid, 0)
         assert descendants(os.getpid()) == before
         assert KEY not in (tmp_path / "engine.log").read_text() + repr(kept.replica.launch)
+        assert not [*tmp_path.glob("*.yaml")]  # in which an engine may have got it
 
     before = descendants(os.getpid())
     asyncio.run(life())

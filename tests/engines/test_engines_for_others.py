@@ -1,4 +1,4 @@
-"""Engines that other machines can reach: the address they bind, and the key that they want to see."""
+"""What an engine is told for others' sake: the address it binds, and the key that it wants to see."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ import pytest
 
 from skep.engines.base import Launch, engine_named
 from skep.engines.company import Company
-from skep.engines.enginekey import ENGINE_KEY, KEY_HERE, shows_key
+from skep.engines.enginekey import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, new_key, shows_key
 from skep.engines.lifecycle import RestartPolicy, State
 from skep.engines.logfile import HIDDEN, RotatingLog
 from skep.engines.replica import Replica
@@ -29,9 +29,38 @@ def test_an_engine_is_told_its_address_and_its_key_and_the_key_is_no_word_of_its
         assert words[words.index("--host") + 1] == "fd00::2"
         own = {"llamacpp": "LLAMA_API_KEY", "vllm": "VLLM_API_KEY"}.get(engine, ENGINE_KEY)
         assert variables[own] == KEY
-    assert (KEY_HERE in words) == (engine == "sglang")
+    assert (KEY_HERE in words) == (engine == "sglang")  # no version of it is known here
     assert not any(KEY in word for word in words)
     assert KEY not in repr(launch)
+
+
+def test_sglang_gets_its_key_by_a_file_where_its_version_reads_one():
+    """It has no variable for it, and `ps` shows its words to everybody."""
+    adapter, launch = engine_named("sglang"), replace(PLAIN, engine="sglang", api_key=KEY)
+    words = adapter.arguments(launch, frozenset({"--config", "--api-key"}))
+    assert words[words.index("--config") + 1] == KEY_FILE_HERE
+    assert "--api-key" not in words
+    for other in (replace(launch, extra=("--config", "mine.yaml")), launch):
+        known = frozenset({"--config", "--api-key"} if other.extra else {"--api-key"})
+        words = adapter.arguments(other, known)
+        assert words[words.index("--api-key") + 1] == KEY_HERE
+
+
+def test_a_key_is_no_flag_to_an_option_parser():
+    assert all(new_key()[0].isalpha() for _ in range(200))
+    assert len({new_key() for _ in range(200)}) == 200
+
+
+def test_an_engine_with_a_key_is_told_to_give_no_web_page_leave():
+    """By the command line or the environment; the user's own word wins."""
+    launch = replace(PLAIN, api_key=KEY)
+    words = engine_named("vllm").arguments(replace(launch, engine="vllm"))
+    assert words[words.index("--allowed-origins") + 1] == "[]"
+    own = replace(launch, engine="vllm", extra=("--allowed-origins", '["https://mine.example"]'))
+    assert engine_named("vllm").arguments(own).count("--allowed-origins") == 1
+    assert engine_named("llamacpp").environment(replace(launch, engine="llamacpp"))["LLAMA_ARG_CORS_ORIGINS"] == "none"
+    mine = replace(launch, engine="llamacpp", env=(("LLAMA_ARG_CORS_ORIGINS", "https://mine.example"),))
+    assert engine_named("llamacpp").environment(mine)["LLAMA_ARG_CORS_ORIGINS"] == "https://mine.example"
 
 
 @pytest.mark.parametrize("engine", ENGINES)

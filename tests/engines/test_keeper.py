@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -182,6 +183,35 @@ def test_a_log_that_somebody_deleted_is_begun_anew(tmp_path):
         log.write(b"some words of an engine\n")
     log.close()
     assert (tmp_path / "e.log").exists()
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_log_and_the_folders_made_for_it_are_for_their_user_alone(tmp_path):
+    """Engines print prompts; whoever else works on this machine must not read them."""
+    log = RotatingLog(tmp_path / "state" / "logs" / "e.log", max_bytes=100, keep=2)
+    for _ in range(20):
+        log.write(b"some words of an engine\n")
+    log.close()
+    files = sorted((tmp_path / "state" / "logs").iterdir())
+    assert [path.name for path in files] == ["e.log", "e.log.1", "e.log.2"]
+    assert {mode_of(path) for path in files} == {0o600}
+    assert {mode_of(folder) for folder in (tmp_path / "state", tmp_path / "state" / "logs")} == {0o700}
+
+
+def test_logs_that_others_could_read_are_closed_to_them_when_they_are_opened(tmp_path):
+    """Those of an older version; the folder, which the user may have opened on purpose, is left as it is."""
+    names = ("e.log", "e.log.1", "e.log.3")
+    for name in names:
+        (tmp_path / name).write_text("before\n")
+        (tmp_path / name).chmod(0o644)
+    tmp_path.chmod(0o755)
+    RotatingLog(tmp_path / "e.log").close()
+    assert {mode_of(tmp_path / name) for name in names} == {0o600}
+    assert (tmp_path / "e.log").read_text() == "before\n"
+    assert mode_of(tmp_path) == 0o755
 
 
 def test_a_log_is_rotated_and_keeps_its_last_lines(tmp_path):

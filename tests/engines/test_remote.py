@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -152,3 +153,14 @@ def test_stopping_does_not_wait_for_a_server_that_hangs():
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         asyncio.run(run(listener))
+
+
+def test_a_server_with_a_key_tells_its_busy_slots_to_who_shows_it(monkeypatch):
+    """It was asked without the key, so it was taken for one that cannot tell."""
+    monkeypatch.setenv("SKEP_ENGINE_KEY", "k-far")
+    monkeypatch.setenv("FAR_KEY", "k-far")
+    with FakeEngine() as engine:
+        found = asyncio.run(find_out(replace(launch(engine.url), key_env="FAR_KEY")))
+        assert (found.model, found.confirms) == ("fake-model", "slots")
+        with pytest.raises(NotThere, match="wants an API key"):
+            find(engine.url)

@@ -66,6 +66,42 @@ def test_a_full_queue_rejects_the_newcomer_with_the_expected_wait():
     assert action == Reject("e", RejectCode.QUEUE_FULL, 6.0)
 
 
+def crowd(decider, flow, count, priority):
+    for number in range(count):
+        ask(decider, f"{flow}{number}", float(number), priority, flow=flow)
+
+
+def test_a_full_queue_lets_go_of_the_newest_of_the_longest_flow_in_the_lowest_class():
+    """290 batch requests of one key had another key's interactive agent refused 20 times of 20."""
+    decider = admission(spec(slots=1), max_queue=6)
+    ask(decider, "held", 0.0)
+    crowd(decider, "b", 3, B)
+    crowd(decider, "c", 2, B)
+    crowd(decider, "n", 1, N)
+    assert names(ask(decider, "i", 3.0, INTER, flow="i")) == ["b2"]
+    assert names(ask(decider, "c2", 3.0, B, flow="c")) == ["c2"]  # it would only change places with b1
+    assert names(ask(decider, "d", 3.0, B, flow="d")) == ["b1"]
+    assert decider.queued == 6
+
+
+def test_whoever_is_of_the_lowest_class_is_refused_where_only_higher_ones_wait():
+    decider = admission(spec(slots=1), max_queue=2)
+    ask(decider, "held", 0.0)
+    crowd(decider, "n", 2, N)
+    assert names(ask(decider, "b", 3.0, B, flow="b")) == ["b"]
+    assert names(ask(decider, "i", 3.0, INTER, flow="i")) == ["n1"]
+    assert names(ask(decider, "n2", 3.0, N, flow="n")) == ["n2"]
+
+
+def test_one_crowd_in_the_lowest_class_refuses_nobody_else():
+    """Whatever the class of the others: each of 20 agents with one request finds room."""
+    for priority in Priority:
+        decider = admission(spec(slots=1), max_queue=64)
+        crowd(decider, "b", 290, B)
+        refused = [loser for n in range(20) for loser in names(ask(decider, f"a{n}", 300.0, priority, flow=f"a{n}"))]
+        assert refused == [f"b{number}" for number in range(64, 44, -1)]
+
+
 def test_the_least_loaded_replica_gets_the_next_request():
     decider = admission(spec("r0", 4), spec("r1", 2))
     chosen = [ask(decider, str(i))[0].replica.name for i in range(6)]

@@ -1,17 +1,21 @@
 """Batches through a real gateway process in front of a real fake engine, with the client that everybody uses."""
 
 import json
+import re
 import shutil
 import time
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import openai
 import pytest
 
 from skep.gateway.keys import digest_of
-from skep.store.batches import BatchStore
+from skep.store.batches import BatchStore, Beginning
 from skep.store.database import open_store
+from skep.swarm.batch.course import MOST_LOST
+from skep.swarm.batch.sharing import MOST_AT_ONCE
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 
@@ -233,6 +237,31 @@ def test_a_batch_outlives_its_gateways(gateway, engine, tmp_path):
     assert engine.state()["requests"] - before <= 120 + 2 * SLOTS + 2
 
 
+def test_a_request_that_is_under_way_whenever_the_gateway_dies_is_set_aside(gateway, tmp_path):
+    """Each new gateway once began it anew, until its batch expired."""
+    folder = tmp_path / "data"
+
+    def another():
+        door = gateway(batches=places(folder))
+        door.serve(engine, slots=2)
+        return door
+
+    with FakeEngine(slots=2, token_ms=100) as engine, open_store(folder / "skep.sqlite3") as opened:
+        store, door = BatchStore(opened), another()
+        batch = Client(door).begin([line("killer", 8000), *(line(f"c{i}", 1) for i in range(3))])
+        Client(door).when(batch, lambda found: found.request_counts.completed == 3)
+        assert store.lost(batch.id) == {0: 1}
+        store.record(batch.id, begun=[Beginning(0, float(n)) for n in range(1, MOST_LOST)])  # so it was before
+        door.process.kill()
+        door.process.wait()
+        client = Client(another())
+        batch = client.ended(batch)
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 3, 1)
+        (told,) = client.lines(batch.error_file_id)
+        assert (told["custom_id"], told["error"]["code"]) == ("killer", "gateway_died")
+        assert f"{MOST_LOST} times" in told["error"]["message"]
+
+
 def test_cancelling_keeps_what_is_done_and_names_the_rest(shared, engine):
     client = Client(shared, "k-cancel")
     batch = client.begin([line(f"c{i}", SLOW) for i in range(40)])
@@ -270,6 +299,34 @@ def test_a_batch_waits_for_an_engine_that_is_full_or_lost(shared, engine):
     client = Client(shared, "k-faults")
     batch = client.ended(client.begin([line(f"c{i}") for i in range(12)]))
     assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 12, 0)
+
+
+def test_an_answer_without_an_end_is_given_up_and_frees_its_slot(gateway, tmp_path):
+    """It once filled the gateway's memory until the kernel killed the process."""
+    with FakeEngine(slots=1, token_ms=1) as engine:
+        engine.fault(kind="endless")
+        door = gateway(batches=places(tmp_path / "data"))
+        door.serve(engine, slots=1)
+        client = Client(door)
+        batch = client.ended(client.begin([line(f"c{i}") for i in range(3)]))
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 2, 1)
+        (told,) = client.lines(batch.error_file_id)
+        assert (told["response"], told["error"]["code"]) == (None, "answer_too_large")
+        assert "64 MiB" in told["error"]["message"]
+        assert engine.state()["hangups"] == 1
+    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{door.process.pid}/status").read_text())
+    assert int(peak) < 400_000
+
+
+def test_batches_for_a_model_that_is_not_there_do_not_block_those_for_another(gateway, engine, tmp_path):
+    door = gateway(batches=places(tmp_path / "data"))
+    door.serve(engine, slots=SLOTS, models=("fake-model", "asleep"))
+    client, asleep = Client(door), {"model": "asleep", "messages": []}
+    waiting = [client.begin([line("a", body=asleep)]) for _ in range(MOST_AT_ONCE + 1)]
+    client.when(waiting[-2], lambda found: found.status == "in_progress")
+    batch = client.ended(client.begin([line(f"c{i}") for i in range(3)]))
+    assert (batch.status, batch.request_counts.completed) == ("completed", 3)
+    assert all(client.api.batches.retrieve(one.id).request_counts.failed == 0 for one in waiting)
 
 
 def test_files_and_batches_belong_to_the_key_that_made_them(shared, engine, keys, folder):
@@ -333,6 +390,26 @@ def test_a_store_that_cannot_be_written_or_is_deleted_is_opened_when_it_can_be(g
     assert (batch.status, client.names(batch)) == ("completed", ["a"])
     assert [one.id for one in client.api.batches.list()] == [batch.id]
     engine.wait_for(running=0)
+
+
+def test_who_has_too_many_files_deletes_some_before_the_next_upload(gateway, engine, keys, tmp_path):
+    """One key could fill the disk. What others have does not count, what batches wrote does."""
+    folder = tmp_path / "data"
+    door = gateway(batches={**places(folder), "quota_bytes": 1500}, keys=keys)
+    door.serve(engine, slots=SLOTS)
+    ann, bob = Client(door, "k-ann"), Client(door, "k-bob")
+    first = ann.api.files.create(file=("a", b"x" * 900), purpose="user_data")
+    with pytest.raises(openai.APIStatusError, match=r"DELETE /v1/files/ID") as refused:
+        ann.api.files.create(file=("b", b"x" * 601), purpose="user_data")
+    assert (refused.value.status_code, refused.value.code) == (413, "file_quota_exceeded")
+    assert [path.name for path in (folder / "files").glob("file-*")] == [first.id]
+    assert bob.api.files.create(file=("c", b"x" * 1500), purpose="user_data").bytes == 1500
+    batch = ann.ended(ann.begin([line("one")]))
+    assert batch.status == "completed"
+    with pytest.raises(openai.APIStatusError, match="3 files"):
+        ann.api.files.create(file=("b", b"x" * 600), purpose="user_data")
+    ann.api.files.delete(first.id)
+    assert ann.api.files.create(file=("b", b"x" * 600), purpose="user_data").bytes == 600
 
 
 NAMES = {

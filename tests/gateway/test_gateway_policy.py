@@ -424,3 +424,45 @@ def test_every_request_is_a_row_a_line_and_a_count(gateway, tmp_path):
         == 1
     )
     assert counted['skep_slots{model="fake-model",replica="r0"}'] == 1
+
+
+# What clients may ask engines for
+
+OWN = {"name": "r0", "model": "fake-model", "slots": 2, "own_engine": True}
+
+
+def refusal_of(door, method, path):
+    status, _, text = call(door, method, path, {"model": "fake-model"})
+    return status, code(text)
+
+
+def test_an_engine_that_skep_started_is_asked_only_for_what_clients_ask(gateway):
+    """A list of what is forbidden missed vLLM's weight transfer, and every path that an engine adds."""
+    with FakeEngine(token_ms=1) as engine:
+        door = gateway()
+        super(type(door), door).serve([{**OWN, "url": engine.url}])
+        assert post(door)[0] == 200
+        assert call(door, "POST", "/tokenize", {"model": "fake-model", "content": "a"})[0] in (200, 404)
+        for path in ("/init_weight_transfer_engine", "/v1/anything/new", "/slots", "/", "/v1/chat/completions/x"):
+            for method in ("GET", "POST"):
+                assert refusal_of(door, method, path) == (403, "admin_path")
+        assert engine.state()["requests"] == 1
+
+
+def test_another_engine_is_not_asked_for_what_is_its_owners(gateway):
+    with FakeEngine(token_ms=1) as engine:
+        door = gateway()
+        door.serve(engine)
+        paths = ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/is_paused")
+        assert {refusal_of(door, "POST", path) for path in paths} == {(403, "admin_path")}
+        for path in ("/./slots", "/v1/./chat/completions", "/slots/."):
+            assert refusal_of(door, "GET", path) == (400, "bad_request")
+        assert call(door, "POST", "/v1/anything.v2/new", {"model": "fake-model"})[0] == 200
+
+
+def test_a_key_called_as_the_variable_is_opens_beside_it(gateway):
+    """Two keys of one name ended the gateway whenever it was started."""
+    with FakeEngine(token_ms=1) as engine:
+        door = gateway(api_key="k-variable", keys=[{"name": "SKEP_API_KEY", "sha256": digest_of("k-file")}])
+        door.serve(engine)
+        assert [post(door, x_api_key=key)[0] for key in ("k-variable", "k-file", "k-none")] == [200, 200, 401]

@@ -420,3 +420,34 @@ def test_a_slow_reader_does_not_make_the_gateway_grow(gateway):
         sock.close()
         assert memory_kb < 120_000
         engine.wait_for(40, running=0)
+
+
+def tokens_of(door):
+    return door.ask(op="status")["tokens"].get("r0", 0)
+
+
+def read_until(stream, there):
+    text = b""
+    while not there(text):
+        text += stream.recv(65536)
+
+
+@pytest.mark.parametrize("usage", [True, False], ids=["with usage", "without usage"])
+def test_tokens_are_counted_as_they_pass_and_corrected_at_the_end(gateway, usage):
+    """`skep top` said 0.0 tok/s while all slots streamed: only ended answers with usage counted."""
+    with FakeEngine(slots=2, token_ms=20) as engine:
+        door = gateway()
+        door.serve(engine, slots=2)
+        assert tokens_of(door) == 0
+        options = {"stream_options": {"include_usage": True}} if usage else {}
+        with open_post(door, body(max_tokens=60, stream=True, **options)) as stream:
+            read_until(stream, lambda text: text.count(b"data:") >= 10)
+            assert 10 <= tokens_of(door) <= 65
+            read_until(stream, lambda text: b"[DONE]" in text)
+        settled = tokens_of(door)
+        assert settled == 60 if usage else 60 <= settled <= 63
+        with open_post(door, body(max_tokens=600, stream=True)) as left:
+            read_until(left, lambda text: text.count(b"data:") >= 10)
+        while door.ask(op="status")["in_flight"]:
+            threading.Event().wait(0.02)
+        assert settled + 10 <= tokens_of(door) < settled + 600

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import example, given, settings
 
 from skep.gateway import peek
-from skep.gateway.peek import DECODE_BYTES, LONGEST_NAME, Look, NotAnObject, look, model_of_form, with_model
+from skep.gateway.peek import (
+    DECODE_BYTES,
+    LONG_BYTES,
+    LONGEST_NAME,
+    Look,
+    NotAnObject,
+    look,
+    model_of_form,
+    search_model,
+    with_model,
+)
 
 LARGE = 2 * DECODE_BYTES
 SYSTEM = {"role": "system", "content": 'You are "careful".\n' * 20}
@@ -386,6 +396,73 @@ HOSTILE = {
     "forms": b'name="model"\r\n' * 70_000,
     "form lines": b'name="model"\r\n' + b"a\r\n" * 300_000,
 }
+
+
+def processor_s(action, *, times=3):
+    """The least of several, so that what else the machine does does not count."""
+
+    def once():
+        began = time.process_time()
+        action()
+        return time.process_time() - began
+
+    return min(once() for _ in range(times))
+
+
+@pytest.mark.parametrize("padding", [0, 1], ids=["even", "odd"])
+def test_a_string_of_escaped_quotes_without_end_costs_what_a_plain_string_of_its_length_costs(padding):
+    """Each of its quotes was tried as the beginning of a string, up to the end of the window: 20 s for 100 KB."""
+    parts = ASK + b'[{"type":"text","x":"' + b"a" * padding
+    hostile = parts + b'\\"' * 40_000 + b'"}]}],"model":"a"}'
+    plain = parts + b"aa" * 40_000 + b'"}]}],"model":"a"}'
+    assert look(hostile).model == look(plain).model == "a"
+    assert processor_s(lambda: look(hostile), times=1) < 50 * processor_s(lambda: look(plain)) + 0.01
+
+
+@given(st.dictionaries(keys, values, max_size=6), st.sampled_from([compact, spaced]), st.integers(2, 40))
+@example({"model": "a", "x": {"model": "b"}, "y": 'model": "c'}, compact, 3)
+@example({"x": "y" * 50, "model": "a", "z": ["}", '"', "\\"]}, compact, 8)
+@settings(deadline=None)
+def test_searching_in_windows_finds_the_model_that_a_json_parser_finds(document, written, window):
+    found = search_model(written(document), window)
+    model = document.get("model")
+    assert (json.loads(found["name"]) if found is not None else None) == (model if isinstance(model, str) else None)
+
+
+def long_parts(first):
+    """A conversation with a picture, longer than what is decoded."""
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * LONG_BYTES}}
+    return [{"role": "user", "content": [{"type": "text", "text": first}, picture]}]
+
+
+@pytest.mark.parametrize("order", [("model", "messages"), ("messages", "model"), ("pad", "model", "tools", "messages")])
+def test_a_long_body_is_known_by_its_model_and_its_conversation_wherever_these_stand(order):
+    def body(first, more=()):
+        fields = {"model": "a", "messages": [*long_parts(first), *more], "tools": TOOLS * 3, "pad": [{"x": 1}]}
+        return compact({name: fields[name] for name in order})
+
+    seen, later = look(body("hello")), look(body("hello", [{"role": "assistant", "content": "yes"}]))
+    assert len(body("hello")) > LONG_BYTES
+    assert seen.model == later.model == "a"
+    assert seen.conversation == later.conversation
+    if order[-1] != "messages" or order[0] == "model":
+        assert seen.conversation not in (None, look(body("good bye")).conversation)
+    assert with_model(body("hello"), "a", "b", seen.name_at) == body("hello").replace(b'"model":"a"', b'"model":"b"')
+
+
+def test_a_conversation_keeps_its_digest_when_it_grows_long():
+    turns_so_far = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}]
+    short, long = (compact({"model": "a", "messages": [*turns_so_far, *more]}) for more in ((), long_parts("look")))
+    assert look(short).conversation == look(long).conversation
+
+
+def test_a_long_body_that_is_no_object_is_refused_and_one_without_a_model_names_none():
+    with pytest.raises(NotAnObject):
+        look(b"[" + b" " * LONG_BYTES + b"]")
+    assert look(b'{"x":{"model":"a"},"y":"' + b" " * LONG_BYTES + b'"}').model is None
+    assert look(b'{"x":"' + b" " * LONG_BYTES).model is None
+    with pytest.raises(NotAnObject):
+        look(b'{"model":"' + b"a" * (LONGEST_NAME + 1) + b'","x":"' + b"a" * LONG_BYTES + b'"}')
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)

@@ -8,8 +8,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from skep.gateway.exchange import TAIL_PIECES
+from skep.gateway.exchange import TAIL_PIECES, TAIL_PIECES_OF_LONG, Exchange
+from skep.gateway.plan import batch_plan
 from skep.gateway.usage import MOST_TOKENS, UNKNOWN, Tokens, tokens_of
+from skep.wire.incoming import Incoming
 
 FAKE = 'as in "usage": {"prompt_tokens": 1, "completion_tokens": 99999}\n\ndata: {"usage":{"completion_tokens":7}}\n'
 
@@ -232,3 +234,22 @@ def test_an_answer_of_many_megabytes_is_read_as_quickly_as_a_small_one(text, str
     began = time.process_time()
     tokens_of(pieces[0], pieces, streamed=streamed)
     assert time.process_time() - began < 0.1
+
+
+class Nowhere:
+    """A carrier that drops what it is given."""
+
+    def send(self, request, data):
+        pass
+
+
+def test_of_a_long_answer_only_the_last_few_pieces_are_kept():
+    """63 pieces of a quarter of a megabyte each were kept for every stream."""
+    request = Incoming(Nowhere(), b"POST", b"/v1/chat/completions", [])
+    exchange = Exchange("1", request, batch_plan(None, "/v1/chat/completions", None, ""), "m", b"", None, 0.0)
+    for number in range(100):
+        exchange.on_body(b"x" * 1000, number)
+    assert len(exchange._tail) == TAIL_PIECES
+    for number in range(100, 400):
+        exchange.on_body(b"x" * 1000, number)
+    assert len(exchange._tail) == TAIL_PIECES_OF_LONG

@@ -16,21 +16,27 @@ import pytest
 from typer.testing import CliRunner
 
 from skep.cli.main import app_of
+from skep.gateway.keys import digest_of
+from skep.keyfile import add_entry, keys_path, make_entry, remove_entry
 from skep.places import user_paths
 
 HEADERS = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
 LIST = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+BEGIN = json.dumps({
+    "jsonrpc": "2.0", "id": 1, "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
+})  # fmt: skip
 EVERYWHERE = "0.0.0.0"
 
 
 @contextmanager
-def served(env, host="127.0.0.1"):
+def served(env, host="127.0.0.1", **options):
     """In a thread, until the block ends."""
     from skep.mcp_server.http import listen
     from skep.mcp_server.place import Place
 
     ready = queue.Queue()
-    with listen(Place(user_paths(env), env), host=host, port=0, on_ready=ready.put) as server:
+    with listen(Place(user_paths(env), env), host=host, port=0, on_ready=ready.put, **options) as server:
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
@@ -40,13 +46,30 @@ def served(env, host="127.0.0.1"):
             thread.join(10)
 
 
-def status_of(url, **headers):
+@contextmanager
+def sent(url, body=LIST, method="POST", **headers):
+    """The answer, of which only the head was read."""
     place = urlsplit(url)
-    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=5)
-    connection.request("POST", place.path, LIST, {**HEADERS, **headers})
-    status = connection.getresponse().status
-    connection.close()
-    return status
+    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=10)
+    try:
+        connection.request(method, place.path, body, {**HEADERS, **headers})
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+def status_of(url, **headers):
+    with sent(url, **headers) as answer:
+        answer.read()
+        return answer.status
+
+
+def session_of(url, **headers):
+    """The id of a new session."""
+    with sent(url, BEGIN, **headers) as answer:
+        assert answer.status == 200
+        answer.read()
+        return {"mcp-session-id": answer.headers["mcp-session-id"], "mcp-protocol-version": "2025-06-18"}
 
 
 def test_on_loopback_it_answers_to_its_own_names_and_to_no_page_of_others(env):
@@ -86,6 +109,43 @@ def test_beyond_loopback_a_key_is_wanted(env):
         assert status_of(url) == 401
         assert status_of(url, authorization="Bearer wrong") == 401
         assert asyncio.run(spoken(url.replace(EVERYWHERE, "127.0.0.1"))) > 10
+
+
+def test_a_key_that_was_removed_opens_nothing_any_more_and_ends_its_streams(env):
+    keys = keys_path(user_paths(env))
+    for name in ("lost", "kept"):
+        add_entry(keys, make_entry(name, digest_of(f"sk-{name}")))
+    lost, kept = ({"authorization": f"Bearer sk-{name}"} for name in ("lost", "kept"))
+    with served(env, EVERYWHERE) as url:
+        lost |= session_of(url, **lost)
+        with sent(url, None, "GET", **lost) as stream:
+            assert stream.status == 200
+            remove_entry(keys, "lost")
+            assert b"data:" not in stream.read()  # to its end: one that goes on runs into the time limit
+        assert status_of(url, **lost) == 401
+        assert status_of(url, **kept | session_of(url, **kept)) == 200
+
+
+def test_a_session_is_answered_to_the_key_that_opened_it_only(env):
+    keys = keys_path(user_paths(env))
+    add_entry(keys, make_entry("one", digest_of("sk-one")))
+    with served({**env, "SKEP_API_KEY": "sesame"}, EVERYWHERE) as url:
+        session = session_of(url, authorization="Bearer sk-one")
+        assert status_of(url, authorization="Bearer sk-one", **session) == 200
+        assert status_of(url, authorization="Bearer sesame", **session) == 404
+
+
+def test_sessions_are_few_and_one_that_nobody_uses_is_let_go(env):
+    with served(env, most_sessions=1, session_idle_s=0.3) as url:
+        first = session_of(url)
+        statuses = []
+        while 200 not in statuses and len(statuses) < 1000:
+            with sent(url, BEGIN) as answer:
+                statuses.append(answer.status)
+                answer.read()
+        assert statuses[0] == 503
+        assert statuses[-1] == 200
+        assert status_of(url, **first) == 404
 
 
 def test_without_a_key_nothing_but_loopback_is_bound(env):

@@ -187,9 +187,14 @@ def greeted(env, folder):
 @pytest.mark.slow
 def test_it_ends_with_its_input_and_writes_nothing_but_protocol(env, tmp_path):
     with greeted(env, tmp_path) as process:
+        process.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 2, "method": "ping"}).encode() + b"\n")
+        process.stdin.flush()
+        answers = [json.loads(process.stdout.readline())]
+        while answers[-1].get("id") != 2:
+            answers.append(json.loads(process.stdout.readline()))
         process.stdin.close()
-        for line in process.stdout.read().splitlines():
-            assert json.loads(line)["jsonrpc"] == "2.0"
+        answers += map(json.loads, process.stdout.read().splitlines())
+        assert {answer["jsonrpc"] for answer in answers} == {"2.0"}
 
 
 @pytest.mark.slow

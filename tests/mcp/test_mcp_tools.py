@@ -53,9 +53,9 @@ def paths(env):
 def call(paths):
     """Calls a tool; its answer as JSON, or the text of its error."""
 
-    def ask(tool, url=NOBODY, longest_wait_s=45.0, **arguments):
+    def ask(tool, url=NOBODY, longest_wait_s=45.0, files=True, **arguments):
         async def asked():
-            async with client(url, longest_wait_s) as session:
+            async with client(url, longest_wait_s, files) as session:
                 return await session.call_tool(tool, arguments)
 
         answer = asyncio.run(asked())
@@ -247,6 +247,25 @@ def test_a_plan_is_compact_and_a_wrong_name_has_near_ones(call):
     assert len(json.dumps(plan)) < 6000
     assert "did you mean" in call("plan_model", model="qwen3-8bb", gpu="rtx-3090")
     assert call("plan_model", model="qwen3-235b-a22b", gpu="rtx-3060").startswith("error: ")
+
+
+def test_over_http_a_plan_does_not_tell_which_files_there_are(call, tmp_path, monkeypatch):
+    """The answer is the same before a file is there and after, however it is named."""
+    monkeypatch.chdir(tmp_path)
+    names = ("mine.gguf", f"{tmp_path}/mine.gguf", "models/mine", f"{tmp_path}/models/mine/config.json", "./models")
+
+    def told():
+        return [call("plan_model", files=False, model=name, gpu="rtx-3090") for name in names]
+
+    before = told()
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    (tmp_path / "models" / "mine" / "config.json").write_text("{}")
+    (tmp_path / "mine.gguf").write_bytes(b"GGUF")
+    assert told() == before
+    assert all(said.startswith(f"error: no model is called `{name}`") for name, said in zip(names, before, strict=True))
+    assert "truncated" in call("plan_model", model="mine.gguf", gpu="rtx-3090")  # over stdio it is read
+    for name in ("qwen3-8b", "Qwen/Qwen3-8B-AWQ"):
+        assert call("plan_model", files=False, model=name, gpu="rtx-3090")["layouts"]
 
 
 def test_benchmarks_are_told_by_their_best_and_one_in_full(call, paths):

@@ -142,6 +142,7 @@ def test_the_dashboard_asks_for_metrics_that_exist():
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
         for target in panel["targets"]:
             asked |= set(re.findall(r"skep_[a-z0-9_]+", target["expr"]))
+    assert len(asked) > 5
     assert {re.sub(r"_(median|mad)_7d$", "", name) for name in asked} <= known
     assert len({panel["id"] for panel in document["panels"]}) == len(document["panels"])
     places = [panel["gridPos"] for panel in document["panels"]]

@@ -220,6 +220,8 @@ def _month(rng):
 
 
 def _assert_tiled(rows, eras, seed):
+    assert rows, seed
+    assert eras, seed
     assert [era.number for era in eras] == list(range(len(eras))), seed
     for era in eras:
         expected = era.slot

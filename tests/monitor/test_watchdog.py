@@ -466,7 +466,7 @@ def test_check_says_what_is_wrong_and_who_watches(series, tmp_path):
     rig = Rig(series)
     rig.store()
     fine = check_document(series, rig.wanted, rig.now, tmp_path)
-    assert fine["ok"] or fine["wrong"][0]["rule"] == "disk"
+    assert [one["rule"] for one in fine["wrong"]] == ([] if fine["ok"] else ["disk"])  # this machine's may be full
     fine = check_document(series, rig.wanted, rig.now)
     assert (fine["ok"], fine["targets"][0]["state"], fine["targets"][0]["overdue"]) == (True, "ok", False)
     rig.store(failed="x")

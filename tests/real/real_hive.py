@@ -9,7 +9,9 @@ import time
 import urllib.request
 from pathlib import Path
 
+from skep.engines.enginekey import replica_key
 from skep.engines.keeper import descendants
+from skep.places import user_paths
 
 START_S = 1500
 MODEL = "smollm2-135m"
@@ -45,7 +47,9 @@ class RealHive:
         return next(row for row in json.loads(self.skep("ps", "--json").stdout) if row["kind"] == "replica")
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"{self.replica['url']}/metrics") as answer:
+        url = self.replica["url"]
+        headers = {"authorization": f"Bearer {replica_key(url, user_paths(self.env))}"}
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/metrics", headers=headers)) as answer:
             return answer.read().decode()
 
     def until(self, condition, timeout_s: float = START_S) -> dict:

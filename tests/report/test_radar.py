@@ -81,6 +81,7 @@ def test_many_models_leave_their_values_to_the_table(subjects):
 def test_names_lie_inside_the_picture(subjects):
     """By the widest common letters: eight pixels and a half each at this size."""
     spec = radar_chart(subjects(6 * (0.5,), 6 * (0.5,)))
+    assert len(_texts(spec)) > 6
     for layer in _layers(spec, "text"):
         align = layer["mark"]["align"]
         for row in layer["data"]["values"]:

@@ -6,15 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from skep.records import Interval, Turning
+from skep.records import Interval, SweepSummary, Turning
 from skep.report.checks import (
     cache_sentence,
     check_list,
     clock_section,
     delivered_sentence,
     drift_sentence,
+    left_out_sentences,
     turning_sentence,
 )
+from skep.report.comparison import comparison_page
+from skep.report.sweep import sweep_page
+from skep.report.timed import timed_page
 
 
 @pytest.mark.parametrize(
@@ -92,8 +96,26 @@ def test_missing_requests_in_flight_are_told(told):
             ),
         ),
         (
-            Turning(None, None, 16, None, None, sure=False),
-            ("Past C = 16 it falls (the cliff). Estimate only: the intervals of the levels overlap."),
+            Turning(1, (0, 1), None, None, None, sure=True),
+            "Past C = 1 nothing is gained (the knee).",
+        ),
+        (
+            Turning(None, None, None, None, None, sure=False, unclear=(1, 2, 4)),
+            (
+                "C=1, C=2 and C=4 cannot be told apart: their runs differ too much, so knee and cliff are not known; "
+                "measure more runs of each level (--runs 5)."
+            ),
+        ),
+        (
+            Turning(4, (2, 4), None, None, None, sure=False, unclear=(8, 16)),
+            (
+                "Past C = 4 nothing is gained (the knee, between 2 and 4); C=8 and C=16 cannot be told apart: "
+                "their runs differ too much, so the cliff is not known; measure more runs of each level (--runs 5)."
+            ),
+        ),
+        (
+            Turning(None, None, None, None, None, sure=False),
+            ("Knee and cliff are not known: no level was run twice, measure each three times or more (--runs 3)."),
         ),
         (None, None),
     ],
@@ -107,3 +129,27 @@ def test_nothing_known_makes_no_list(levels, summary):
     """An old run has no empty section."""
     bare = tuple(replace(level, cached_prompt_share=None) for level in levels)
     assert check_list(replace(summary, levels=bare)) is None
+
+
+def test_a_run_that_is_left_out_is_told_on_every_page(run, summary, told):
+    """A reader of the table alone saw one run where two had been made, and the slower one was gone."""
+    level = told.levels[1]
+    slow = replace(
+        level.repeats[1], effective_tok_s=98.4, counted=False, client_limited=True, why="event loop lag 51 ms"
+    )
+    levels = (told.levels[0], replace(level, repeats=(level.repeats[0], slow)), *told.levels[2:])
+    line = "left out: C=4 run 2, 98.4 tok/s: the client was the limit (event loop lag 51 ms)"
+    assert left_out_sentences(levels) == [line]
+    page = sweep_page(run, replace(told, levels=levels), [])
+    assert line in page
+    assert "1 of 2" in page
+    both = comparison_page([(run, replace(told, levels=levels)), (run, told)])
+    assert "A C=4 run 2, 98.4 tok/s: the client was the limit" in both
+    timed = timed_page(replace(run, kind="open", config={"rates": [1.0, 2.5, 4.0, 8.0]}), open_load(levels), [])
+    assert "left out: 2.5 requests/s run 2, 98.4 tok/s" in timed
+
+
+def open_load(levels):
+    """Levels of an open load are places of rates."""
+    placed = tuple(replace(level, concurrency=place) for place, level in enumerate(levels, start=1))
+    return SweepSummary("r", placed, None, None, None, client_limited=False)

@@ -21,7 +21,7 @@ def test_every_level_has_its_row(levels):
     assert [row[0] for row in rows] == ["1", "4", "8", "16"]
     assert rows[1][:5] == ["4", "48", "0", "127", "121–133"]
     assert rows[1][5:12] == ["36.2", "17.9 %", "148", "305", "366", "27.6", "35.9"]
-    assert rows[1][12:] == ["36.9", "68.1", "31 % of prompt cached"]
+    assert rows[1][12:] == ["36.9", "68.1", "2", "31 % of prompt cached"]
 
 
 def test_header_names_each_column_of_a_row(levels):

@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep.records import Interval
-from skep.stats.intervals import mean_t_interval, paired_ratio_interval, ratio_of_means_interval
+from skep.stats.intervals import (
+    mean_t_interval,
+    paired_ratio_interval,
+    ratio_of_means_interval,
+    runs_interval,
+)
 from skep.stats.student import t_quantile
 
 speeds = st.lists(st.floats(min_value=1, max_value=1e5), min_size=2, max_size=8)
@@ -64,6 +69,18 @@ def test_mean_interval_of_a_worked_example():
 def test_mean_of_one_repeat_has_no_interval(values):
     """None means unknown."""
     assert mean_t_interval(values) is None
+
+
+@pytest.mark.parametrize("values", [[], [3.0], [113.0, 140.0]])
+def test_runs_of_a_level_have_an_interval_from_three_on(values):
+    """Of 113 and 140 tok/s Student makes -45 to 298: right, and of no use to anybody."""
+    assert runs_interval(values) is None
+
+
+def test_the_interval_of_a_speed_never_reaches_below_zero():
+    assert mean_t_interval([1.0, 10.0, 100.0]).low < 0
+    assert runs_interval([1.0, 10.0, 100.0]).low == 0
+    assert runs_interval([10.0, 12.0, 14.0]) == mean_t_interval([10.0, 12.0, 14.0])
 
 
 def test_equal_repeats_leave_a_point():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep.records import Turning
-from skep.stats.turning import LevelPoint, find_turning
+from skep.stats.turning import LevelPoint, estimate_turning, find_turning
 
 DUAL_3090 = {1: 75.0, 2: 135.0, 4: 225.0, 8: 167.0, 16: 160.0}
 SATURATING = {1: 50.0, 2: 100.0, 4: 200.0, 8: 390.0, 16: 400.0, 32: 402.0}
@@ -52,19 +52,42 @@ def test_a_curve_that_never_grows_has_its_knee_at_one():
     assert (found.knee, found.knee_bracket, found.sure) == (1, (0, 1), True)
 
 
-def test_one_repeat_gives_estimates_only():
-    """The same places, but nothing is sure."""
-    found = find_turning(points(DUAL_3090, repeats=1))
-    assert (found.knee, found.knee_bracket, found.cliff, found.cliff_bracket) == (4, (2, 4), 4, (4, 8))
-    assert not found.sure
+def test_one_repeat_gives_no_turning_point():
+    """Nothing is known of chance: the places are estimates, good enough for a search, not to be told."""
+    levels = points(DUAL_3090, repeats=1)
+    assert find_turning(levels) == Turning(None, None, None, None, None, sure=False)
+    guess = estimate_turning(levels)
+    assert (guess.knee, guess.knee_bracket, guess.cliff, guess.cliff_bracket) == (4, (2, 4), 4, (4, 8))
+    assert not guess.sure
 
 
-def test_a_bracket_spans_what_the_noise_leaves_open():
-    """Repeats 20 % apart do not tell 390 from 400: the bracket reaches over all levels that may hold the knee."""
-    noisy = find_turning(points(SATURATING, spread=0.2))
-    quiet = find_turning(points(SATURATING))
-    assert noisy.knee_bracket[0] <= quiet.knee_bracket[0]
-    assert noisy.knee_bracket[1] > quiet.knee_bracket[1]
+def test_levels_that_cannot_be_told_apart_have_no_knee():
+    """Repeats 20 % apart do not tell 390 from 400: a bracket over all levels that may hold the knee is an estimate."""
+    noisy, quiet = points(SATURATING, spread=0.2), points(SATURATING)
+    assert find_turning(noisy) == Turning(None, None, None, None, None, sure=False, unclear=(8, 16, 32))
+    assert estimate_turning(noisy).knee_bracket == (4, 32)
+    assert find_turning(quiet) == estimate_turning(quiet)
+
+
+def test_two_runs_that_lie_far_apart_give_neither_knee_nor_cliff():
+    """Told as "knee at C=1, between 0 and 2; cliff beyond C=2, between 1 and 4"."""
+    found = find_turning([LevelPoint(1, (113, 140)), LevelPoint(2, (111, 141)), LevelPoint(4, (95, 125))])
+    assert (found.knee, found.cliff, found.sure, found.unclear) == (None, None, False, (1, 2, 4))
+
+
+def test_a_first_level_that_is_unclear_is_no_knee_at_one():
+    """C=2 is surely past the knee; whether C=1 is too is not known, and "between 0 and 2" says nothing."""
+    found = find_turning([LevelPoint(1, (97, 99, 98)), LevelPoint(2, (101, 103, 102)), LevelPoint(4, (102, 101, 103))])
+    assert (found.knee, found.knee_bracket, found.sure) == (None, None, False)
+    assert found.unclear == (1, 2)
+
+
+def test_a_sure_knee_is_told_beside_an_unclear_cliff():
+    curve = [LevelPoint(c, (v, v * 1.002, v * 0.998)) for c, v in {1: 50, 2: 100, 4: 101}.items()]
+    found = find_turning([*curve, LevelPoint(8, (97.0, 93.0, 95.5))])
+    assert (found.knee, found.knee_bracket) == (2, (1, 2))
+    assert (found.cliff, found.drop_pct, found.sure) == (None, None, False)
+    assert found.unclear == (4, 8)
 
 
 def test_levels_limited_by_the_client_are_not_used():

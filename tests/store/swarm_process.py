@@ -25,8 +25,8 @@ def main(path: Path, run_id: str, *, backwards: bool) -> None:
         names = names[::-1] if backwards else names
         for start in range(0, len(names), 3):
             rows = [recorded(name, session) for name in names[start : start + 3]]
-            for name in swarm.record(run_id, rows):
-                print(name, flush=True)
+            for result in swarm.record(run_id, rows):
+                print(result.task, flush=True)
         swarm.close_session(run_id, session, at=time.time(), outcome="done")
 
 

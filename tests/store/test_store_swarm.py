@@ -99,9 +99,9 @@ def test_tasks_of_a_later_stage_are_added_once(swarm):
 def test_first_result_stays(swarm):
     """A straggler's second attempt may end in the same moment; what was told is never told differently."""
     run_id = begin(swarm, "a", "b")
-    assert swarm.record(run_id, [Recorded(attempt("a"), result("a", "first"))]) == ["a"]
+    assert swarm.record(run_id, [Recorded(attempt("a"), result("a", "first"))]) == [result("a", "first")]
     late = Recorded(attempt("a", Outcome.SUPERSEDED, number=2), result("a", "second"))
-    assert swarm.record(run_id, [late, *done("b"), *done("b")]) == ["b"]
+    assert swarm.record(run_id, [late, *done("b"), *done("b")]) == [result("b")]
     assert [one.answer for one in swarm.results(run_id)] == ["first", "yes"]
     assert [one.number for one in swarm.attempts(run_id, "a")] == [1, 2]
     assert swarm.counts(run_id) == Counts(2, 2, 0)
@@ -167,8 +167,9 @@ def test_odd_text_does_not_lose_a_result(swarm, odd):
     assert [one.id for one in swarm.tasks(run_id)] == [kept, "b"]
     step = Step(odd, 1, 0, "tool", odd, odd, odd, AT, AT, error=odd)
     row = Recorded(attempt(odd, error=odd, answer=odd), result(odd, odd, value=[odd], error=odd), (step,))
-    assert swarm.record(run_id, [row]) == [odd]
+    (told,) = swarm.record(run_id, [row])
     found = swarm.result(run_id, odd)
+    assert told == found
     assert (found.task, found.answer, found.error) == (kept, kept, kept)
     assert found.value in ([odd], [kept])  # JSON has a way to write a lone half
     assert (swarm.task(run_id, odd).id, swarm.run(run_id).name) == (kept, kept)
@@ -183,9 +184,10 @@ def test_odd_figures_do_not_lose_a_result(swarm):
     for _ in range(100_000):
         nested = [nested]
     odd = result("a", value={"x": float("nan"), "y": [float("inf"), 1.5]}, prompt_tokens=2**70)
-    assert swarm.record(run_id, [Recorded(attempt("a", status=10**30), odd)]) == ["a"]
-    assert swarm.record(run_id, [Recorded(None, result("b", "[[[[", value=nested))]) == ["b"]
+    told = swarm.record(run_id, [Recorded(attempt("a", status=10**30), odd)])
+    told += swarm.record(run_id, [Recorded(None, result("b", "[[[[", value=nested))])
     found, deep = swarm.results(run_id)
+    assert told == [found, deep]
     assert (found.value, found.prompt_tokens) == ({"x": None, "y": [None, 1.5]}, None)
     assert (deep.answer, deep.value) == ("[[[[", None)
 
@@ -214,22 +216,39 @@ def test_run_is_done_when_its_last_session_says_so_and_nothing_is_left(swarm):
     assert swarm.run(run_id).state is RunState.CANCELLED
 
 
-def test_cancelling_is_seen_by_the_session_it_was_meant_for(swarm):
-    """The next one begins afresh: a cancelled run can be resumed."""
+@pytest.mark.parametrize("later", [60.0, 0.0, -3600.0], ids=["later", "at once", "clock set back"])
+def test_cancelling_is_seen_by_the_session_it_was_meant_for(swarm, later):
+    """The next one begins afresh: a cancelled run can be resumed. What came first is told by order, not by a clock."""
     run_id = begin(swarm, "a")
     session = work(swarm, run_id)
-    assert not swarm.cancelled_after(run_id, AT + 1)
-    swarm.set_cancelled(run_id, AT + 2)
-    assert swarm.cancelled_after(run_id, AT + 1)
+    before = swarm.newest_cancel(run_id)
+    assert not swarm.cancelled_after(run_id, before)
+    swarm.set_cancelled(run_id, AT + 1 + later)
+    assert swarm.cancelled_after(run_id, before)
     assert swarm.run(run_id).state is RunState.RUNNING
     swarm.close_session(run_id, session, at=AT + 3, outcome="stopped")
     assert swarm.run(run_id).state is RunState.CANCELLED
-    session = work(swarm, run_id, at=AT + 9)
-    assert not swarm.cancelled_after(run_id, AT + 9)
+    session = work(swarm, run_id, at=AT + 1 + 2 * later)
+    assert not swarm.cancelled_after(run_id, swarm.newest_cancel(run_id))
     swarm.close_session(run_id, session, at=AT + 10, outcome="stopped")
     assert swarm.run(run_id).state is RunState.STOPPED
     with pytest.raises(StoreError, match=run_id):  # it ended once
         swarm.close_session(run_id, session, at=AT + 11, outcome="done")
+
+
+def test_a_cancel_between_the_wish_to_go_on_and_the_session_is_meant_for_it(swarm):
+    run_id = begin(swarm, "a")
+    before = swarm.newest_cancel(run_id)
+    swarm.set_cancelled(run_id, AT + 1)
+    session = work(swarm, run_id, at=AT + 2, after_cancel=before)
+    swarm.close_session(run_id, session, at=AT + 3, outcome="stopped")
+    assert swarm.run(run_id).state is RunState.CANCELLED
+
+
+def test_the_last_run_is_the_one_that_was_made_last_even_if_the_clock_was_set_back(swarm):
+    first, second = begin(swarm, "a"), begin(swarm, "b", created_at=AT - 3600)
+    assert swarm.run("last").id == second
+    assert [run.id for run in swarm.runs()] == [second, first]
 
 
 def test_facts_are_kept_in_their_order(swarm):

@@ -14,6 +14,7 @@ import pytest
 
 from skep.errors import StoreError
 from skep.records import RunState
+from skep.store.batches import BatchStore, Beginning
 from skep.store.database import open_store
 from skep.store.migrations import MIGRATIONS
 
@@ -67,6 +68,40 @@ def test_old_file_takes_gateway_requests(dump, tmp_path, a_gateway_request):
         assert before == ([] if dump.stem == "1" else ["k3xq9a-1"])
         store.append_gateway_requests([a_gateway_request("new-1", arrived_at=2_000_000_000.0)])
         assert [row.id for row in store.gateway_requests()] == ["new-1", *before]
+
+
+OLD_BATCH = (
+    "INSERT INTO files (id, owner, created_at, filename, purpose, bytes) VALUES ('file-1', '', 1.0, 'f', 'batch', 9)",
+    (
+        "INSERT INTO batches (id, owner, created_at, endpoint, input_file_id, completion_window, expires_at)"
+        " VALUES ('batch_1', '', 1.0, '/v1/embeddings', 'file-1', '24h', 9e9)"
+    ),
+    "INSERT INTO batch_events (batch_id, status, at, detail) VALUES ('batch_1', 'in_progress', 2.0, '{\"total\": 2}')",
+    "INSERT INTO batch_requests VALUES ('batch_1', 0, 'a', 0, 5), ('batch_1', 1, 'b', 5, 4)",
+    "INSERT INTO batch_results (batch_id, idx, ended_at, ok, line) VALUES ('batch_1', 0, 3.0, 1, x'7b7d')",
+)
+
+
+@pytest.mark.parametrize("dump", DUMPS[6:], ids=lambda dump: dump.stem)
+def test_a_batch_of_an_old_file_goes_on(dump, tmp_path):
+    """Before 9 nothing was noted when a request was begun: whatever has no result was never lost."""
+    path = file_from(dump, tmp_path / "old.sqlite3")
+    connection = sqlite3.connect(path)
+    for statement in OLD_BATCH:
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
+    with open_store(path) as store:
+        batches = BatchStore(store)
+        assert [request.custom_id for request in batches.pending("batch_1")] == ["b"]
+        assert batches.lost("batch_1") == {}
+        batches.record("batch_1", begun=[Beginning(1, 4.0)])
+        assert batches.lost("batch_1") == {1: 1}
+
+
+def test_what_a_file_notes_as_begun_is_there(tmp_path):
+    with open_store(file_from(DUMPS[8], tmp_path / "old.sqlite3")) as store:
+        assert BatchStore(store).lost("batch_0123456789abcdef01234567") == {1: 1}
 
 
 @pytest.mark.parametrize("dump", DUMPS[:-1], ids=lambda dump: dump.stem)

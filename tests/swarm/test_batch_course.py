@@ -5,7 +5,7 @@ import json
 import pytest
 
 from skep.store.batches import BatchRequest
-from skep.swarm.batch.course import MOST_COSTLY, Answer, Course, never_sent, result_of
+from skep.swarm.batch.course import ALONE_FROM, MOST_COSTLY, MOST_LOST, Answer, Course, Turn, result_of, without_answer
 
 LOST = json.dumps({"error": {"code": "replica_lost"}, "source": "gateway"}).encode()
 
@@ -110,8 +110,92 @@ def test_tokens_of_the_other_dialect_are_counted_too():
     assert (result.prompt_tokens, result.output_tokens, result.reasoning_tokens) == (5, 6, 2)
 
 
+def test_an_answer_that_was_too_large_is_not_asked_for_again():
+    work = course(1)
+    request = work.next(0.0)
+    assert work.answered(0, Answer(None, fault="answer_too_large"), 0.0)
+    assert work.done
+    told = read(result_of(request, Answer(None, fault="answer_too_large"), "n", 0.0))
+    assert (told["response"], told["error"]["code"]) == (None, "answer_too_large")
+
+
 def test_what_was_never_sent_says_why():
-    told = read(never_sent(BatchRequest(0, "a", 0, 0), "batch_expired", "n", 0.0))
+    told = read(without_answer(BatchRequest(0, "a", 0, 0), "batch_expired", "n", 0.0))
     assert (told["custom_id"], told["response"], told["error"]["code"]) == ("a", None, "batch_expired")
     broken = read(result_of(BatchRequest(0, "a", 0, 0), Answer(None), "n", 0.0))
     assert (broken["response"], broken["error"]["code"]) == (None, "stream_cut")
+
+
+def requests(count):
+    return [BatchRequest(index, f"c{index}", 0, 0) for index in range(count)]
+
+
+def test_what_may_kill_the_gateway_goes_last_and_alone():
+    turn = Turn()
+    first = Course(requests(3), {0: ALONE_FROM, 1: ALONE_FROM, 2: ALONE_FROM - 1}, turn)
+    second = Course(requests(2), {0: MOST_LOST - 1}, turn)
+    assert [first.next(0.0).index, first.next(0.0).index, first.next(0.0)] == [2, 0, None]
+    assert first.due_in_s(0.0) > 0
+    assert [second.next(0.0).index, second.next(0.0)] == [1, None]
+    assert not first.answered(0, Answer(503), 0.0)  # it comes again, and takes its turn again
+    assert second.next(0.0).index == 0
+    assert first.next(100.0) is None
+    second.leave()
+    assert [first.next(100.0).index, first.next(100.0)] == [1, None]
+    assert first.answered(1, Answer(200), 100.0)
+    assert first.next(100.0).index == 0
+    assert [one.index for one in first.left()] == [0, 2]
+
+
+def test_what_is_taken_back_is_the_next_to_go_out():
+    work = Course(requests(3), {2: ALONE_FROM})
+    for index in (0, 1, 2):
+        assert work.next(0.0).index == index
+    work.take_back(2)
+    work.take_back(1)
+    assert [work.next(0.0).index, work.next(0.0).index, work.next(0.0)] == [1, 2, None]
+
+
+def test_what_was_under_way_at_five_deaths_is_set_aside():
+    work = Course(requests(2), {1: MOST_LOST})
+    assert ([one.index for one in work.set_aside], work.next(0.0).index, work.next(0.0)) == ([1], 0, None)
+    assert [one.index for one in work.left()] == [0]
+
+
+def lives_of(batches, *, slots, answer_s, kills, poison=None, dies_after_s=12):
+    """Gateways one after another; each is killed after some seconds, or by the poison. What is set aside, by batch."""
+    lost, ended, aside = {}, set(), {name: set() for name in batches}
+    while any(len(ended & {(name, i) for i in range(n)}) + len(aside[name]) < n for name, n in batches.items()):
+        turn, out, now, until = Turn(), {}, 0, next(kills, None)
+        works = {}
+        for name, count in batches.items():
+            pending = [one for one in requests(count) if (name, one.index) not in ended]
+            works[name] = Course(pending, {i: n for (of, i), n in lost.items() if of == name}, turn)
+            aside[name] = {one.index for one in works[name].set_aside}
+        while any(not work.done for work in works.values()) and now != until:
+            for name, work in works.items():
+                while len(out) < slots and (request := work.next(now)) is not None:
+                    out[name, request.index] = now
+            if poison in out and now - out[poison] >= dies_after_s:
+                break
+            for (name, index), since in list(out.items()):
+                if (name, index) != poison and now - since >= answer_s:
+                    assert works[name].answered(index, Answer(200), now)
+                    ended.add((name, index))
+                    del out[name, index]
+            now += 1
+        for one in out:
+            lost[one] = lost.get(one, 0) + 1
+    return aside
+
+
+def test_a_gateway_that_is_killed_now_and_then_loses_nothing():
+    """Killed seven times, and each time while the same long answers are under way, which are then done one by one."""
+    assert lives_of({"a": 800}, slots=16, answer_s=60, kills=iter([100] * 7)) == {"a": set()}
+    assert lives_of({"a": 800}, slots=16, answer_s=60, kills=iter([59, 59, 59, 100, 59, 100, 59])) == {"a": set()}
+
+
+def test_what_kills_the_gateway_is_set_aside_and_nobody_with_it():
+    """Answers of the others take longer than a gateway lives while it has that request."""
+    batches, poison = {"a": 40, "b": 40}, ("a", 3)
+    assert lives_of(batches, slots=16, answer_s=60, kills=iter(()), poison=poison) == {"a": {3}, "b": set()}

@@ -9,9 +9,11 @@ import pytest
 from skep.errors import StoreError
 from skep.store.batches import BatchOrder, BatchRequest, BatchResult, BatchStore, Status, StoredFile
 from skep.store.database import open_store
-from skep.swarm.batch.course import Answer
+from skep.swarm.batch.course import Answer, Course
 from skep.swarm.batch.files import FileRoom, new_file_id
 from skep.swarm.batch.runner import BatchRunner
+from skep.swarm.batch.sending import Halt, Sending
+from skep.swarm.batch.sharing import MOST_AT_ONCE
 
 ENDPOINT = "/v1/chat/completions"
 
@@ -129,10 +131,90 @@ def test_a_few_wait_for_a_slot_and_no_more(bench):
     assert len(bench.store.pending("batch_1")) == 20
 
 
+def test_a_process_that_ends_in_order_leaves_nothing_begun(bench):
+    """What waits for a slot is not begun; what a replica has is, until the process ends by itself."""
+    bench.add("batch_1", 20)
+    begun = []
+
+    def under_way(_door):
+        begun.append(bench.store.lost("batch_1"))
+        return len(begun[-1]) == 3
+
+    bench.carry_out(lambda: Scripted(slots=3, silent=True), until=under_way)
+    assert set(begun[-1].values()) == {1}
+    assert bench.store.lost("batch_1") == {}
+
+
 def test_what_the_door_does_not_take_stays_here(bench):
     bench.add("batch_1", 20)
     door = bench.carry_out(lambda: Scripted(silent=True, most=2), until=lambda door: len(door.sent) == 2)
     assert len(door.sent) == 2
+
+
+def test_many_batches_of_one_owner_do_not_keep_another_owners_from_beginning(bench):
+    """One owner's batches once had all the room there is, until one of them ended."""
+    for number in range(MOST_AT_ONCE + 4):
+        bench.add(f"batch_{number}", 1)
+
+    class Late(Scripted):
+        def send(self, errand, endpoint, number, answered):
+            super().send(errand, endpoint, number, answered)
+            if len(self.sent) == MOST_AT_ONCE:
+                bench.add("batch_bob", 3, owner="bob")
+
+    def bobs(door):
+        return sum(owner == "bob" for owner, _, _ in door.sent) == 3
+
+    bench.carry_out(lambda: Late(slots=100, silent=True), until=bobs)
+
+
+def test_a_batch_that_gave_way_goes_on_while_its_last_answer_is_still_to_come(bench):
+    """That answer may take hours. What waited for a slot was given up, and is sent again."""
+    bench.add("batch_1", 5)
+    bench.store.validated("batch_1", 1.0, "m", [BatchRequest(n, f"c{n}", 0, 0) for n in range(5)])
+    line = json.dumps({"custom_id": "c", "body": {"model": "m", "n": 1}}).encode()
+
+    class OneLine(FileRoom):
+        def read(self, *_place):
+            return line
+
+    async def until(seen):
+        async with asyncio.timeout(10):
+            while not seen():
+                await asyncio.sleep(0.005)
+
+    async def work():
+        door, order = Scripted(slots=1, silent=True), bench.store.batch("batch_1").order
+        course, room = Course(bench.store.pending("batch_1")), OneLine(bench.room.folder)
+        sending = Sending(order, course, store=bench.store, room=room, door=door, say=bench.said.append)
+        running = asyncio.create_task(sending.run())
+        await until(lambda: len(door.sent) == 3)
+        assert not sending.may_resume
+        sending.halt(Halt.LEAVING)
+        await until(lambda: sum(errand.given_up for errand in door.errands) == 2)
+        sending.resume()
+        await until(lambda: len(door.sent) == 5)
+        assert len(course.left()) == 5
+        running.cancel()
+        await asyncio.wait([running])
+        assert not sending.may_resume
+
+    asyncio.run(work())
+
+
+def test_one_that_is_cancelled_ends_though_there_is_no_room_for_another(bench):
+    for number in range(MOST_AT_ONCE + 4):
+        bench.add(f"batch_{number}", 1)
+    last = f"batch_{MOST_AT_ONCE + 3}"
+
+    class Late(Scripted):
+        def send(self, errand, endpoint, number, answered):
+            super().send(errand, endpoint, number, answered)
+            if len(self.sent) == MOST_AT_ONCE:
+                bench.store.become(last, Status.CANCELLING, time.time())
+
+    bench.carry_out(lambda: Late(slots=100, silent=True), until=lambda _door: bench.store.batch(last).status.is_final)
+    assert bench.store.batch(last).status is Status.CANCELLED
 
 
 def test_one_that_was_cancelled_before_it_was_looked_at_is_cancelled(bench):
@@ -218,11 +300,11 @@ def test_a_store_that_is_full_for_a_while_gets_every_result(bench):
     class Full(BatchStore):
         refusals = 1
 
-        def record(self, batch_id, results):
+        def record(self, batch_id, results=(), **noted):
             if self.refusals:
                 self.refusals -= 1
                 raise StoreError("the disk is full")
-            super().record(batch_id, results)
+            super().record(batch_id, results, **noted)
 
     bench.add("batch_1", 8)
     door = bench.carry_out(Scripted, store=Full(bench.store._store))

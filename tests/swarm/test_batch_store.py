@@ -1,11 +1,23 @@
 """Files on disk and the rows of batches: whole or not at all, written once, gone when told."""
 
 import os
+import shutil
+import tracemalloc
 
 import pytest
 
 from skep.errors import StoreError
-from skep.store.batches import BatchOrder, BatchRequest, BatchResult, BatchStore, Status, StoredFile
+from skep.store.batches import (
+    BatchOrder,
+    BatchRequest,
+    BatchResult,
+    BatchStore,
+    Beginning,
+    FileQuota,
+    Status,
+    StoredFile,
+    UnfinishedBatch,
+)
 from skep.store.database import open_store
 from skep.swarm.batch.files import ORPHANED_S, UNFINISHED_S, FileRoom, new_file_id
 
@@ -83,7 +95,9 @@ def test_pages_are_by_age_and_by_owner(store):
     assert [batch.id for batch in store.batches(owner="ann", after="batch_3", limit=1)] == ["batch_2"]
     assert len(store.batches()) == 4
     assert [file.id for file in store.files(owner="ann", ascending=True, after="file-0")] == ["file-2", "file-3"]
-    assert store.unfinished() == [f"batch_{number}" for number in range(4)]
+    assert [batch.id for batch in store.unfinished()] == [f"batch_{number}" for number in range(4)]
+    store.validated("batch_1", 9.0, "m", requests(1))
+    assert store.unfinished()[1] == UnfinishedBatch("batch_1", "bob", "m", 86_401.0)
 
 
 def test_a_file_is_in_use_until_its_batch_has_ended(store):
@@ -123,3 +137,52 @@ def test_what_a_killed_process_left_behind_is_removed_when_it_is_old(tmp_path):
     for age_s, gone in ((UNFINISHED_S, set()), (UNFINISHED_S + 1, {part}), (ORPHANED_S + 1, {part, lost})):
         room.sweep({kept}, now=1000 + age_s)
         assert {path.name for path in tmp_path.iterdir()} == {kept, lost, part, "notes.txt"} - gone
+
+
+def test_long_results_are_read_a_few_at_a_time(store):
+    """Two hundred answers of many megabytes do not fit in memory."""
+    store.add_batch(order())
+    store.validated("batch_1", 2.0, "m", requests(40))
+    lines = [bytes([65 + index]) * 1_000_000 for index in range(40)]
+    for index, line in enumerate(lines):
+        store.record("batch_1", [result(index, line=line)])
+    tracemalloc.start()
+    read = [line[:1] for line in store.lines("batch_1", ok=True)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert read == [line[:1] for line in lines]
+    assert peak < 36_000_000  # two reads of at most 16 MiB
+
+
+def test_what_was_begun_and_never_ended_is_counted(store):
+    """An attempt that ended, with a result or without, is none of them."""
+    store.add_batch(order())
+    store.validated("batch_1", 2.0, "m", requests(4))
+    store.record("batch_1", begun=[Beginning(0, 2.0), Beginning(1, 2.0), Beginning(2, 2.0)])
+    store.record("batch_1", [result(1)], begun=[Beginning(0, 3.0), Beginning(2, 3.0)], over=[Beginning(0, 2.0)])
+    assert store.lost("batch_1") == {0: 1, 2: 2}
+    assert store.end("batch_1", Status.EXPIRED, 4.0, ())
+    store.forget_ended()
+    assert store.lost("batch_1") == {}
+
+
+def test_a_quota_holds_for_one_owner_and_for_files_that_are_there(store):
+    def file(name, size, owner="ann", at=0.0, expires_at=None):
+        return StoredFile(name, owner, at, "f", "batch", size, expires_at)
+
+    quota = FileQuota(bytes=10, files=2)
+    assert not store.add_file(file("file-0", 11), quota)
+    assert store.add_file(file("file-1", 6, expires_at=5.0), quota)
+    assert not store.add_file(file("file-2", 5), quota)
+    assert store.add_file(file("file-3", 5, "bob"), quota)
+    assert store.add_file(file("file-4", 4), quota)
+    assert not store.add_file(file("file-5", 0), quota)
+    assert (store.held("ann", 4.0), store.held("ann", 5.0)) == ((2, 10), (1, 4))
+    assert store.add_file(file("file-6", 6, at=5.0), quota)
+
+
+def test_a_disk_that_is_nearly_full_takes_no_upload(tmp_path):
+    room = FileRoom(tmp_path / "files", kept_free_bytes=shutil.disk_usage(tmp_path).free // 2)
+    room.require_space(1)
+    with pytest.raises(OSError, match="DELETE /v1/files/ID"):
+        room.require_space(shutil.disk_usage(tmp_path).free)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from skep.swarm.running import carry_out, lock_path
 from skep.swarm.work import ChatWork
 from skep.tasks import Ending, Outcome, Result, RunState, Task, Why
 from skep.testing.process import FakeEngine
+from skep.wire.fetch import LARGEST_ANSWER_BYTES
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
@@ -311,7 +313,29 @@ def test_a_run_that_is_cancelled_before_it_has_begun_sends_nothing(runs, quick):
         SwarmStore(store).set_cancelled(run_id, time.time())
     assert runs.carry_out(run_id) is RunState.CANCELLED
     assert quick.state()["requests"] == asked
-    assert runs.carry_out(run_id, since=time.time()) is RunState.DONE
+    assert runs.carry_out(run_id, after_cancel=runs.read("newest_cancel", run_id)) is RunState.DONE
+
+
+def test_a_run_is_resumed_and_cancelled_again_after_the_clock_was_set_back(runs, quick):
+    """Its first session and its first cancel are of a time that has yet to come; its second cancel is long past."""
+    quick.fault(kind="hang-first", times=None)
+    run_id = runs.create(quick.url, some(1))
+    with open_store(runs.paths.store) as store:
+        swarm = SwarmStore(store)
+        swarm.open_session(run_id, at=4e9, agents=None, endpoint={}, simulated=False)
+        swarm.set_cancelled(run_id, 4e9 + 1)
+        swarm.close_session(run_id, 1, at=4e9 + 2, outcome="cancelled")
+
+    async def go():
+        work = asyncio.create_task(carry_out(runs.paths, run_id))
+        await asyncio.to_thread(quick.wait_for, running=1)
+        with open_store(runs.paths.store) as store:
+            SwarmStore(store).set_cancelled(run_id, 1.0)
+        return await work
+
+    assert asyncio.run(go()) is RunState.CANCELLED
+    quick.fault(kind="none")
+    assert runs.carry_out(run_id) is RunState.DONE
 
 
 def test_a_run_goes_on_at_an_endpoint_that_has_moved(runs, quick):
@@ -334,22 +358,111 @@ def test_a_folder_that_is_gone_is_said_before_anything_runs(runs, quick, tmp_pat
 def test_another_files_content_is_not_overwritten(runs, quick):
     runs.output.write_text("precious\n")
     run_id = runs.create(quick.url, some(1))
-    with pytest.raises(UserError, match="holds something already"):
+    with pytest.raises(UserError, match="not results of run"):
         runs.carry_out(run_id)
     assert runs.output.read_text() == "precious\n"
 
 
-def test_a_file_that_was_cut_or_doubled_is_mended(runs, quick):
+def half_done(runs, url):
+    """A stopped run with two tasks, of which the first has its result and its line."""
+    run_id = runs.create(url, some(2))
+    with open_store(runs.paths.store) as store:
+        swarm = SwarmStore(store)
+        swarm.record(run_id, [Recorded(None, Result("t0", Ending.DONE, "mine", None, None, None, 1, 1.0, 2.0, 1, 1))])
+        complete_output(swarm, run_id, runs.output)
+    return run_id
+
+
+def test_a_resumed_run_never_mixes_its_lines_with_those_of_another_run(runs, quick, tmp_path):
+    """Tasks without ids are named by their line numbers, so two runs have the same ids."""
+    first = half_done(runs, quick.url)
+    runs.output.unlink()
+    runs.carry_out(runs.create(quick.url, some(2)))
+    theirs, asked = runs.output.read_bytes(), quick.state()["requests"]
+    with pytest.raises(UserError, match="line 1 is the first") as caught:
+        runs.carry_out(first)
+    assert str(runs.output) in caught.value.message
+    assert f"skep swarm resume {first} -o" in caught.value.hint
+    assert runs.output.read_bytes() == theirs
+    assert quick.state()["requests"] == asked, "the file is looked at before anything is sent"
+
+    other = tmp_path / "other.jsonl"
+    assert runs.carry_out(first, output=other) is RunState.DONE
+    assert [json.loads(line)["id"] for line in other.read_text().splitlines()] == ["t0", "t1"]
+    assert json.loads(other.read_text().splitlines()[0])["answer"] == "mine"
+    assert runs.output.read_bytes() == theirs
+    with open_store(runs.paths.store) as store, pytest.raises(UserError, match="not results of run"):
+        complete_output(SwarmStore(store), first, runs.output)
+    assert runs.output.read_bytes() == theirs
+
+
+@pytest.mark.parametrize("added", ["{first}", '{{"id": "stranger"}}\n', "a note\n", "a note", '{{"id": "t1"}}\n'])
+def test_a_line_that_is_not_the_journals_own_stays_and_stops_the_resume(runs, quick, added):
+    run_id = half_done(runs, quick.url)
+    first = runs.output.read_text()
+    runs.output.write_text(before := first + added.format(first=first))
+    with pytest.raises(UserError, match="line 2 is the first"):
+        runs.carry_out(run_id)
+    assert runs.output.read_text() == before
+
+
+def test_a_file_that_another_run_is_writing_to_is_left_to_it(runs, quick):
+    quick.fault(kind="hang-first", times=None)
+    waiting = runs.create(quick.url, some(1))
+
+    async def go():
+        work = asyncio.create_task(carry_out(runs.paths, waiting))
+        await asyncio.to_thread(quick.wait_for, running=1)
+        assert runs.output.read_bytes() == b"", "no line tells whose it is yet"
+        with pytest.raises(UserError, match="another run is writing"):
+            await carry_out(runs.paths, runs.create(quick.url, some(1)))
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("length", [0, 1, 20, -1])
+def test_a_line_that_was_cut_is_written_again(runs, quick, length):
     run_id = runs.create(quick.url, some(4))
     runs.carry_out(run_id)
-    first, second, third, _ = runs.output.read_bytes().splitlines(keepends=True)
-    stranger = b'{"id": "stranger"}\n'
-    runs.output.write_bytes(first + first + stranger + b"\xff\n" + second + third[:20])
+    whole = runs.output.read_bytes()
+    first, second, third, _ = whole.splitlines(keepends=True)
+    runs.output.write_bytes(first + second + third[:length])
     with open_store(runs.paths.store) as store:
         assert complete_output(SwarmStore(store), run_id, runs.output) == 2
         assert complete_output(SwarmStore(store), run_id, runs.output) == 0
     all_done(runs, run_id, 4)
     assert runs.output.read_bytes().startswith(first + second)
+
+
+def test_a_tail_of_zeros_that_a_crash_left_is_dropped(runs, quick):
+    run_id = half_done(runs, quick.url)
+    first = runs.output.read_bytes()
+    runs.output.write_bytes(first + bytes(100))
+    assert runs.carry_out(run_id) is RunState.DONE
+    assert runs.output.read_bytes().startswith(first)
+    all_done(runs, run_id, 2)
+
+
+def test_mending_a_results_file_writes_nowhere_but_to_that_file(runs, quick, tmp_path):
+    """Neither to where a link beside it points, nor in place of the user's own link."""
+    run_id = half_done(runs, quick.url)
+    victim, real = tmp_path / "victim", tmp_path / "elsewhere" / "real.jsonl"
+    victim.write_text("precious")
+    real.parent.mkdir()
+    runs.output.rename(real)
+    runs.output.symlink_to(real)
+    for folder, name in ((real.parent, real.name), (tmp_path, runs.output.name)):
+        (folder / f".{name}.{os.getpid()}.tmp").symlink_to(victim)
+    first = real.read_bytes()
+    real.write_bytes(first[:20])
+    assert runs.carry_out(run_id) is RunState.DONE
+    assert victim.read_text() == "precious"
+    assert runs.output.is_symlink()
+    assert real.read_bytes().startswith(first)
+    all_done(runs, run_id, 2)
 
 
 def test_a_file_that_is_moved_away_meanwhile_is_there_in_the_end(runs, quick):
@@ -384,12 +497,68 @@ def test_an_order_is_kept_as_it_was():
 
 def test_a_line_holds_what_a_reader_needs(tmp_path):
     result = Result("é", Ending.FAILED, None, None, "timeout", "too slow", 4, 10.0, 12.5, 3, None)
-    file = ResultsFile(tmp_path / "out.jsonl")
+    file = ResultsFile(tmp_path / "out.jsonl", "run")
     assert file.complete({"é": Task("é", ())}, [result]) == 1
     file.close()
     document = json.loads(file.path.read_text("utf-8"))
     assert document["error"] == {"kind": "timeout", "message": "too slow"}
     assert (document["seconds"], document["output_tokens"], "value" in document) == (2.5, None, False)
+
+
+class Talkative:
+    """A server whose answers go on for longer than any answer should; it counts what it could send of each."""
+
+    MOST_BYTES = LARGEST_ANSWER_BYTES + (32 << 20)
+
+    def __init__(self):
+        self.sent = []
+
+    async def serve(self, reader, writer):
+        try:
+            asked = await reader.readuntil(b"\r\n\r\n")
+            if asked.startswith(b"POST"):
+                await self._talk(writer)
+            else:
+                models = json.dumps({"data": [{"id": "talkative"}]}).encode() if b"/v1/models" in asked else b"{}"
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(models) + models
+                )
+        except ConnectionError:
+            pass  # it has heard enough
+        finally:
+            writer.close()
+
+    async def _talk(self, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        words = json.dumps({"choices": [{"delta": {"content": "on and " * 20_000}}]})
+        event, place = f"data: {words}\n\n".encode(), len(self.sent)
+        self.sent.append(0)
+        while self.sent[place] < self.MOST_BYTES:
+            writer.write(event)
+            await writer.drain()
+            self.sent[place] += len(event)
+        writer.write(b"data: [DONE]\n\n")
+        await writer.drain()
+
+
+def test_an_answer_that_never_ends_is_broken_off_and_set_aside(runs):
+    """Before it fills the memory; nothing of it is kept."""
+    talkative = Talkative()
+
+    async def go():
+        async with await asyncio.start_server(talkative.serve, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            run_id = runs.create(url, some(1), tries=2, stragglers=False)
+            return run_id, await carry_out(runs.paths, run_id)
+
+    run_id, state = asyncio.run(go())
+    assert state is RunState.DONE
+    (result,) = runs.read("results", run_id)
+    assert (result.ending, result.tries, result.error_kind) == (Ending.FAILED, 2, "too_long")
+    assert "67,108,864 bytes" in result.error
+    assert [one.answer for one in runs.read("attempts", run_id)] == [None, None]
+    assert len(talkative.sent) == 2
+    assert all(sent < talkative.MOST_BYTES for sent in talkative.sent), "the connection was closed"
 
 
 class Spoken:

@@ -2,13 +2,12 @@
 
 import contextlib
 import http.client
-import socket
+import queue
 import threading
-from urllib.parse import urlencode
-
-import uvicorn
+from urllib.parse import urlencode, urlsplit
 
 from skep.engines.control import NotRunning
+from skep.listening import Listening
 from skep.web.app import make_app
 from skep.web.live import Live
 
@@ -30,13 +29,21 @@ def running(site, *, read=no_hive, routes=()):
     """Gives a function that asks: `ask(path, method="GET", headers=..., form=...)` -> (response, text)."""
     app = make_app(site, live=Live(site, read=read, first_paint_s=10.0), warm=False)
     app.router.routes.extend(routes)
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    config = uvicorn.Config(app, ws="none", access_log=False, log_level="critical", timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
+    ready = queue.Queue()
+    end_streams = app.state.live.close
+    with Listening(
+        app, host="127.0.0.1", port=0, guarded=True, grace_s=2, on_ready=ready.put, on_end=end_streams
+    ) as server:
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            yield _asking(urlsplit(ready.get(timeout=10)).port)
+        finally:
+            server.stop()
+            thread.join(10)
 
+
+def _asking(port):
     def ask(path, method="GET", headers=(), form=None):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         sent = dict(headers)
@@ -53,10 +60,4 @@ def running(site, *, read=no_hive, routes=()):
 
     ask.origin = f"http://127.0.0.1:{port}"
     ask.port = port
-    try:
-        yield ask
-    finally:
-        app.state.live.close()
-        server.should_exit = True
-        thread.join(10)
-        listener.close()
+    return ask

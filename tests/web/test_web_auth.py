@@ -1,12 +1,16 @@
 """Who may look: beyond loopback a key, sent by a program or entered once in a browser."""
 
 import json
+import logging
+import socket
+from itertools import islice
 
 import pytest
 from running_site import folders, running
 
 from skep.errors import UserError
-from skep.gateway.keys import KeySpec, digest_of
+from skep.gateway.keys import digest_of
+from skep.keyfile import add_entry, keys_path, make_entry, remove_entry
 from skep.places import user_paths
 from skep.web.auth import COOKIE, MOST_SESSIONS, SESSION_S, Door
 from skep.web.site import Site, make_site
@@ -18,7 +22,8 @@ KEY = "sk-skep-0123456789"
 def ask(tmp_path_factory):
     """One guarded dashboard for all: each test brings keys and sessions of its own."""
     paths = user_paths(folders(tmp_path_factory.mktemp("guarded")))
-    site = Site(paths, keys=(KeySpec("laptop", digest_of(KEY)),), api_key="from-the-environment")
+    add_entry(keys_path(paths), make_entry("laptop", digest_of(KEY)))
+    site = Site(paths, guarded=True, api_key="from-the-environment")
     with running(site) as asked:
         yield asked
 
@@ -75,6 +80,14 @@ def test_a_key_entered_once_opens_a_session(ask):
     assert ask("/", headers=session)[0].status == 303
 
 
+def test_behind_a_proxy_with_tls_the_session_is_never_sent_without_it(ask):
+    """The browser says by which scheme it came; a proxy's headers may be anybody's."""
+    for scheme, secure in (("https", True), ("http", False)):
+        sent = {"host": "box.example", "origin": f"{scheme}://box.example", "x-forwarded-proto": "https"}
+        response, _ = ask("/login", "POST", form={"key": KEY}, headers=sent)
+        assert ("secure" in response.headers["set-cookie"].lower()) is secure
+
+
 @pytest.mark.parametrize("other", ['seen={"tour":1}', "name=a b", "=x", "caf\xe9=1"])
 def test_cookies_of_other_programs_on_the_machine_do_not_hide_the_session(ask, other):
     """Cookies know no ports: whatever else runs there is sent along, before ours."""
@@ -114,7 +127,7 @@ def test_a_program_with_a_key_may_write_a_note_without_an_origin(ask):
 
 def test_a_session_ends_by_itself_and_there_are_not_too_many(env):
     now = 1000.0
-    site = Site(user_paths(env), keys=(), api_key=KEY, clock=lambda: now)
+    site = Site(user_paths(env), guarded=True, api_key=KEY, clock=lambda: now)
     door = Door(site)
 
     def headers(token):
@@ -127,3 +140,84 @@ def test_a_session_ends_by_itself_and_there_are_not_too_many(env):
     assert door.admits(headers(tokens[-1]), "10.0.0.1")
     now += SESSION_S + 1
     assert not door.admits(headers(tokens[-1]), "10.0.0.1")
+
+
+# Keys that come and go while the dashboard runs
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """The file of keys, with one for a laptop and one for a phone."""
+    path = keys_path(user_paths(folders(tmp_path)))
+    for name in ("laptop", "phone"):
+        add_entry(path, make_entry(name, digest_of(f"sk-{name}")))
+    return path
+
+
+@pytest.fixture
+def asked(keys, tmp_path):
+    with running(make_site(user_paths(folders(tmp_path)), host="0.0.0.0")) as ask:
+        yield ask
+
+
+def test_a_key_that_was_removed_opens_nothing_any_more(asked, keys):
+    lost, kept = ({"cookie": cookie_of(log_in(asked, f"sk-{name}")[0])} for name in ("laptop", "phone"))
+    assert asked("/", headers=lost)[0].status == 200
+    remove_entry(keys, "laptop")
+    assert asked("/", headers=lost)[0].status == 303
+    assert asked("/api/now.json", headers={"authorization": "Bearer sk-laptop"})[0].status == 401
+    assert log_in(asked, "sk-laptop")[0].status == 401
+    assert asked("/", headers=kept)[0].status == 200
+
+
+def test_a_key_made_anew_under_the_same_name_does_not_bring_old_sessions_back(asked, keys):
+    session = {"cookie": cookie_of(log_in(asked, "sk-laptop")[0])}
+    remove_entry(keys, "laptop")
+    add_entry(keys, make_entry("laptop", digest_of("sk-another")))
+    assert asked("/", headers=session)[0].status == 303
+    assert log_in(asked, "sk-another")[0].status == 303
+
+
+def test_without_any_key_left_nobody_comes_in(asked, keys):
+    session = {"cookie": cookie_of(log_in(asked, "sk-laptop")[0])}
+    keys.unlink()
+    assert asked("/", headers=session)[0].status == 303
+    assert log_in(asked, "sk-laptop")[0].status == 401
+
+
+def test_a_file_of_keys_that_cannot_be_read_changes_nothing(asked, keys, caplog):
+    """As with the gateway: half an edit neither locks everybody out nor lets anybody in."""
+    whole = keys.read_text()
+    with caplog.at_level(logging.ERROR, "skep.access"):
+        keys.write_text(whole + "[[key")
+        assert asked("/api/now.json", headers={"authorization": "Bearer sk-phone"})[0].status == 200
+        assert asked("/api/now.json", headers={"authorization": "Bearer sk-other"})[0].status == 401
+    (said,) = caplog.messages
+    assert "keys.unreadable" in said
+
+
+@pytest.mark.parametrize("end", ["logout", "key removed", "key of a program removed"])
+def test_a_live_stream_ends_with_the_session_or_the_key_that_opened_it(asked, keys, end):
+    session = {"cookie": cookie_of(log_in(asked, "sk-laptop")[0]), "origin": asked.origin}
+    shown = "Authorization: Bearer sk-laptop" if "program" in end else f"Cookie: {session['cookie']}"
+    with (
+        socket.create_connection(("127.0.0.1", asked.port), timeout=10) as ended,
+        socket.create_connection(("127.0.0.1", asked.port), timeout=10) as other,
+    ):
+        ended.sendall(f"GET /live HTTP/1.1\r\nHost: x\r\n{shown}\r\n\r\n".encode())
+        other.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-phone\r\n\r\n")
+        watched, others = ended.makefile("rb"), other.makefile("rb")
+        assert next_event(watched)
+        assert next_event(others)
+        if end == "logout":
+            assert asked("/logout", "POST", headers=session)[0].status == 303
+        else:
+            remove_entry(keys, "laptop")
+        events = list(islice(iter(lambda: next_event(watched), False), 5))
+        assert len(events) < 5  # one comes each second
+        assert next_event(others)
+
+
+def next_event(stream):
+    """Read up to the next event of a stream. False: it ended, with its last chunk as it should."""
+    return next(line != b"0\r\n" for line in stream if line.startswith((b"data:", b"0\r\n")))

@@ -12,7 +12,7 @@ KEY = "the-right-key-0123456789"
 
 @pytest.fixture
 def ask(tmp_path):
-    with running(Site(user_paths(folders(tmp_path)), keys=(), api_key=KEY)) as asked:
+    with running(Site(user_paths(folders(tmp_path)), guarded=True, api_key=KEY)) as asked:
         yield asked
 
 
@@ -37,6 +37,15 @@ def test_keys_of_programs_count_as_well(ask):
     response, _ = ask("/api/now.json", headers={"authorization": f"Bearer {KEY}"})
     assert response.status == 429
     assert response.headers["retry-after"]
+
+
+def test_a_client_cannot_say_that_it_is_another_one(ask):
+    """Whoever tells another address with each key would never have to wait."""
+    for number in range(MOST_WRONG):
+        said = {"x-forwarded-for": f"10.0.0.{number}", "forwarded": f"for=10.0.0.{number}"}
+        ask("/api/now.json", headers={"authorization": "Bearer wrong", **said})
+    response, _ = ask("/api/now.json", headers={"authorization": f"Bearer {KEY}", "x-forwarded-for": "10.0.1.1"})
+    assert response.status == 429
 
 
 def test_a_source_may_go_on_once_its_wrong_keys_are_old():

@@ -14,6 +14,8 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from skep.wire.connection import Shared
+from skep.wire.limits import HeldBodies
 from skep.wire.memo import Heads
 from skep.wire.rules import METHODS
 from skep.wire.server import HttpServer, ServerConnection, ServerLimits
@@ -315,11 +317,16 @@ def fed(pieces, heads):
         handled.append((request.method, request.target, request.headers, request.body))
         request.respond(200, [], b"ok")
 
-    connection = ServerConnection(handle, ServerLimits(), set(), heads)
+    limits = ServerLimits()
+    bodies = HeldBodies(limits)
+    connection = ServerConnection(Shared(handle, lambda _request: None, limits, set(), bodies, heads))
     connection.connection_made(sink)
     for piece in pieces:
         connection.data_received(piece)
-    return handled, sink.written, sink.closing
+    closing = sink.closing
+    connection.connection_lost(None)
+    assert bodies.bytes == 0
+    return handled, sink.written, closing
 
 
 @SEARCH

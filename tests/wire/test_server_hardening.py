@@ -587,17 +587,29 @@ def test_patience_counts_from_a_requests_first_byte_and_anew_for_the_next():
     assert verdicts == [None] * 5 + [Verdict.TIMED_OUT]
 
 
-def test_patience_with_a_reader_ends_only_when_nothing_leaves():
-    limits = ServerLimits(write_idle_s=10)
+def test_patience_with_a_reader_ends_when_too_little_leaves():
+    """A reader of 2,000 bytes in 15 s kept a slot for two hours."""
+    limits = ServerLimits(write_idle_s=10, write_bytes=1000)
     verdicts = looks(
         Patience(limits, 0),
         (1, Stage.ANSWERING, {"left": 0, "unsent": 100}),
-        (9, Stage.ANSWERING, {"left": 1, "unsent": 299}),  # more waits than before, yet one byte left
-        (18, Stage.ANSWERING, {"left": 2, "unsent": 399}),
-        (20, Stage.ANSWERING, {"left": 2, "unsent": 499}),
-        (29, Stage.ANSWERING, {"left": 2, "unsent": 499}),
+        (9, Stage.ANSWERING, {"left": 900, "unsent": 299}),
+        (12, Stage.ANSWERING, {"left": 1100, "unsent": 399}),  # more waits than before, yet enough has left
+        (19, Stage.ANSWERING, {"left": 1500, "unsent": 499}),
+        (23, Stage.ANSWERING, {"left": 2000, "unsent": 499}),
     )
     assert verdicts == [None, None, None, None, Verdict.ABORT]
+
+
+def test_patience_does_not_count_the_time_in_which_nothing_waited():
+    limits = ServerLimits(write_idle_s=10, write_bytes=1000)
+    verdicts = looks(
+        Patience(limits, 0),
+        (9, Stage.ANSWERING, {"left": 10, "unsent": 100}),
+        (12, Stage.ANSWERING, {"left": 110, "unsent": 0}),
+        (21, Stage.ANSWERING, {"left": 120, "unsent": 100}),
+    )
+    assert verdicts == [None, None, None]
 
 
 # Many connections

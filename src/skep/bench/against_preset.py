@@ -18,7 +18,7 @@ from skep.catalog.needs import figures_lost, other_cards, stand_in_words, versio
 from skep.catalog.presets import Need, Preset, Published
 from skep.errors import UserError
 from skep.records import Interval, LevelSummary, Request
-from skep.stats.intervals import mean_t_interval
+from skep.stats.intervals import runs_interval
 
 LENGTHS_WITHIN = 0.1  # of the published lengths: prompts are made to length, and miss it by a little
 LENGTHS_WITHIN_TOKENS = 8.0
@@ -60,11 +60,12 @@ class Held:
     row: int  # from 1, in the preset's order
     published: Published
     measured: float | None = None
-    interval: Interval | None = None  # 95 %, of the mean over runs; None: one run only
+    interval: Interval | None = None  # 95 %, of the mean over runs; None: fewer than three
     clock: str | None = None  # by which it was measured
     ratio: float | None = None
     ratio_interval: Interval | None = None
     why: str | None = None
+    runs: tuple[float, ...] = ()  # the figure of each
 
     @property
     def fair(self) -> bool:
@@ -223,15 +224,16 @@ def _rated(row: int, figure: Published, side: Side, level: LevelSummary) -> Held
     values, clock = _values(figure, runs, level)
     if not values:
         return Held(row, figure, why=f"the run has no {figure.metric} figure at C={figure.concurrency}")
-    mean, interval = fmean(values), mean_t_interval(values)
+    mean, interval = fmean(values), runs_interval(values)
     other = figure.clock not in (None, clock)
     doubts = [f"published by the {figure.clock}'s clock, measured by the {clock}'s"] if other else []
     doubts += ["the client was the limit here"] if level.client_limited else []
     doubts += [f"{level.failed} of {level.requests} requests failed"] if level.failed else []
     scaled = None
     if interval is not None:
-        scaled = Interval(*(max(0.0, end) / figure.tok_s for end in (interval.low, interval.estimate, interval.high)))
-    return Held(row, figure, mean, interval, clock, mean / figure.tok_s, scaled, "; ".join(doubts) or None)
+        scaled = Interval(*(end / figure.tok_s for end in (interval.low, interval.estimate, interval.high)))
+    why = "; ".join(doubts) or None
+    return Held(row, figure, mean, interval, clock, mean / figure.tok_s, scaled, why, tuple(values))
 
 
 def _values(figure: Published, runs: Sequence[Sequence[Request]], level: LevelSummary) -> tuple[list[float], str]:

@@ -15,6 +15,7 @@ SAMPLE_EVERY_S = 0.02
 LAG_LIMIT_MS = 50.0  # p99 of the event loop's lag
 CPU_LIMIT = 0.85  # of one core
 LATE_LIMIT_MS = 50.0  # after the moment that all were to begin at
+LEAST_DELIVERED = 0.95  # of the concurrency asked for; a client that delivers less is the limit
 FEW_SAMPLES = 200
 RARELY = (200_000, 50, 1000)
 
@@ -50,6 +51,22 @@ class ClientHealth:
     @property
     def limited(self) -> bool:
         return self.lag_p99_ms > LAG_LIMIT_MS or self.cpu_share > CPU_LIMIT or self.late
+
+
+def limit_reason(
+    lag_p99_ms: float | None, cpu_share: float | None, delivered: float | None, late_ms: float | None
+) -> str:
+    """Why a client was the limit, from what is stored of it."""
+    reasons = []
+    if lag_p99_ms is not None and lag_p99_ms > LAG_LIMIT_MS:
+        reasons.append(f"event loop lag {lag_p99_ms:,.0f} ms")
+    if cpu_share is not None and cpu_share > CPU_LIMIT:
+        reasons.append(f"it used {cpu_share:.0%} of a core".replace("%", " %"))
+    if delivered is not None and delivered < LEAST_DELIVERED:
+        reasons.append(f"{delivered:.0%} of the requests asked for were in flight".replace("%", " %"))
+    if late_ms is not None:
+        reasons.append(f"the load began {late_ms:,.0f} ms late")
+    return ", ".join(reasons) or "the reason was not recorded"
 
 
 @contextmanager

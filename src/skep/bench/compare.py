@@ -40,7 +40,7 @@ class Side:
             repeat.repeat
             for level in self.summary.levels
             if level.concurrency == concurrency
-            for repeat in level.repeats
+            for repeat in level.counted
         }
         found = by_repeat(row for row in self.rows if row.level == concurrency)
         return {number: rows for number, rows in found.items() if number in kept}
@@ -96,14 +96,14 @@ def regressions(a: Side, b: Side, threshold: float, *, paired: bool = False) -> 
     """Worse by more than the threshold (0.05 is 5 %), with 95 % certainty over all figures together (Bonferroni)."""
     figures = len(compare(a, b, paired=paired))
     strict = compare(a, b, paired=paired, confidence=1 - 0.05 / max(1, figures))
-    return [one for one in strict if one.judgement is Judgement.WORSE and _loss(one) > threshold]
+    return [one for one in strict if one.judgement is Judgement.WORSE and loss(one) > threshold]
 
 
 def is_higher_better(metric: str) -> bool:
     return next(known.higher_is_better for known in METRICS if known.name == metric)
 
 
-def _loss(one: Comparison) -> float:
+def loss(one: Comparison) -> float:
     """How much worse B is, as a share of A."""
     if one.ratio is None:
         return 1.0  # not one answer
@@ -131,8 +131,19 @@ def _compared(metric: Metric, level: int, a: Side, b: Side, *, paired: bool, con
         paired=paired,
         confidence=confidence,
     )
-    why = "" if judgement is not Judgement.UNKNOWN else "one run of a level shows no spread; measure two or more"
+    why = "" if judgement is not Judgement.UNKNOWN else _no_spread(level, a, b)
     return Comparison(level, metric.name, shown_a, shown_b, ratio, judgement, why)
+
+
+def _no_spread(level: int, a: Side, b: Side) -> str:
+    """With the runs that were measured and do not count, so that nobody looks for them."""
+    found = ((name, side.level(level)) for name, side in (("A", a), ("B", b)))
+    short = [
+        f"{len(one.counted)} of {len(one.repeats)} runs of {name} count, the client was the limit in the others"
+        for name, one in found
+        if one is not None and one.left_out and len(one.counted) < 2
+    ]
+    return "; ".join(["one run of a level shows no spread; measure two or more", *short])
 
 
 def _brought_nothing(

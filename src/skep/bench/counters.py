@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from urllib.parse import quote
 
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
 
 _LABELS = r'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}'
 _LINE = re.compile(rf"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:{_LABELS})? ([0-9.eE+-]+)(?: [0-9]+)?$", re.MULTILINE)
+
+GATEWAYS_OWN = "skep_build_info"
 
 # What a figure is called here, and what engines call its sum and its count.
 MEANS: Mapping[str, tuple[str, ...]] = {
@@ -52,13 +55,23 @@ _TOTALS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-async def read_counters(pool: Pool, headers: Mapping[str, str]) -> dict[str, float]:
-    """Every sample of the server's `/metrics`, over its labels; empty where there is none."""
+async def read_counters(pool: Pool, headers: Mapping[str, str], model: str) -> dict[str, float]:
+    """Every sample of the engine's `/metrics`, over its labels; empty where there is none.
+
+    skep's gateway has metrics of its own there; those of the engines behind it stand beside them.
+    """
+    found = parse_counters(await _metrics_text(pool, headers, "/metrics"))
+    if GATEWAYS_OWN in found:
+        found |= parse_counters(await _metrics_text(pool, headers, f"/metrics/engines?model={quote(model)}"))
+    return found
+
+
+async def _metrics_text(pool: Pool, headers: Mapping[str, str], path: str) -> str:
     try:
-        answer = await fetch(pool, "GET", "/metrics", headers=dict(headers), timeout_s=5.0)
+        answer = await fetch(pool, "GET", path, headers=dict(headers), timeout_s=10.0)
     except WireFailure:
-        return {}
-    return parse_counters(answer.body.decode("utf-8", "replace")) if answer.status == 200 else {}
+        return ""
+    return answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
 
 
 def parse_counters(text: str) -> dict[str, float]:

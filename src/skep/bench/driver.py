@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from skep.bench.client_health import ClientHealth, garbage_kept, watch_client
+from skep.bench.client_health import LEAST_DELIVERED, ClientHealth, garbage_kept, watch_client
 from skep.bench.counters import counted, read_counters
 from skep.bench.crowd import Crowd, Fared, Witness
 from skep.bench.endpoint import Endpoint
@@ -22,7 +22,6 @@ from skep.store.rows import ClientSample, LevelFact
 from skep.wire.client import Pool
 
 BUSY = 0.7  # of a core
-BEHIND = 0.95  # of the concurrency asked for; a client that delivers less is the limit
 
 
 class Meter(Protocol):
@@ -152,16 +151,16 @@ class Driver:
             self.recording.took(row)
             on_row(row)
 
-        before = await read_counters(self.pool, self.endpoint.headers)
+        before = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model)
         draw = _Draw(self._meter)
         fared = await run(took, draw)
         health = fared.health
-        after = await read_counters(self.pool, self.endpoint.headers) if before else {}
+        after = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model) if before else {}
         whole = (
             is_closed and rows and all(row.ok for row in rows)
         )  # one refused at once leaves its place empty for a while
         share = delivered(rows, width) if whole else None
-        limited = health.limited or (share is not None and share < BEHIND)
+        limited = health.limited or (share is not None and share < LEAST_DELIVERED)
         if level:
             self._keep(level, repeat, health, share, limited=limited)
             late = {"late_ms": health.late_ms} if health.late else None

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.engines.keeper import MARK, kill_marked
+from skep.engines.logfile import open_log
 from skep.errors import EngineError, SkepError, UserError
 from skep.host.power import gpu_memory_used, wait_until_clear
 from skep.records import SweepSummary
@@ -125,7 +126,7 @@ async def started(config: Config, folder: Path) -> AsyncIterator[float]:
     await _nobody_there(config)
     log = folder / f"{''.join(c if c.isalnum() else '-' for c in config.name)}.log"
     began, mark = time.monotonic(), f"matrix-{secrets.token_hex(8)}"
-    with log.open("wb") as out:
+    with open_log(log, empty=True) as out:
         try:
             process = await asyncio.create_subprocess_exec(
                 *words,

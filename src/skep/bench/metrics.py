@@ -9,7 +9,7 @@ from statistics import fmean, median
 from skep.bench.clocks import disagreements
 from skep.bench.tokens import delivered, gaps_ms, plateau_tok_s, tpot_ms
 from skep.records import Energy, Interval, LevelSummary, Percentiles, RepeatSummary, Request
-from skep.stats.intervals import mean_t_interval
+from skep.stats.intervals import runs_interval
 from skep.stats.percentiles import percentiles
 
 Key = tuple[int, int]  # a level and which of its runs
@@ -148,7 +148,7 @@ def _level(
         repeats=repeats,
         traffic=_only(row.traffic for row in rows),
         thinking=thinking,
-        effective_interval=mean_t_interval(speeds) if tokens else None,
+        effective_interval=runs_interval(speeds) if tokens else None,
         ttft_interval=_of_medians(rows, ttft_values),
         tpot_interval=_of_medians(rows, tpot_values),
         plateau_tok_s=median(plateaus) if plateaus else None,
@@ -177,7 +177,7 @@ def repeat_of(number: int, rows: Sequence[Request], concurrency: int | None, *, 
 
 def _of_medians(rows: Sequence[Request], values: Callable[[Sequence[Request]], list[float]]) -> Interval | None:
     found = [values(some) for some in by_repeat(rows).values()]
-    return mean_t_interval([median(some) for some in found if some])
+    return runs_interval([median(some) for some in found if some])
 
 
 def _from_due(rows: Sequence[Request], times: Sequence[float | None]) -> Percentiles | None:

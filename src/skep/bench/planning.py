@@ -88,9 +88,10 @@ class Answer:
         return sorted(pairs, key=lambda pair: pair[1].rated.key, reverse=True)
 
 
-def answer(flags: Flags, store: Path) -> Answer:
+def answer(flags: Flags, store: Path, *, files: bool = True) -> Answer:
+    """`files`: the model may be a file or a folder of this machine."""
     goal = goal_of(flags)
-    model = read_model(flags.model)
+    model = read_model(flags.model) if files else model_by_name(flags.model)
     rigs = read_rigs(flags, store)
     pins = pins_of(flags, model)
     basis_of = _basis_of(flags, model, pins, store)
@@ -235,11 +236,17 @@ def read_model(name: str) -> ModelFound:
     if path.suffix == ".json" or name.startswith((".", "/", "~")) or _is_folder(path):
         return _read_folder(path)
     from skep.catalog.models import find_geometry
-    from skep.catalog.models import geometry as by_name
 
     if path.is_dir() and find_geometry(name) is None:
         return _read_folder(path)
-    known = by_name(name)
+    return model_by_name(name)
+
+
+def model_by_name(name: str) -> ModelFound:
+    """A model of the catalogue. Reads no file: whoever may not know what files there are learns nothing."""
+    from skep.catalog.models import geometry
+
+    known = geometry(name)
     words = re.split(r"[\s_-]+", name.lower())
     if words[-1] == "gguf":
         return ModelFound(known, notes=(f"{name} is taken as GGUF for llama.cpp, by its name",), engine="llamacpp")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from statistics import fmean
 from typing import Any
 
+from skep.bench.client_health import limit_reason
 from skep.bench.counters import MEANS
 from skep.bench.limits import Limits, promise_of
-from skep.bench.metrics import Key, by_repeat, classes_of, levels_of
+from skep.bench.metrics import Key, by_repeat, classes_of, levels_of, repeat_of
 from skep.bench.workers import with_workers
 from skep.records import Energy, Interval, LevelSummary, Promise, Request, Speedup, SweepSummary
 from skep.stats.intervals import ratio_of_medians_interval
 from skep.stats.turning import LevelPoint, find_turning
 from skep.store.rows import ClientSample, LevelFact
+
+SAME_LENGTH = 0.05  # prompts whose mean lengths differ by no more are the same work
 
 
 def summarise(
@@ -29,22 +32,21 @@ def summarise(
     simulated: bool = False,
 ) -> SweepSummary:
     """`closed`: a level is a number of agents, not a rate."""
-    limited = {(sample.level, sample.repeat) for sample in samples if sample.client_limited}
+    limited = _limited(samples, facts)
     counted = _without_limited(rows, limited)
     figures = levels_of(counted, limited, _energy(facts, counted), _counters(facts, counted), closed=closed)
     levels = _with_late(with_workers(figures, facts), facts)
-    serial = next((level for level in levels if level.concurrency == 1), None) if closed else None
-    swarm = levels[-1] if closed and levels and levels[-1].concurrency > 1 else None
-    same = serial is not None and swarm is not None and serial.requests == swarm.requests
-    speedups = _speedup(counted, serial, swarm)
+    levels = _with_every_run(levels, rows, limited, closed=closed)
+    one, many = _same_tasks(counted, levels[-1].concurrency) if closed and levels else ([], [])
+    speedups = _speedup(one, many)
     return SweepSummary(
         run_id=run_id,
         levels=levels,
-        serial_wall_s=serial.wall_s if serial and same else None,
-        swarm_wall_s=swarm.wall_s if swarm and same else None,
-        speedup=_plain_speedup(serial, swarm),
+        serial_wall_s=_wall_s(one),
+        swarm_wall_s=_wall_s(many),
+        speedup=speedups.by_wall if speedups else None,
         client_limited=any(level.client_limited for level in levels),
-        classes=classes_of(counted, limited, closed=closed),
+        classes=_with_every_run(classes_of(counted, limited, closed=closed), rows, limited, closed=closed),
         turning=find_turning([_point(level) for level in levels]) if closed and len(levels) > 1 else None,
         speedups=speedups,
         promise=_promise(slo, counted) if slo is not None else None,
@@ -62,60 +64,103 @@ def _promise(limits: Limits, rows: Sequence[Request]) -> Promise:
 
 def repeat_figure(level: LevelSummary) -> tuple[float, ...]:
     """What one run of a level gave: over its plateau where it had one, else over the whole batch."""
-    plateaus = [repeat.plateau_tok_s for repeat in level.repeats]
+    plateaus = [repeat.plateau_tok_s for repeat in level.counted]
     if level.thinking:  # one agent alone is "full" whenever it does not think, many hardly ever
-        return tuple(repeat.effective_tok_s for repeat in level.repeats)
+        return tuple(repeat.effective_tok_s for repeat in level.counted)
     if all(value is not None for value in plateaus):
         return tuple(value for value in plateaus if value is not None)
-    return tuple(repeat.effective_tok_s for repeat in level.repeats)
+    return tuple(repeat.effective_tok_s for repeat in level.counted)
 
 
 def _point(level: LevelSummary) -> LevelPoint:
     return LevelPoint(level.concurrency, repeat_figure(level), limited=level.client_limited)
 
 
-def _without_limited(rows: Sequence[Request], limited: set[Key]) -> list[Request]:
+def _limited(samples: Sequence[ClientSample], facts: Sequence[LevelFact]) -> dict[Key, str]:
+    """The runs whose client was the limit, each with the reason."""
+    late = _late_ms(facts)
+    return {
+        key: limit_reason(sample.loop_lag_p99_ms, sample.cpu_share, sample.delivered, late.get(key))
+        for sample in samples
+        if sample.client_limited and (key := (sample.level, sample.repeat))
+    }
+
+
+def _with_every_run(
+    levels: Sequence[LevelSummary], rows: Sequence[Request], limited: Mapping[Key, str], *, closed: bool
+) -> tuple[LevelSummary, ...]:
+    """Each level with the runs that were left out of its figures too, and why the client was the limit in a run."""
+    found = []
+    for level in levels:
+        counted = {one.repeat: one for one in level.repeats}
+        concurrency = level.concurrency if closed else None
+        own = by_repeat(r for r in rows if r.level == level.concurrency and level.traffic in ("", r.traffic))
+        every = [
+            counted.get(number) or replace(repeat_of(number, some, concurrency), counted=False)
+            for number, some in own.items()
+        ]
+        reasons = [limited.get((level.concurrency, one.repeat), "") for one in every]
+        repeats = (replace(one, client_limited=bool(why), why=why) for one, why in zip(every, reasons, strict=True))
+        found.append(replace(level, repeats=tuple(repeats)))
+    return tuple(found)
+
+
+def _without_limited(rows: Sequence[Request], limited: Collection[Key]) -> list[Request]:
     """A run whose client was the limit counts only where its level has no other. All of them stay stored."""
     failed = {(row.level, row.repeat) for row in rows if not row.ok}  # a failure is the server's, whoever was the limit
-    left_out = limited - failed
+    left_out = {key for key in limited if key not in failed}
     free = {row.level for row in rows if (row.level, row.repeat) not in left_out}
     return [row for row in rows if row.level not in free or (row.level, row.repeat) not in left_out]
 
 
-def _plain_speedup(serial: LevelSummary | None, swarm: LevelSummary | None) -> float | None:
-    """Only where both did the same work: as many requests, none failed."""
-    if serial is None or swarm is None or swarm.wall_s <= 0:
-        return None
-    if serial.failed or swarm.failed or serial.requests != swarm.requests:
-        return None
-    return serial.wall_s / swarm.wall_s
+def _same_tasks(rows: Sequence[Request], widest: int) -> tuple[list[Request], list[Request]]:
+    """The rows of C=1 and of the widest level, of the runs in which both did the same tasks; often none."""
+    one, many = (by_repeat(row for row in rows if row.level == level) for level in (1, widest))
+    same = [run for run in one if run in many and widest > 1 and _is_same_work(one[run], many[run])]
+    return [row for run in same for row in one[run]], [row for run in same for row in many[run]]
 
 
-def _speedup(rows: Sequence[Request], serial: LevelSummary | None, swarm: LevelSummary | None) -> Speedup | None:
-    by_wall = _plain_speedup(serial, swarm)
-    if by_wall is None or serial is None or swarm is None:
+def _is_same_work(one: Sequence[Request], many: Sequence[Request]) -> bool:
+    """As many tasks, and prompts of the same length where the server told it."""
+    if len(one) != len(many):
+        return False
+    a, b = ([row.prompt_tokens for row in rows if row.prompt_tokens is not None] for rows in (one, many))
+    return not a or not b or abs(fmean(b) - fmean(a)) <= SAME_LENGTH * fmean(a)
+
+
+def _wall_s(rows: Sequence[Request]) -> float | None:
+    """Mean of the runs."""
+    walls = [repeat_of(run, some, None).wall_s for run, some in by_repeat(rows).items()]
+    return fmean(walls) if walls else None
+
+
+def _speedup(one: Sequence[Request], many: Sequence[Request]) -> Speedup | None:
+    """None where there is nothing to compare, or a request failed: work that was not done takes no time."""
+    serial_wall_s, swarm_wall_s = _wall_s(one), _wall_s(many)
+    if not serial_wall_s or not swarm_wall_s or not all(row.ok for row in (*one, *many)):
         return None
-    one = [row for row in rows if row.level == 1]
-    many = [row for row in rows if row.level == swarm.concurrency]
     cut = {(row.repeat, row.index) for row in (*one, *many) if row.finish_reason == "length"}
     one_whole = [row for row in one if (row.repeat, row.index) not in cut]
     many_whole = [row for row in many if (row.repeat, row.index) not in cut]
     both = bool(one_whole and many_whole)
-    runs = len(by_repeat(one))
     return Speedup(
-        tasks=serial.requests // max(1, runs),
-        concurrency=swarm.concurrency,
-        serial_wall_s=serial.wall_s / runs,
-        swarm_wall_s=swarm.wall_s / max(1, len(by_repeat(many))),
-        by_wall=by_wall,
+        tasks=len(one) // len(by_repeat(one)),
+        concurrency=many[0].level,
+        serial_wall_s=serial_wall_s,
+        swarm_wall_s=swarm_wall_s,
+        by_wall=serial_wall_s / swarm_wall_s,
         by_tokens=_ratio(_speed(many), _speed(one)),
         by_wall_whole=_ratio(_busy_s(one_whole), _busy_s(many_whole)) if both else None,
         by_tokens_whole=_ratio(_speed(many_whole), _speed(one_whole)) if both else None,
-        truncated_serial=serial.truncated,
-        truncated_swarm=swarm.truncated,
-        tokens_serial=serial.output_tokens,
-        tokens_swarm=swarm.output_tokens,
+        truncated_serial=_truncated(one),
+        truncated_swarm=_truncated(many),
+        tokens_serial=sum(row.output_tokens or 0 for row in one),
+        tokens_swarm=sum(row.output_tokens or 0 for row in many),
     )
+
+
+def _truncated(rows: Sequence[Request]) -> int:
+    return sum(row.finish_reason == "length" for row in rows)
 
 
 def _busy_s(rows: Sequence[Request]) -> float:
@@ -169,8 +214,12 @@ def _combined(counters: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _with_late(levels: Sequence[LevelSummary], facts: Sequence[LevelFact]) -> tuple[LevelSummary, ...]:
     """Over the runs of a level that are counted: the latest beginning of its load, where it marks the run."""
-    late = {(fact.level, fact.repeat): float(fact.fact["late_ms"]) for fact in facts if fact.name == "late"}
+    late = _late_ms(facts)
     return tuple(replace(level, late_ms=_latest(level, late)) for level in levels)
+
+
+def _late_ms(facts: Sequence[LevelFact]) -> dict[Key, float]:
+    return {(fact.level, fact.repeat): float(fact.fact["late_ms"]) for fact in facts if fact.name == "late"}
 
 
 def _latest(level: LevelSummary, late: Mapping[Key, float]) -> float | None:

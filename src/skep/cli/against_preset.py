@@ -22,6 +22,7 @@ from skep.host.facts import read_host
 from skep.places import LOOPBACK, user_paths
 from skep.presetfile import preset, presets_folder
 from skep.records import Run
+from skep.report.levels import range_text
 from skep.wire.heads import parse_url
 
 
@@ -137,6 +138,7 @@ def _row_json(row: Held) -> Mapping[str, Any]:
         "published": asdict(row.published),
         "measured": row.measured,
         "interval": asdict(row.interval) if row.interval else None,
+        "runs": list(row.runs),
         "clock": row.clock,
         "ratio": row.ratio,
         "ratio_interval": asdict(row.ratio_interval) if row.ratio_interval else None,
@@ -146,7 +148,7 @@ def _row_json(row: Held) -> Mapping[str, Any]:
 
 
 def _cells(row: Held) -> list[str]:
-    figure, spread = row.published, row.interval
+    figure = row.published
     return [
         str(row.row),
         str(figure.concurrency),
@@ -154,7 +156,7 @@ def _cells(row: Held) -> list[str]:
         figure.metric,
         figure.clock or "not said",
         number(row.measured),
-        "–" if spread is None else f"{number(max(0.0, spread.low))}..{number(spread.high)}",
+        range_text(row.interval, row.runs),
         "–" if row.ratio is None else f"{100 * row.ratio:.0f} %" if row.fair else f"({100 * row.ratio:.0f} %)",
     ]
 

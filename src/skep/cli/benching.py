@@ -16,11 +16,11 @@ from skep.bench.calibrating import calibrate_on
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.tasks import Shape, TaskMaker, Workload
 from skep.cli.output import note
+from skep.engines.enginekey import local_key
 from skep.errors import SkepError, UserError, first_of
 from skep.host.power import PowerMeter, open_meter
-from skep.places import LOOPBACK
+from skep.places import LOOPBACK, user_paths
 from skep.units import parse_seconds
-from skep.wire.heads import parse_url
 from skep.workload.prompts import Size
 
 T = TypeVar("T")
@@ -38,9 +38,9 @@ class Target:
     api: str = "openai"
 
     def key(self) -> str | None:
-        """The variable asked for; else the gateway's own key, which is sent to this machine only."""
+        """The variable asked for; else the key that skep itself has for a server on this machine."""
         if self.key_env is None:
-            return os.environ.get("SKEP_API_KEY") if parse_url(self.url)[0].host in LOOPBACK else None
+            return local_key(self.url, os.environ, user_paths(os.environ))
         value = os.environ.get(self.key_env)
         if not value:
             raise UserError(f"--key-env `{self.key_env}` is not set", hint=f"export {self.key_env}=... first")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from skep.bench.ab import Duel, run_ab
-from skep.bench.compare import Side, compare, is_higher_better, regressions
-from skep.bench.loaded import JUDGED, TIMED, load_run
+from skep.bench.compare import Side, compare, is_higher_better, loss, regressions
+from skep.bench.loaded import JUDGED, OF_A_TUNING, TIMED, load_run
 from skep.bench.sweep import Progress, SweepPlan
 from skep.bench.tasks import Workload
 from skep.cli.benching import Target, maker_for, positive_seconds, run_measuring
@@ -22,26 +22,39 @@ from skep.cli.sweep import levels_of, most_streams, share_of
 from skep.errors import Regression, UserError
 from skep.host.facts import read_host
 from skep.places import user_paths
-from skep.records import Comparison, Judgement, Run, SweepSummary
-from skep.store.database import open_store
+from skep.records import Comparison, Judgement, Run, RunState, SweepSummary
+from skep.store.database import Store, open_store
 
 WORKLOAD = (
     "shape", "size", "prompt_tokens", "max_tokens", "fixed_output", "temperature", "turns", "think_s", "tasks", "rates",
     "arrivals", "for_s", "classes", "trace", "speed",
 )  # fmt: skip
+LENGTHS = ("size", "prompt_tokens", "max_tokens", "fixed_output", "classes", "trace")
+OWN_LENGTHS = ("prefill", "shared-prefix")  # shapes whose prompts are longer than others'
+SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p95", "TPOT p50": "TPOT p50"}
+MARKS = {Judgement.BETTER: "better", Judgement.WORSE: "worse", Judgement.SAME: "=", Judgement.UNKNOWN: "?"}
 
 
 def run_compare_command(
-    store_path: Path, a: str, b: str, *, threshold: str, output: Path | None, as_json: bool
-) -> None:
-    """Exit code 4 where B is worse by more than the threshold."""
+    store_path: Path,
+    names: tuple[str | None, str | None],
+    *,
+    threshold: str,
+    anyway: bool,
+    output: Path | None,
+    as_json: bool,
+) -> int:
+    """The exit code: 4 where B is worse by more than the threshold."""
     allowed = share_of(threshold, "--threshold")
     if output is not None:
         check_output(output)
     with existing(store_path) as store:
+        a, b = chosen_runs(store, *names)
         run_a, summary_a, rows_a = load_run(store, a)
         run_b, summary_b, rows_b = load_run(store, b)
     check_kinds(run_a, run_b)
+    if not anyway:
+        check_lengths(run_a, run_b)
     sides = Side(summary_a, rows_a), Side(summary_b, rows_b)
     found = compare(*sides)
     if not found:
@@ -50,9 +63,40 @@ def run_compare_command(
         )
     for line in differences(run_a, run_b):
         note(f"warning: {line}")
+    outcome = Outcome(found, regressions(*sides, allowed), allowed)
     if output is not None:
-        write_page([(run_a, summary_a), (run_b, summary_b)], found, output)
-    tell(found, regressions(*sides, allowed), (run_a.id, run_b.id), allowed, as_json=as_json)
+        write_page([(run_a, summary_a), (run_b, summary_b)], outcome, output)
+    return tell(outcome, (run_a.id, run_b.id), as_json=as_json)
+
+
+def chosen_runs(store: Store, a: str | None, b: str | None) -> tuple[str, str]:
+    """Where a name is not given: the last run of the same kind, or the one before it."""
+    if a is not None and b is not None:
+        return a, b
+    whole = [run for run in store.runs() if run.state is RunState.DONE]
+    measured = [run for run in whole if run.kind not in (*JUDGED, *OF_A_TUNING)]
+    if not measured:
+        raise UserError("there are no runs to compare", hint="`skep bench sweep` makes one")
+    first = measured[0] if a is None else store.run(a)
+    others = [run for run in measured if run.kind == first.kind and run.id != first.id]
+    if not others:
+        what = f"there is no other run of the kind {first.kind} to compare `{first.id}` with"
+        raise UserError(what, hint="measure once more, or name both runs: `skep runs` lists them")
+    older, newer = sorted((first, others[0]), key=lambda run: run.created_at)
+    return older.id, newer.id
+
+
+def check_lengths(a: Run, b: Run) -> None:
+    """Longer prompts or answers are other work: their speeds say nothing about each other."""
+    lengths = [key for key in LENGTHS if _is_recorded(a, key) and _is_recorded(b, key)]
+    if _setting(a, "shape") in OWN_LENGTHS or _setting(b, "shape") in OWN_LENGTHS:
+        lengths.append("shape")
+    differing = [key for key in lengths if _setting(a, key) != _setting(b, key)]
+    if differing:
+        told = ", ".join(f"{key} {_shown(_setting(a, key))} and {_shown(_setting(b, key))}" for key in differing)
+        raise UserError(
+            f"the lengths differ: {told}", hint="measure both with the same lengths, or add --anyway to go on"
+        )
 
 
 def check_kinds(a: Run, b: Run) -> None:
@@ -77,7 +121,8 @@ def run_ab_command(
     processes: int | None = None,
     threshold: str,
     as_json: bool,
-) -> None:
+) -> int:
+    """The exit code: 4 where B is worse by more than the threshold."""
     concurrency, tasks, runs, precision, budget, timeout = limits
     allowed = share_of(threshold, "--threshold")
     plan = SweepPlan(
@@ -106,39 +151,115 @@ def run_ab_command(
 
     with joined(cluster):
         duel = run_measuring(run)
-    worse = regressions(duel.a, duel.b, allowed, paired=True)
-    tell(duel.comparisons, worse, (duel.a.summary.run_id, duel.b.summary.run_id), allowed, as_json=as_json)
+    outcome = Outcome(duel.comparisons, regressions(duel.a, duel.b, allowed, paired=True), allowed)
+    return tell(outcome, (duel.a.summary.run_id, duel.b.summary.run_id), as_json=as_json)
 
 
-def tell(
-    found: Sequence[Comparison],
-    worse: Sequence[Comparison],
-    runs: tuple[str, str],
-    allowed: float,
-    *,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A comparison with its verdict. `worse`: the regressions, beyond `allowed`."""
+
+    found: Sequence[Comparison]
+    worse: Sequence[Comparison]
+    allowed: float
+
+    @property
+    def verdict(self) -> str:
+        if self.worse:
+            return "regression"
+        return (
+            "no regression" if any(one.judgement is not Judgement.UNKNOWN for one in self.found) else "not comparable"
+        )
+
+    @property
+    def words(self) -> str:
+        beyond = f"{100 * self.allowed:g} %"
+        match self.verdict:
+            case "regression":
+                told = [f"{_name(one)} ({100 * loss(one):.1f} % worse)" for one in self.worse[:3]]
+                more = [f"and {len(self.worse) - 3} more"] if len(self.worse) > 3 else []
+                return f"REGRESSION: B is worse than A by more than {beyond}: {', '.join([*told, *more])}"
+            case "no regression":
+                return f"no regression beyond {beyond} is shown"
+            case _:
+                return "no verdict: no figure of the two runs can be compared"
+
+    def remarks(self) -> list[str]:
+        """Why a single `worse` is no regression, what the table has no room for, and what was not compared."""
+        counted = {(one.concurrency, one.metric) for one in self.worse}
+        found = []
+        for one in self.found:
+            judged = one.judgement in (Judgement.BETTER, Judgement.WORSE)
+            if judged and one.metric not in SHOWN:
+                found.append(f"{_name(one)}, B / A: {_ratio_cell(one)}")
+            if one.judgement is Judgement.WORSE and (one.concurrency, one.metric) not in counted:
+                found.append(self._no_regression(one))
+        reasons = dict.fromkeys(one.why for one in self.found if one.judgement is Judgement.UNKNOWN and one.why)
+        for why in reasons:
+            levels = dict.fromkeys(f"C={one.concurrency}" for one in self.found if one.why == why)
+            found.append(f"{' and '.join(levels)} not compared: {why}")
+        return found
+
+    def _no_regression(self, one: Comparison) -> str:
+        size, beyond = f"{100 * loss(one):.1f} %", f"{100 * self.allowed:g} %"
+        if loss(one) <= self.allowed:
+            return f"{_name(one)} is {size} worse, within the threshold of {beyond}"
+        return (
+            f"{_name(one)} is worse by itself, by {size}, and no regression: of figures that did not change one in "
+            f"twenty looks better or worse by chance, so it must hold at 95 % over all {len(self.found)} together; "
+            "more runs decide"
+        )
+
+
+def tell(outcome: Outcome, runs: tuple[str, str], *, as_json: bool) -> int:
+    """The exit code."""
     a, b = runs
+    code = Regression.exit_code if outcome.worse else 0
     if as_json:
         document = {
             "a": a,
             "b": b,
-            "threshold": allowed,
-            "comparisons": [comparison_json(one) for one in found],
-            "regressions": len(worse),
+            "threshold": outcome.allowed,
+            "comparisons": [comparison_json(one) for one in outcome.found],
+            "regressions": len(outcome.worse),
+            "verdict": outcome.verdict,
+            "verdict_in_words": outcome.words,
         }
         print_json(document)
-    else:
-        columns = ("C", "figure", "A", "B", "B / A", "95 %", "B is")
-        print_table(columns, [_cells(one) for one in found], right=columns[:1] + columns[2:6])
-        note(f"A is run {a}, B is run {b}; TTFT and TPOT in ms; each figure is judged on its own, at 95 %")
-    if worse:
-        first = worse[0]
-        ratio = first.ratio.estimate if first.ratio else 1.0
-        size = abs(1 - ratio) * 100
-        what = f"{first.metric} at C={first.concurrency} is {size:.1f} % worse"
-        more = f", and {len(worse) - 1} more" if len(worse) > 1 else ""
-        raise Regression(f"B is worse than A: {what}{more}", hint=f"beyond --threshold {allowed:.0%}")
+        return code
+    note(f"A is run {a}, B is run {b}; B / A with its 95 % interval; = not distinguishable, ? not comparable")
+    columns = ("C", "A tok/s", "B tok/s", *(f"{title} B/A" for title in SHOWN.values()))
+    print_table(columns, _rows(outcome.found), right=columns[:3])
+    for line in outcome.remarks():
+        note(line)
+    print(outcome.words)  # noqa: T201
+    return code
+
+
+def _rows(found: Sequence[Comparison]) -> list[list[str]]:
+    """One a level."""
+    levels: dict[int, dict[str, Comparison]] = {}
+    for one in found:
+        levels.setdefault(one.concurrency, {})[one.metric] = one
+    return [
+        [str(level), *(number(value) for value in _speeds(of)), *(_ratio_cell(of[metric]) for metric in SHOWN)]
+        for level, of in levels.items()
+    ]
+
+
+def _speeds(of: Mapping[str, Comparison]) -> tuple[float | None, float | None]:
+    one = of["effective tok/s"]
+    return one.a, one.b
+
+
+def _ratio_cell(one: Comparison) -> str:
+    if one.ratio is None:
+        return MARKS[one.judgement]
+    return f"{one.ratio.estimate:.2f} ({one.ratio.low:.2f}..{one.ratio.high:.2f}) {MARKS[one.judgement]}"
+
+
+def _name(one: Comparison) -> str:
+    return f"{one.metric} at C={one.concurrency}"
 
 
 def comparison_json(one: Comparison) -> dict[str, Any]:
@@ -167,25 +288,23 @@ def _setting(run: Run, key: str) -> Any:
     return inner[key] if isinstance(inner, dict) and key in inner else run.config.get(key)
 
 
-def write_page(entries: list[tuple[Run, SweepSummary]], found: Sequence[Comparison], output: Path) -> None:
+def _is_recorded(run: Run, key: str) -> bool:
+    inner = run.config.get("workload")
+    return key in run.config or (isinstance(inner, dict) and key in inner)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return "not set" if value is None else "on" if value else "off"
+    return str(value) if isinstance(value, int | float | str) else "those of its own"
+
+
+def write_page(entries: list[tuple[Run, SweepSummary]], outcome: Outcome, output: Path) -> None:
     from skep.report.comparison import comparison_page, comparison_picture
 
-    text = comparison_picture(entries) if output.suffix == ".svg" else comparison_page(entries, found)
+    if output.suffix == ".svg":
+        text = comparison_picture(entries)
+    else:
+        text = comparison_page(entries, outcome.found, verdict=outcome.words)
     write_whole(output, text)
     note(f"written to {output}")
-
-
-def _cells(one: Comparison) -> list[str]:
-    verdict = one.judgement.value
-    if one.judgement is Judgement.UNKNOWN and one.why:
-        verdict = f"{verdict}: {one.why}"
-    ratio = one.ratio
-    return [
-        str(one.concurrency),
-        one.metric,
-        number(one.a),
-        number(one.b),
-        "–" if ratio is None else f"{ratio.estimate:.3f}",
-        "–" if ratio is None else f"{ratio.low:.3f}..{ratio.high:.3f}",
-        verdict,
-    ]

@@ -62,6 +62,8 @@ def _levels(run: Run, summary: SweepSummary, form: str) -> str:
 
 def _readable(run: Run, summary: SweepSummary) -> Any:
     """The level table of a README: what fits beside each other. Classes of traffic follow the whole."""
+    from skep.report.checks import left_out_sentences
+    from skep.report.levels import runs_text, spread_text
     from skep.report.tables import Table
     from skep.report.timed import level_names
 
@@ -73,14 +75,14 @@ def _readable(run: Run, summary: SweepSummary) -> Any:
         (
             name,
             level.effective_tok_s,
-            level.effective_interval.low if level.effective_interval else None,
-            level.effective_interval.high if level.effective_interval else None,
+            spread_text(level),
             level.plateau_tok_s,
             level.task_tok_s,
             level.contention_pct,
             level.ttft_ms.p50 if level.ttft_ms else None,
             level.ttft_ms.p95 if level.ttft_ms else None,
             level.tpot_ms.p50 if level.tpot_ms else None,
+            runs_text(level),
             level.requests,
             level.failed,
         )
@@ -88,11 +90,12 @@ def _readable(run: Run, summary: SweepSummary) -> Any:
     )
     first = "load" if run.kind in TIMED else "C"
     columns = (
-        first, "eff. tok/s", "low", "high", "plateau", "task tok/s", "contention", "TTFT p50 ms", "TTFT p95 ms",
-        "TPOT p50 ms", "requests", "failed",
+        first, "eff. tok/s", "95 %", "plateau", "task tok/s", "contention", "TTFT p50 ms", "TTFT p95 ms",
+        "TPOT p50 ms", "runs", "requests", "failed",
     )  # fmt: skip
-    units = ("", "tok/s", "tok/s", "tok/s", "tok/s", "tok/s", "%")
-    return Table("Levels", columns, rows, units)
+    units = ("", "tok/s", "", "tok/s", "tok/s", "%")
+    titles = names[: len(summary.levels)] if run.kind in TIMED else ()
+    return Table("Levels", columns, rows, units, tuple(left_out_sentences(summary.levels, titles)))
 
 
 def _requests(rows: list[Request], verdicts: list[Verdict], form: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
 from skep.cli.output import byte_progress, note, number, print_json, print_table
+from skep.engines.logfile import open_log
 from skep.engines.shown import scaling_words
 from skep.errors import EngineError, SkepError
 from skep.places import Paths
@@ -76,10 +77,9 @@ def start_detached(
 
     With `parent_fd`, the reading end of a pipe, the hive ends when all writing ends are closed.
     """
-    paths.logs.mkdir(parents=True, exist_ok=True)
     read_fd, write_fd = os.pipe()
     tie = [] if parent_fd is None else ["--parent-fd", str(parent_fd)]
-    with (paths.logs / "skep.log").open("ab") as log:
+    with open_log(paths.logs / "skep.log") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "skep.cli.detached", "--announce-fd", str(write_fd), *tie],
             stdin=subprocess.PIPE,

@@ -12,7 +12,7 @@ from skep.cli import bench_options as of
 from skep.cli.measure import bench
 from skep.cli.serve import JsonOption
 
-RunName = Annotated[str, typer.Argument(help="A run's id, the beginning of one, or `last`.")]
+RunName = Annotated[str, typer.Argument(help="A run's id, the beginning of one, or `last` (`last~1`: the one before).")]
 
 
 def register(app: typer.Typer) -> None:
@@ -56,17 +56,24 @@ def report(
 
 
 def compare(
-    a: RunName,
-    b: RunName,
+    a: Annotated[
+        str | None, typer.Argument(help="The earlier run; default: the last but one of the kind of the last.")
+    ] = None,
+    b: Annotated[str | None, typer.Argument(help="The later run; default: the last of the kind of A.")] = None,
     threshold: Annotated[str, typer.Option(help="A loss beyond this ends with exit code 4.")] = "5%",
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare runs whose prompts or answers differ in length.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write an HTML page or .svg.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Is B better than A? Level by level, with the size and its interval; exit code 4 where it is worse."""
+    """Is B better than A? One row a level, and a verdict; exit code 4 where B is worse."""
     from skep.cli.comparing import run_compare_command
     from skep.places import user_paths
 
-    run_compare_command(user_paths(os.environ).store, a, b, threshold=threshold, output=output, as_json=as_json)
+    store = user_paths(os.environ).store
+    code = run_compare_command(store, (a, b), threshold=threshold, anyway=anyway, output=output, as_json=as_json)
+    raise typer.Exit(code)
 
 
 def ab(
@@ -107,9 +114,10 @@ def ab(
     )
     targets = (Target(url_a, model, key_env), Target(url_b, model_b or model, key_env))
     limits = (concurrency, tasks, runs_per_level, precision, budget, timeout)
-    run_ab_command(
+    code = run_ab_command(
         targets, workload, limits, cluster=cluster, processes=processes, threshold=threshold, as_json=as_json
     )
+    raise typer.Exit(code)
 
 
 def matrix(

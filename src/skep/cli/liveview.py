@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from skep.bench.sweep import Progress
 from skep.cli.output import note, number
-from skep.stats.intervals import mean_t_interval
+from skep.stats.intervals import runs_interval
 from skep.units import format_seconds
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def picture(progress: Progress) -> RenderableType:
     for name in ("C", "runs", "eff tok/s", "95 %"):
         table.add_column(name, justify="right")
     for level, figures in sorted(progress.figures.items()):
-        interval = mean_t_interval(figures)
-        spread = "–" if interval is None else f"± {100 * interval.half_width:.1f} %"
+        interval = runs_interval(figures)
+        spread = "–" if interval is None else f"± {100 * interval.upper_width:.1f} %"
         mean = sum(figures) / len(figures)
         table.add_row(str(level), str(len(figures)), number(mean), spread)
     lines: list[RenderableType] = [table] if progress.figures else []

@@ -65,7 +65,6 @@ def run_matrix_command(
             f"--output `{output}` cannot be written", hint=f"name a file that ends in {', '.join(_SUFFIXES)}"
         )
     folder = user_paths(os.environ).state / "matrix"
-    folder.mkdir(parents=True, exist_ok=True)
 
     async def run() -> list[Cell]:
         async with load_from(cluster, processes) as reaching:

@@ -92,12 +92,12 @@ def refuse_nonsense(target: Target) -> None:
 
 
 def key_of(target: Target) -> str | None:
-    """The variable that it names; else the gateway's own key, which is sent to this machine only."""
-    from skep.places import LOOPBACK
-    from skep.wire.heads import parse_url
+    """The variable that it names; else the key that skep itself has for a server on this machine."""
+    from skep.engines.enginekey import local_key
+    from skep.places import user_paths
 
     if target.key_env is None:
-        return os.environ.get("SKEP_API_KEY") if parse_url(target.url)[0].host in LOOPBACK else None
+        return local_key(target.url, os.environ, user_paths(os.environ))
     value = os.environ.get(target.key_env)
     if not value:
         hint = f"export {target.key_env}=... first, also where `skep up` or `skep monitor run` is started"

@@ -10,7 +10,7 @@ import typer
 
 from skep.cli.serve import JsonOption
 
-RESTART_GATEWAY = ("body_limit", "store_requests")
+RESTART_GATEWAY = ("body_limit", "files_quota", "store_requests")
 WORDS = {
     "added": "started",
     "removed": "stopped, once their answers are finished",

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from skep.bench.energy import cost_per_million_tokens
 from skep.cli.output import note, number, print_table
 from skep.records import Clock, LevelSummary, Promise, Speedup, SweepSummary, Turning
-from skep.report.checks import workers_sentence
+from skep.report.checks import has_curve, left_out_sentences, unclear_words, workers_sentence
+from skep.report.levels import runs_text, spread_text
 from skep.units import format_seconds
 
 UNITS = {Clock.DECODE: "tok/s", Clock.FIRST_TOKEN: "ms", Clock.TOKENS: "tokens"}
@@ -23,7 +24,7 @@ def print_summary(
         print_classes(summary.classes)
     if summary.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
-    for line in remarks(summary):
+    for line in remarks(summary, names):
         note(line)
 
 
@@ -37,7 +38,7 @@ def print_levels(
     columns: list[Column] = [
         (title, name),
         ("eff tok/s", lambda level: number(level.effective_tok_s)),
-        ("95 %", _interval),
+        ("95 %", spread_text),
         ("plateau", lambda level: number(level.plateau_tok_s)),
         ("task tok/s", lambda level: number(level.task_tok_s)),
         ("contention", _contention),
@@ -46,7 +47,7 @@ def print_levels(
         ("TPOT p50", lambda level: "–" if level.tpot_ms is None else f"{level.tpot_ms.p50:.1f} ms"),
         ("engine tok/s", lambda level: number(level.engine_tok_s)),
         ("cached", lambda level: _percent(level.cached_prompt_share)),
-        ("runs", lambda level: str(len(level.repeats))),
+        ("runs", runs_text),
         ("wall", lambda level: format_seconds(level.wall_s)),
         ("failed", lambda level: str(level.failed)),
     ]
@@ -88,13 +89,15 @@ def print_classes(levels: Sequence[LevelSummary]) -> None:
     print_table(columns, rows, right=columns[1:])
 
 
-def remarks(summary: SweepSummary) -> list[str]:
-    found: list[str] = []
+def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
+    """`names` of the levels, where they are no concurrencies."""
+    titles = [names[level.concurrency - 1] for level in summary.levels] if names else []
+    found = left_out_sentences(summary.levels, titles)
     if summary.speedups is not None:
         found.extend(_speedup(summary.speedups))
     if summary.promise is not None:
         found.append(_promise(summary.promise))
-    if summary.turning is not None and len(summary.levels) > 2:
+    if summary.turning is not None and len(summary.levels) > 2 and has_curve(summary.levels):
         found.append(_turning(summary.turning))
     if summary.drift is not None and not summary.drift.contains(1.0):
         drift = summary.drift
@@ -149,26 +152,24 @@ def _promise(found: Promise) -> str:
 
 
 def _turning(found: Turning) -> str:
-    sure = "" if found.sure else " (by the estimates; the intervals do not rule out otherwise)"
-    if found.knee is None:
-        told = "it still grows at the largest C measured: no knee found"
-    else:
-        low, high = found.knee_bracket or (found.knee, found.knee)
-        told = f"knee at C={found.knee}" + (f", between {low} and {high}" if low != high else "")
+    parts = []
+    if found.knee is not None:
+        parts.append(f"knee at C={found.knee}{_bracket(found.knee_bracket)}")
+    elif found.sure:
+        parts.append("it still grows at the largest C measured: no knee found")
     if found.cliff is not None:
-        low, high = found.cliff_bracket or (found.cliff, found.cliff)
         drop = f", down {found.drop_pct:.0f} %" if found.drop_pct is not None else ""
-        told += f"; cliff beyond C={found.cliff}, between {low} and {high}{drop}"
-    else:
-        told += "; no cliff"
-    return f"{told}{sure}"
+        parts.append(f"cliff beyond C={found.cliff}{_bracket(found.cliff_bracket)}{drop}")
+    elif found.sure:
+        parts.append("no cliff")
+    if (unclear := unclear_words(found)) is not None:
+        parts.append(unclear)
+    return "; ".join(parts)
 
 
-def _interval(level: LevelSummary) -> str:
-    found = level.effective_interval
-    if found is None:
-        return "–"
-    return f"{number(max(0.0, found.low))}..{number(found.high)}"
+def _bracket(bracket: tuple[int, int] | None) -> str:
+    """Without one from 0: that is the first level itself."""
+    return "" if bracket is None or not bracket[0] else f", between {bracket[0]} and {bracket[1]}"
 
 
 def _contention(level: LevelSummary) -> str:

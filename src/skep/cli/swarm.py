@@ -103,6 +103,10 @@ def run(
 def resume(
     name: Annotated[str | None, typer.Argument(metavar="RUN", help="A run's id, or the beginning of one.")] = None,
     last: Annotated[bool, typer.Option("--last", help="The newest that is not finished.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write all results to this file. Default: complete the run's own."),
+    ] = None,
     url: Annotated[str | None, typer.Option(help="Of an endpoint that has moved. Default: the run's own.")] = None,
     model: Annotated[str | None, typer.Option(help="If it has another name there.")] = None,
     report_file: of.ReportOption = None,
@@ -111,7 +115,8 @@ def resume(
     """Go on with a run that was stopped or killed: only what has no result is done, the same file is completed."""
     from skep.cli.swarm_run import resume_run
 
-    raise typer.Exit(resume_run(name, last=last, url=url, model=model, report=report_file, as_json=as_json))
+    code = resume_run(name, last=last, output=output, url=url, model=model, report=report_file, as_json=as_json)
+    raise typer.Exit(code)
 
 
 def cancel(

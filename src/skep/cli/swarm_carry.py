@@ -43,6 +43,7 @@ def carry_out_here(
     *,
     key: str | None,
     target: Target | None = None,
+    output: Path | None = None,
     report: Path | None = None,
     as_json: bool = False,
     echo: bool = False,
@@ -50,11 +51,11 @@ def carry_out_here(
 ) -> int:
     """0 when every task is done, 1 where some were set aside. `echo`: print each result line.
 
-    `target`: of a run that is resumed, where it goes on.
+    `target`, `output`: of a run that is resumed, where it goes on and where its results go.
     """
-    began_at = time.time()
     with journal() as swarm:
         run = swarm.run(run_id)
+        after_cancel = None if target is None else swarm.newest_cancel(run_id)
         printer = Printer(swarm.tasks(run_id) if echo else ())
     deadline_s = order_from_json(run.config).deadline_s
     tasks = "1 task" if run.counts.left == 1 else f"{run.counts.left} tasks"
@@ -63,9 +64,9 @@ def carry_out_here(
     plain = echo and sys.stdout.isatty()  # the lines would run through the picture
     try:
         with printer, live_view(f"{run.id}  {run.name}  {url}", deadline_s, plain=plain) as watch:
-            since = None if target is None else began_at
-            carried = partial(carry_out, paths, run_id, url=url, model=model, since=since, key=key, work=work)
-            state = run_measuring(lambda: printer.followed(partial(carried, watch=watch, on_result=printer.take)))
+            carried = partial(carry_out, paths, run_id, url=url, model=model, output=output, after_cancel=after_cancel)
+            followed = partial(carried, key=key, work=work, watch=watch, on_result=printer.take)
+            state = run_measuring(lambda: printer.followed(followed))
     except Interrupted:
         printer.complain(run_id)
         raise _stopped(run_id) from None
@@ -75,22 +76,22 @@ def carry_out_here(
         raise
     if state is not RunState.DONE and _left(run_id):
         raise _stopped(run_id)
-    return end_of(run_id, report=report, as_json=as_json)
+    return end_of(run_id, output=output, report=report, as_json=as_json)
 
 
-def end_of(run_id: str, *, report: Path | None, as_json: bool) -> int:
-    """What is said of a run that has ended."""
+def end_of(run_id: str, *, output: Path | None, report: Path | None, as_json: bool) -> int:
+    """What is said of a run that has ended. `output`: where its results are; None: where the run was told."""
     with opened() as store:
         swarm = SwarmStore(store)
         run = swarm.run(run_id)
         account = account_of(swarm, run, now=time.time(), bench=store)
-    output = order_from_json(run.config).output
-    for line in summary_lines(account, output):
+    file = order_from_json(run.config).output if output is None else str(output)
+    for line in summary_lines(account, file):
         note(line)
     if report is not None:
         write_report(run_id, report, None)
     if as_json:
-        print_json({**account_json(account), "output": output})
+        print_json({**account_json(account), "output": file})
     return 1 if run.counts.failed else 0
 
 

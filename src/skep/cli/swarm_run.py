@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from skep.cli.benching import Interrupted, Target, positive_seconds, run_measuri
 from skep.cli.output import note, print_json
 from skep.cli.results import check_output
 from skep.cli.swarm_carry import Stopped, carry_out_here, end_of
-from skep.cli.swarm_places import MAKES_ONE, NONE_YET, free_output, journal, stored_runs
+from skep.cli.swarm_places import MAKES_ONE, NONE_YET, check_place, free_output, journal, stored_runs
 from skep.errors import EndpointError, UserError
 from skep.places import user_paths
 from skep.store.database import open_store
@@ -20,7 +21,7 @@ from skep.store.swarm import SwarmStore
 from skep.swarm.intake.reading import read_schema, read_tasks
 from skep.swarm.journal import create_run
 from skep.swarm.orders import Order, order_from_json
-from skep.swarm.output import complete_output
+from skep.swarm.output import ResultsFile, complete_output
 from skep.tasks import Ending, RunState, SwarmRun, Task, task_json
 
 
@@ -142,33 +143,47 @@ def run_tasks(wishes: RunWishes, *, dry_run: bool, as_json: bool) -> int:
     with open_store(paths.store) as store:
         model = endpoint.model if isinstance(endpoint, Endpoint) else wishes.target.model
         run_id = create_run(store, tasks, order, url=wishes.target.url, model=model, name=wishes.intake.name)
-    if output is not None and output.exists():
-        os.truncate(output, 0)  # --overwrite: the old lines go when the new run is in the journal, not before
+    if output is not None:
+        _clear(output, run_id)  # --overwrite: the old lines go when the new run is in the journal, not before
     return carry_out_here(paths, run_id, key=key, report=wishes.report, as_json=as_json, echo=output is None)
 
 
 def resume_run(
-    name: str | None, *, last: bool, url: str | None, model: str | None, report: Path | None, as_json: bool
+    name: str | None,
+    *,
+    last: bool,
+    output: Path | None,
+    url: str | None,
+    model: str | None,
+    report: Path | None,
+    as_json: bool,
 ) -> int:
-    """`url`, `model`: of an endpoint that has moved."""
+    """`output`: another results file than the run's own. `url`, `model`: of an endpoint that has moved."""
     if report is not None:
         check_output(report)
     with journal() as swarm:
         run = _to_resume(swarm, name, last=last)
         order = order_from_json(run.config)
+        file = _results_file(run, order, output)
+        if last:
+            _say_which(run, file)
         if run.state is RunState.DONE:
-            _complete(swarm, run, order)
+            _complete(swarm, run, file)
     shown = as_json and run.kind == "map"  # of an `ask`, the answer is what is printed
     if run.state is RunState.DONE:
-        end_of(run.id, report=report, as_json=shown)
+        end_of(run.id, output=file, report=report, as_json=shown)
         code = 0
     else:
         target = Target(url or run.url, model, order.key_env)
         key = target.key()
-        note(f"{run.id}: {run.counts.done + run.counts.failed} of {run.counts.total} tasks have their result already")
-        echo = order.output is None and run.kind == "map"
+        if not last:
+            ended = run.counts.done + run.counts.failed
+            note(f"{run.id}: {ended} of {run.counts.total} tasks have their result already")
+        echo = file is None and run.kind == "map"
         paths = user_paths(os.environ)
-        code = carry_out_here(paths, run.id, target=target, key=key, report=report, as_json=shown, echo=echo)
+        code = carry_out_here(
+            paths, run.id, target=target, key=key, output=file, report=report, as_json=shown, echo=echo
+        )
     if run.kind == "ask":
         from skep.cli.swarm_asking import give_answer
 
@@ -176,10 +191,36 @@ def resume_run(
     return code
 
 
-def _complete(swarm: SwarmStore, run: SwarmRun, order: Order) -> None:
+def _clear(output: Path, run_id: str) -> None:
+    file = ResultsFile(output, run_id)
+    try:
+        file.clear()
+    finally:
+        file.close()
+
+
+def _results_file(run: SwarmRun, order: Order, wanted: Path | None) -> Path | None:
+    """None: stdout, or the answer of an `ask`, which has a place of its own."""
+    if wanted is None:
+        return None if order.output is None else Path(order.output)
+    if run.kind == "ask":
+        raise UserError(f"-o does not go with `{run.id}`: `skep swarm ask` was told where its answer goes")
+    if str(wanted) == "-":
+        raise UserError("resume writes results to a file", hint=f"`skep swarm results {run.id}` prints them")
+    check_place(wanted)
+    return wanted.absolute()
+
+
+def _say_which(run: SwarmRun, file: Path | None) -> None:
+    made = datetime.fromtimestamp(run.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
+    left = f"{run.counts.left} of {run.counts.total} tasks left"
+    note(f"--last is {run.id} of {made}, {run.name}: {left}" + (f", results in {file}" if file is not None else ""))
+
+
+def _complete(swarm: SwarmStore, run: SwarmRun, file: Path | None) -> None:
     note(f"{run.id} is finished already: every task has its result")
-    if order.output is not None and (added := complete_output(swarm, run.id, Path(order.output))):
-        note(f"{added} missing lines were written to {order.output}")
+    if file is not None and (added := complete_output(swarm, run.id, file)):
+        note(f"{added} missing lines were written to {file}")
 
 
 def _to_resume(swarm: SwarmStore, name: str | None, *, last: bool) -> SwarmRun:

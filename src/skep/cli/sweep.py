@@ -20,6 +20,7 @@ from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.places import user_paths
 from skep.records import Request, SweepSummary
+from skep.report.levels import runs_text
 from skep.store.database import open_store
 from skep.units import format_seconds, parse_int_list
 
@@ -118,9 +119,9 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     for concurrency, level in measured.items():
         known = level.effective_interval
         if known is None:
-            found.append(f"C={concurrency} was run once only: nothing is known of its spread")
-        elif known.half_width > plan.precision:
-            found.append(f"C={concurrency} is known to ± {100 * known.half_width:.1f} % only")
+            found.append(f"C={concurrency} has {runs_text(level)} runs that count: an interval needs three")
+        elif known.upper_width > plan.precision:
+            found.append(f"C={concurrency} is known to ± {100 * known.upper_width:.1f} % only")
     return found
 
 

@@ -24,7 +24,7 @@ from skep.cli.output import note, number, print_json
 from skep.cli.serve import JsonOption
 from skep.engines.shown import OUTCOMES, Shown, Status, replicas_of, scaling_words, scalings_of, up_s
 from skep.errors import SkepError
-from skep.stats.rates import WINDOW_S, Rate
+from skep.stats.rates import WINDOW_S, Rate, TokenRates
 from skep.units import format_seconds, parse_seconds
 
 if TYPE_CHECKING:
@@ -111,8 +111,7 @@ class View:
 
     def __init__(self) -> None:
         self.status: Status = {"rows": []}
-        self._tokens: dict[str, Rate] = {}
-        self._all_tokens, self._ended = Rate(), Rate()
+        self._tokens, self._ended = TokenRates(), Rate()
         self._speeds = History()
         self._queues: dict[str, History] = {}
 
@@ -120,12 +119,10 @@ class View:
         self.status = status
         if not (gateway := status.get("gateway")):
             return
-        tokens = gateway["tokens"]
-        for name in {replica.name for replica in replicas_of(status)} | tokens.keys():
-            self._tokens.setdefault(name, Rate()).take(tokens.get(name), now)
-        self._all_tokens.take(sum(tokens.values()) if tokens else None, now)
+        busy = {replica.name: replica.active or 0 for replica in replicas_of(status)}
+        self._tokens.take(gateway["tokens"], busy, now)
         self._ended.take(sum(gateway["ended"].values()), now)
-        if (speed := self._all_tokens.per_s()) is not None:
+        if (speed := self._tokens.total()) is not None:
             self._speeds.take(speed)
         for model, waiting in gateway["queues"].items():
             self._queues.setdefault(model, History()).take(sum(waiting.values()))
@@ -134,8 +131,8 @@ class View:
         """None where nobody says."""
         if not self.status.get("gateway"):
             return {"tok_s": None, "requests_per_s": None, "replicas": {}}
-        speeds = {name: rate.per_s() for name, rate in sorted(self._tokens.items())}
-        return {"tok_s": self._all_tokens.per_s(), "requests_per_s": self._ended.per_s(), "replicas": speeds}
+        speeds = self._tokens.by_replica()
+        return {"tok_s": self._tokens.total(), "requests_per_s": self._ended.per_s(), "replicas": speeds}
 
     def frame(self, page: Page, trouble: str | None = None) -> list[Line]:
         """Replicas that find no place on the page are counted; a page without height has place for all."""
@@ -143,7 +140,9 @@ class View:
         lines = [*self._head(page, trouble), *self._totals(page), *self._queue_table(page), [], *titles]
         leave = "" if page.height is None else "; q leaves"
         legend = "{} active, {} releasing, {} free".format(*page.slots)
-        end: list[Line] = [[], [(f"{legend}; tok/s of answers ended up to {WINDOW_S:g} s ago{leave}", "dim")]]
+        rates = self.rates()
+        unknown = f"; {page.unknown} none yet" if None in (rates["tok_s"], *rates["replicas"].values()) else ""
+        end: list[Line] = [[], [(f"{legend}; tok/s is about, over {WINDOW_S:g} s{unknown}{leave}", "dim")]]
         room = sys.maxsize if page.height is None else page.height - len(lines) - len(end)
         while blocks and len(blocks[0]) <= room - (len(blocks) > 1):
             room -= len(blocks[0])
@@ -171,7 +170,8 @@ class View:
         ended = {**dict.fromkeys(OUTCOMES, 0), **gateway["ended"]} if gateway else dict.fromkeys(OUTCOMES)
         outcomes = ", ".join(f"{page.figure(count, 0)} {name.replace('_', ' ')}" for name, count in ended.items())
         now = f"{page.figure(gateway.get('in_flight'), 0)} in flight, {page.figure(gateway.get('queued'), 0)} queued"
-        speed = f"{page.figure(rates['tok_s'])} tok/s  "
+        about = "about " if rates["tok_s"] else ""
+        speed = f"{about}{page.figure(rates['tok_s'])} tok/s  "
         history = self._speeds.line(page.width - 10 - len(speed), page.sparks, 1)
         return [
             [("requests  ", "bold"), (f"{now}, {page.figure(rates['requests_per_s'])}/s ended", "")],

@@ -28,7 +28,9 @@ from skep.cluster.restarts import Restarts
 from skep.cluster.shares import LEASE_S
 from skep.cluster.values import in_parts, launch_document
 from skep.engines.base import Launch
+from skep.engines.enginekey import new_key
 from skep.engines.lifecycle import RestartPolicy
+from skep.engines.logfile import open_log
 from skep.errors import EngineError, SkepError
 from skep.wire.link import Link, Message
 
@@ -66,7 +68,7 @@ class Embassy:
         self.address: str = setup["address"]
         self.head_lost = False
         self.doors = 1
-        self._setup = {**setup, "door": self.door, "key": secrets.token_urlsafe(24)}
+        self._setup = {**setup, "door": self.door, "key": new_key()}
         self._log = log
         self._members: dict[str, Hosted] = {}
         self._rows: dict[str, Message] = {}
@@ -216,8 +218,7 @@ class Embassy:
         """Until it ends; why it could not join."""
         ours, theirs = socket.socketpair()
         try:
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            with self._log.open("ab") as output, theirs:
+            with open_log(self._log) as output, theirs:
                 self._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "skep.cluster.envoy", "--link-fd", str(theirs.fileno())),
                     pass_fds=[theirs.fileno()],

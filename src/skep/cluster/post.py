@@ -157,7 +157,6 @@ class Post:
         await asyncio.to_thread(engine.version)  # asks a program: kept from here on, for the announcements
         await self._until_instructed()
         folder = user_paths(os.environ).logs / "posts" / f"{self._hive}@{self._node['head']}"
-        folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / f"{launch.name}.log"
         with contextlib.closing(Company(engine_ports(os.environ))) as company:
             replica = Replica(launch, engine, self._log, self._announcer.wake, self._policy, company)

@@ -13,10 +13,9 @@ from itertools import chain
 
 from skep.engines.base import Launch
 from skep.engines.binding import HOST, claim_of, free_port
-from skep.engines.enginekey import ENGINE_KEY
+from skep.engines.enginekey import ENGINE_KEY, GATEWAY_KEY
 from skep.errors import EngineError
 
-OWN_KEY = "SKEP_API_KEY"
 MANY_PORTS = 5000  # of the 28000 that the kernel gives out: those at first are long forgotten
 
 
@@ -28,7 +27,7 @@ class Company:
         self._held: dict[str, tuple[int, socket.socket]] = {}  # by replica: a port of those, and the claim on it
         self._line: dict[str, frozenset[int]] = {}  # who starts or is about to, in order, with its cards
         self._moved = asyncio.Event()
-        self._secrets = {OWN_KEY, ENGINE_KEY}
+        self._secrets = {GATEWAY_KEY, ENGINE_KEY}
         self._given: set[int] = set()
 
     def __repr__(self) -> str:

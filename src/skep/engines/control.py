@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.errors import EngineError, UserError
+from skep.places import make_private
 
 EXIT_S = 5.0
 EXIT_POLL_S = 0.01
@@ -99,7 +100,7 @@ def held(lock_path: Path, what: str, hint: str, *told: str) -> Iterator[None]:
 
     The kernel gives the lock back when its holder dies, so it cannot go stale.
     """
-    lock_path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(lock_path.parent)
     descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

@@ -16,7 +16,7 @@ from typing import Any
 
 from skep.engines.base import EXIT_FINAL
 from skep.engines.binding import cannot_listen, refusal_of
-from skep.engines.enginekey import take_key
+from skep.engines.enginekey import NO_ORIGIN, take_key
 from skep.engines.llama import NGRAM
 
 HTTP_THREADS_SPARE = 16  # idle keep-alive connections hold a thread each; health checks must get through
@@ -74,6 +74,7 @@ def _arguments() -> argparse.Namespace:
 def _params(xllamacpp: Any, args: argparse.Namespace, key: str = "") -> object:
     params = xllamacpp.CommonParams()
     params.api_keys = [key] if key else []
+    params.cors_origins = NO_ORIGIN
     params.model.path = args.model
     params.model_alias = {args.alias}
     params.n_parallel = args.slots

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from skep.engines.logfile import open_log
 from skep.errors import GatewayError
 from skep.wire.link import Link, Message
 
@@ -242,8 +243,7 @@ class _Child:
     async def spawn(cls, argv: list[str], listener: socket.socket, log: Path) -> _Child:
         ours, theirs = socket.socketpair()
         try:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("ab") as output, theirs:
+            with open_log(log) as output, theirs:
                 process = await asyncio.create_subprocess_exec(
                     *argv,
                     *("--listen-fd", str(listener.fileno()), "--link-fd", str(theirs.fileno())),

@@ -17,6 +17,7 @@ def row_of(member: Member, *, closed: bool, others: int) -> Message:
         "confirms": member.engine.confirms,
         "engine": member.launch.about or member.engine.version() or member.launch.engine,
         "simulated": member.engine.simulated,
+        "own_engine": member.launch.engine != "remote",
         "release_bound_s": member.engine.release_bound_s,
         "health_path": member.launch.health_path or member.engine.health_path,
         "draining": closed or member.started.slots < 1,

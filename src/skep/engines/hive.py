@@ -35,6 +35,7 @@ class Hive:
     monitor_argv: tuple[str, ...] = ()  # the monitor's loop; empty: none beside this hive
     monitor_setup: Mapping[str, Any] = field(default_factory=dict)  # what it reads by itself; another: a new start
     monitor_due: bool = False  # there is something to watch from the start
+    engine_key: str = field(default="", repr=False)  # that the engines of this machine want to see; empty: none
     avoid: frozenset[str] = frozenset()  # nodes of a cluster on which nothing new is to stand: they are drained
 
     @property

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from skep.engines.base import REPORT_FD
-from skep.engines.enginekey import ENGINE_KEY, KEY_HERE
+from skep.engines.enginekey import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, write_secret
 from skep.engines.logfile import RotatingLog
 
 PR_SET_PDEATHSIG = 1
@@ -34,11 +34,12 @@ MARK = "SKEP_REPLICA"  # in the environment of an engine and of all it starts
 
 
 class Keeper:
-    def __init__(self, link: socket.socket, log: RotatingLog, argv: list[str], mark: str) -> None:
+    def __init__(self, link: socket.socket, log: RotatingLog, argv: list[str], mark: str, key_file: Path) -> None:
         self._mark = mark
         self._link = link
         self._log = log
         self._argv = argv
+        self._key_file = key_file
         self._selector = selectors.DefaultSelector()
         self._inbox = b""
         self._report = b""
@@ -49,6 +50,7 @@ class Keeper:
         try:
             engine = self._spawn(report_write)
         except OSError as error:
+            self._key_file.unlink(missing_ok=True)
             self._tell(event="exit", code=127, tail=[f"error: cannot start {self._argv[0]}: {error.strerror}"])
             return 1
         finally:
@@ -66,6 +68,7 @@ class Keeper:
         while engine.poll() is None:
             self._step(engine)
         kill_descendants()
+        self._key_file.unlink(missing_ok=True)
         self._last_words(engine.stdout.fileno())
         self._tell(event="exit", code=engine.returncode, tail=self._log.tail)
         self._log.remark(f"ended, code {engine.returncode}")
@@ -73,7 +76,10 @@ class Keeper:
 
     def _spawn(self, report_fd: int) -> subprocess.Popen[bytes]:
         key = os.environ.get(ENGINE_KEY, "")
-        argv = [key if part == KEY_HERE else part.replace(REPORT_FD, str(report_fd)) for part in self._argv]
+        if KEY_FILE_HERE in self._argv:
+            write_secret(self._key_file, f"api-key: {json.dumps(key)}\n")
+        stands_for = {KEY_HERE: key, KEY_FILE_HERE: str(self._key_file)}
+        argv = [stands_for.get(part, part).replace(REPORT_FD, str(report_fd)) for part in self._argv]
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -211,7 +217,8 @@ def main() -> int:
         signal.signal(number, lambda *_: None)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     log = RotatingLog(args.log, hidden=os.environ.get(ENGINE_KEY, ""))
-    return Keeper(socket.socket(fileno=args.link_fd), log, args.argv, args.mark).run()
+    link, key_file = socket.socket(fileno=args.link_fd), args.log.with_suffix(".key.yaml")
+    return Keeper(link, log, args.argv, args.mark, key_file).run()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from skep.catalog.options import Draft, Options
 from skep.engines.adapter import P2P, Adapter, Known, Refusal, common_refusals, either, flag, not_taken, source_of
 from skep.engines.base import Launch
 from skep.engines.embedded_server import http_threads
-from skep.engines.enginekey import ENGINE_KEY
+from skep.engines.enginekey import ENGINE_KEY, NO_ORIGIN
 from skep.engines.llama import BATCH, NGRAM, batch_of, flash_of, llama_refusals
 from skep.errors import UserError
 
@@ -102,7 +102,8 @@ class LlamaCpp(Adapter):
 
     def variables(self, launch: Launch) -> dict[str, str]:
         """Between cards it goes through memory unless told otherwise: `GGML_CUDA_P2P` is left alone."""
-        found = {"GGML_CUDA_DISABLE_GRAPHS": "1"} if launch.options.graphs is False else {}
+        found = {"LLAMA_ARG_CORS_ORIGINS": NO_ORIGIN} if launch.api_key else {}
+        found |= {"GGML_CUDA_DISABLE_GRAPHS": "1"} if launch.options.graphs is False else {}
         return found | (dict([P2P[launch.options.p2p]]) if launch.options.p2p in P2P else {})
 
 

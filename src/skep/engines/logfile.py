@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections import deque
+from io import FileIO
+from itertools import pairwise
 from pathlib import Path
 
+from skep.places import make_private
 from skep.units import MIB
 
 MAX_LINE = 1000  # of what is kept as last words
 HIDDEN = b"(key)"  # stands where the engine said its key
+
+
+def open_log(path: Path, *, empty: bool = False) -> FileIO:
+    """Open a log to append to it, or `empty`: without what it holds. Only this user can read it or new folders."""
+    make_private(path.parent)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if empty else 0)
+    file = FileIO(os.open(path, flags, 0o600), "ab")
+    found = os.fstat(file.fileno())
+    if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077:
+        with contextlib.suppress(PermissionError):  # a file of another user
+            os.fchmod(file.fileno(), 0o600)
+    return file
 
 
 class RotatingLog:
@@ -27,8 +43,10 @@ class RotatingLog:
         self._rest = b""
         self._hidden = hidden.encode()
         self._begun = b""  # the end of what was written last, where it may be the beginning of what is hidden
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
+        self._file = open_log(path)
+        for older in self._older():
+            with contextlib.suppress(OSError):  # gone, or of another user
+                older.chmod(0o600)
 
     @property
     def tail(self) -> list[str]:
@@ -61,14 +79,14 @@ class RotatingLog:
     def close(self) -> None:
         self._file.close()
 
+    def _older(self) -> list[Path]:
+        return [self._path.with_name(f"{self._path.name}.{number}") for number in range(1, self._keep + 1)]
+
     def _rotate(self) -> None:
         """The old file is given up only when the new one is open."""
-        for number in range(self._keep - 1, 0, -1):
-            older = self._path.with_name(f"{self._path.name}.{number}")
-            if older.exists():
-                os.replace(older, self._path.with_name(f"{self._path.name}.{number + 1}"))  # noqa: PTH105
-        with contextlib.suppress(FileNotFoundError):  # deleted by somebody: a new one is begun
-            os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))  # noqa: PTH105
-        fresh = self._path.open("ab", buffering=0)
+        for before, after in reversed([*pairwise((self._path, *self._older()))]):
+            with contextlib.suppress(FileNotFoundError):  # none yet, or deleted by somebody: a new one is begun
+                os.replace(before, after)  # noqa: PTH105
+        fresh = open_log(self._path)
         self._file.close()
         self._file = fresh

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,7 +144,7 @@ async def find_out(launch: Launch) -> Remote:
         answer = await fetch(pool, "GET", "/v1/models", headers=headers, timeout_s=PROBE_TIMEOUT_S)
         listed = _models(answer, given=bool(launch.model))
         model, note = _choose(launch.model, sorted(listed))
-        name, confirms = await _engine(pool)
+        name, confirms = await _engine(pool, headers)
     except WireFailure as failure:
         raise NotThere(str(failure)) from None
     finally:
@@ -191,28 +191,28 @@ def _simulated(entry: dict[str, Any]) -> bool:
     return bool(isinstance(told, dict) and told.get("simulated")) or entry.get("owned_by") == "skep-fake"
 
 
-async def _engine(pool: Pool) -> tuple[str, str]:
+async def _engine(pool: Pool, headers: Mapping[str, str]) -> tuple[str, str]:
     """Its name, and how it tells busy slots."""
-    slots = await _ask(pool, "/slots")
+    slots = await _ask(pool, "/slots", headers)
     if slots is not None and isinstance(slots.json(), list):
-        props = await _ask(pool, "/props")
+        props = await _ask(pool, "/props", headers)
         document = props.json() if props else None
         build = document.get("build_info") if isinstance(document, dict) else None
         return f"llama.cpp {build}" if isinstance(build, str) else "llama.cpp", "slots"
-    metrics = await _ask(pool, "/metrics")
+    metrics = await _ask(pool, "/metrics", headers)
     name = next((name for mark, name in RUNNING.items() if metrics is not None and mark in metrics.body), None)
     if name is None:
         return "remote", ""
-    told = await _ask(pool, "/version")
+    told = await _ask(pool, "/version", headers)
     document = told.json() if told else None
     version = document.get("version") if isinstance(document, dict) else None
     return f"{name} {version}" if isinstance(version, str) else name, "metrics"
 
 
-async def _ask(pool: Pool, path: str) -> Answer | None:
+async def _ask(pool: Pool, path: str, headers: Mapping[str, str]) -> Answer | None:
     """The answer if it is one. A server that closes connections on unknown paths has none."""
     try:
-        answer = await fetch(pool, "GET", path, timeout_s=PROBE_TIMEOUT_S)
+        answer = await fetch(pool, "GET", path, headers=dict(headers), timeout_s=PROBE_TIMEOUT_S)
     except WireFailure as failure:
         if failure.kind == "timeout":
             raise

@@ -21,7 +21,7 @@ from skep.engines.adapter import (
     source_of,
 )
 from skep.engines.base import Launch
-from skep.engines.enginekey import KEY_HERE
+from skep.engines.enginekey import KEY_FILE_HERE, KEY_HERE
 
 _ALGORITHMS = {"mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE", "ngram": "NGRAM", "dflash": "DFLASH"}
 _NOT = {
@@ -47,11 +47,11 @@ class Sglang(Adapter):
     def check_weights(self, launch: Launch) -> None:
         check_folder(self.name, launch)
 
-    def arguments(self, launch: Launch, known: Known = None) -> list[str]:  # noqa: ARG002 - the port's form
+    def arguments(self, launch: Launch, known: Known = None) -> list[str]:
         options = launch.options
         words = ["--model-path", source_of(launch) or launch.model, "--served-model-name", launch.model]
         words += ["--host", launch.host, "--port", str(launch.port), "--max-running-requests", str(launch.slots)]
-        words += flag("--api-key", KEY_HERE if launch.api_key else None)  # no variable: `ps` shows it
+        words += _key_words(launch, known) if launch.api_key else []
         words += flag("--context-length", launch.context_tokens or None)
         words += flag("--quantization", options.quant) + flag("--dtype", options.dtype)
         words += flag("--kv-cache-dtype", options.kv)
@@ -76,6 +76,13 @@ class Sglang(Adapter):
     def variables(self, launch: Launch) -> dict[str, str]:
         found = dict([P2P[launch.options.p2p]]) if launch.options.p2p in P2P else {}
         return found | ({"HF_HUB_OFFLINE": "1"} if is_local(launch) else {})
+
+
+def _key_words(launch: Launch, known: Known) -> list[str]:
+    """It has no variable. A version without `--config`, of which it takes one only, shows the key to `ps`."""
+    if known is not None and "--config" in known and "--config" not in launch.extra:
+        return ["--config", KEY_FILE_HERE]
+    return ["--api-key", KEY_HERE]
 
 
 def _speculation(draft: Draft) -> list[str]:

@@ -30,6 +30,7 @@ _NOT = {
     "split": ("is llama.cpp's way to use several cards", "use tp or pp"),
     "card_shares": ("cannot be: vLLM gives every card the same share", "leave it out, or use llamacpp"),
 }
+_ORIGINS = "--allowed-origins"
 _WHERE_KNOWN = ("--enable-prompt-tokens-details", "--enable-per-request-metrics")  # figures of a request in its answer
 
 
@@ -54,6 +55,8 @@ class Vllm(Adapter):
         words = [source_of(launch) or launch.model, "--served-model-name", launch.model]
         words += ["--host", launch.host, "--port", str(launch.port)]
         words += ["--max-num-seqs", str(-(-launch.slots // options.dp))]
+        if launch.api_key and _ORIGINS not in launch.extra and (known is None or _ORIGINS in known):
+            words += [_ORIGINS, "[]"]  # no web page; it would give leave to all
         words += flag("--max-model-len", launch.context_tokens or None)
         words += flag("--quantization", options.quant) + flag("--dtype", options.dtype)
         words += flag("--kv-cache-dtype", options.kv)

@@ -19,6 +19,7 @@ NOWHERE = ""  # the replica of a request that reached none
 NORMAL = Priority.NORMAL.label
 UNKNOWN_MODEL = "unknown"  # in metrics: names that clients made up are no labels
 UNSETTLED = 500  # exchanges put aside at most
+STRANGERS = frozenset(("invalid_api_key", "origin_refused", "host_refused"))  # what those are told who may not call
 
 Row = tuple[Any, ...]  # in the order of `records.GatewayRequest`
 
@@ -49,8 +50,10 @@ class Accounts:
             exchange.forget()
 
     def refused(self, request_id: str, request: Incoming, path: str, status: int, code: str) -> None:
-        """A request that came no further than the border."""
+        """A request that came no further than the border. Strangers' are counted only: rows would fill the disk."""
         self.metrics.requests.add((UNKNOWN_MODEL, NORMAL, NOWHERE, "refused", str(status), code))
+        if code in STRANGERS:
+            return
         self._keep((
             request_id, time.time(), path, None, NORMAL, None, None, 0, "refused", status, code, False,
             None, None, 0.0, None, None, None, len(request.body), 0,
@@ -91,6 +94,7 @@ class Accounts:
         elif tokens.output is None and exchange.outcome == "answered" and exchange.status == 200:
             metrics.unknown_tokens.add(labels)
         if tokens.output is None:
+            metrics.counted_tokens.add(labels, exchange.events)
             return
         metrics.output_tokens.add(labels, tokens.output)
         if tokens.cached is not None:

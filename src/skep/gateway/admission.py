@@ -141,10 +141,15 @@ class Admission:
             replica = pool.choose(entry, self._homes, now)
             if replica is not None:
                 return [self._grant(pool, entry, replica, now)]
+        evicted: list[Action] = []
         if len(pool.queue.by_id) >= max(may_wait, self.limits.max_queue):
-            return [Reject(arrival.request_id, RejectCode.QUEUE_FULL, pool.expected_wait_s(now))]
+            loser = pool.queue.to_evict(arrival)
+            evicted.append(Reject(loser or arrival.request_id, RejectCode.QUEUE_FULL, pool.expected_wait_s(now)))
+            if loser is None:
+                return evicted
+            pool.queue.remove(loser)
         pool.queue.put(entry)
-        return self._serve(pool, now)
+        return evicted + self._serve(pool, now)
 
     def answering(self, request_id: str, now: float, *, complaint: bool = False) -> None:
         """The engine has begun to answer: it surely holds a slot. `complaint`: with a 502, 503 or 504."""

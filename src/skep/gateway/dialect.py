@@ -18,6 +18,7 @@ ERRORS: dict[str, tuple[int, str, str]] = {
     "rate_limited": (429, "rate_limit_error", "rate_limit_error"),
     "too_many_requests_of_key": (429, "rate_limit_error", "rate_limit_error"),
     "too_many_connections": (503, "server_error", "overloaded_error"),
+    "too_many_bytes": (503, "server_error", "overloaded_error"),
     "model_not_found": (404, "invalid_request_error", "not_found_error"),
     "model_load_failed": (503, "server_error", "overloaded_error"),
     "engine_refused": (502, "server_error", "api_error"),
@@ -28,6 +29,7 @@ ERRORS: dict[str, tuple[int, str, str]] = {
     "bad_request": (400, "invalid_request_error", "invalid_request_error"),
     "admin_path": (403, "invalid_request_error", "permission_error"),
     "origin_refused": (403, "invalid_request_error", "permission_error"),
+    "host_refused": (403, "invalid_request_error", "permission_error"),
     "invalid_api_key": (401, "invalid_request_error", "authentication_error"),
 }
 

@@ -69,6 +69,7 @@ class Exchange:
     first_at: float | None = None  # first byte of the answer's body
     paused = False  # the client reads slower than the replica writes
     response_bytes = 0
+    events = 0  # of a stream, passed so far: about as many as tokens
     outcome: str | None = None  # None: under way
     status: int | None = None
     code: str | None = None
@@ -203,6 +204,8 @@ class Exchange:
         self.request.start_with(head.status, lines + own, head.length)
         self.takes_chunks = self.request.takes_chunks
         self._endless = head.length is None
+        self._body = b""  # the answer has begun: nobody else is asked
+        self.request.drop_body()
 
     def on_body(self, data: bytes, at: float) -> None:
         self.request.write(data)
@@ -210,6 +213,8 @@ class Exchange:
         if self.first_at is None:
             self.first_at = at
             self._first = data
+        if self.streamed:
+            self.events += data.count(b"data:")
         self._keep((data,), len(data))
 
     def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
@@ -219,6 +224,8 @@ class Exchange:
         if self.first_at is None:
             self.first_at = at
             self._first = unchunked(raw)
+        if self.streamed:
+            self.events += raw.count(b"data:")
         self._keep(raw, carried)
 
     def on_end(self, at: float) -> None:
@@ -295,8 +302,9 @@ class Exchange:
         self.response_bytes += carried
         if self.leased:
             self._tail.append(piece)
-            if self.response_bytes > TAIL_BYTES and len(self._tail) > TAIL_PIECES_OF_LONG:
-                self._tail.popleft()
+            if self.response_bytes > TAIL_BYTES:
+                while len(self._tail) > TAIL_PIECES_OF_LONG:
+                    self._tail.popleft()
 
     def _break_call(self) -> None:
         call, self._call, self._attempt = self._call, None, None
@@ -340,7 +348,9 @@ class Exchange:
     def _end(self, outcome: str, actions: list[Action]) -> None:
         assert self.outcome is None
         self.outcome = outcome
-        self._body = self.request.body = b""  # what is kept for the accounts must not keep megabytes
+        if self._body:  # what is kept for the accounts must not keep megabytes
+            self._body = b""
+            self.request.drop_body()
         self.request.on_gone = self.request.on_pause = self.request.on_resume = None  # and no circle of references
         self._house.ended(self, actions)
 

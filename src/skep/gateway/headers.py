@@ -6,11 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from skep.wire.heads import HOP_BY_HOP
+from skep.wire.incoming import Incoming
 
 KEY_HEADERS = frozenset((b"authorization", b"x-api-key", b"api-key"))
 _OWN = b"x-skep-"
 _REWRITTEN = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _HARMLESS = frozenset((b"close", b"keep-alive"))  # what `Connection` nearly always says
+
+
+def is_preflight(request: Incoming) -> bool:
+    """A browser asks whether a page may call."""
+    return request.method == b"OPTIONS" and request.get(b"access-control-request-method") is not None
+
+
+def host_of(host: bytes) -> str:
+    """The name in a `Host` header, without its port and brackets."""
+    name = host.decode("latin-1").lower()
+    return name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ Written by hand because every request passes here: a label set is one dictionary
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -16,6 +17,9 @@ LABEL_SETS = 2000  # of one metric: names that clients choose must not fill the 
 OTHER = "other"
 
 Labels = tuple[str, ...]
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?=.*\})| (?=\S))", re.MULTILINE)
+_COMMENT = re.compile(r"^(?:#.*)?\n", re.MULTILINE)
 
 
 class Counter:
@@ -101,6 +105,9 @@ class Metrics:
         self.prompt_tokens = Counter("skep_prompt_tokens_total", "Prompt tokens of answers that said so.", by_replica)
         self.cached_tokens = Counter("skep_cached_tokens_total", "Of these, taken from a prefix cache.", by_replica)
         self.output_tokens = Counter("skep_output_tokens_total", "Output tokens of answers that said so.", by_replica)
+        self.counted_tokens = Counter(
+            "skep_output_tokens_counted_total", "Stream events of answers that did not say their tokens.", by_replica
+        )
         self.token_rate = Histogram(
             "skep_output_tokens_per_second", "Of one streamed answer, after its first byte.", by_replica, RATES
         )
@@ -124,6 +131,16 @@ class Metrics:
             lines.append(f"# TYPE {metric.name} {metric.kind}")
             lines.extend(metric.lines())
         return ("\n".join(lines) + "\n").encode("utf-8", "replace")
+
+
+def of_replica(text: str, replica: str) -> str:
+    """An engine's samples, each with one label more. Descriptions are left out: those of all replicas are the same."""
+    label = f'replica="{_escaped(replica)}"'
+
+    def labelled(sample: re.Match[str]) -> str:
+        return f"{sample[1]}{{{label}," if sample[0].endswith("{") else f"{sample[1]}{{{label}}} "
+
+    return _SAMPLE.sub(labelled, _COMMENT.sub("", text if text.endswith("\n") else f"{text}\n"))
 
 
 def _braces(labels: Labels, values: Labels) -> str:

@@ -7,6 +7,9 @@ to the end of the body is, with a brace before it, JSON of its own exactly if th
 
 Of several `model` keys the last counts, as it does for engines. A large body that begins with one is not searched for
 another: whoever sends two is routed by one and answered by an engine that may have read the other.
+
+A body over `LONG_BYTES` is never decoded whole: decoding holds the interpreter's lock for its whole time, so not even a
+thread would keep the other requests going. It is searched in windows, and its engine says whether it is valid.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 import msgspec
 
 DECODE_BYTES = 16_384
+LONG_BYTES = 1 << 20  # a longer body is looked at in a thread, in windows
 BEGINNING = 1024  # bytes of a conversation's first user message that tell it from others
 PROMPT_BEGINNING = 512  # the same of a bare prompt, which grows at its end
 LONGEST_NAME = 1024  # characters of a model's name: names are repeated in answers, logs and rows
@@ -27,11 +31,15 @@ _FORM_BYTES = 65_536
 _PARTS_BYTES, _PARTS_TOKENS = 65_536, 256  # of a message's parts, searched for its text
 _TRIES = 8  # words `user` looked at before a search is given up
 _FINDS, _PROOFS = 256, 8  # the same for keys `model`, and for those whose end of the body is decoded
+_WINDOW = 1 << 18  # bytes of a long body that are searched in one step
+_BRACKETS = 2_000_000  # of a long body, looked at before the search for its model is given up
 _BACKSLASH = ord("\\")
+_ANY_BRACKET = (b"{", b"}", b"[", b"]")
 _BOM = b"\xef\xbb\xbf"
 
 _FLAT = rb'\s*+"[^"\\]*+"\s*+:\s*+(?:"[^"\\]*+"|[-+.\w]++)\s*+'  # a pair that needs no decoding
 _HEAD = re.compile(rb"\s*+\{((?:" + _FLAT + rb',)*+)\s*+"messages"\s*+:\s*+(?=\[)')
+_OBJECT = re.compile(rb"\s*+\{")
 _NAMED = re.compile(rb'"model"\s*+:\s*+"([^"\\\x00-\x1f]{1,1024})"\s*+,')
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _MODEL = re.compile(rb'"model"\s*+:\s*+(?P<name>"' + _STRING.pattern + rb'")', re.DOTALL)
@@ -39,7 +47,10 @@ _FIRST = re.compile(rb"\s*+\{(?:" + _FLAT + rb",)*?\s*+" + _MODEL.pattern, re.DO
 _ROLE = re.compile(rb'"role"\s*+:\s*+\Z')
 _CONTENT = re.compile(rb'\s*+,\s*+"content"\s*+:\s*+(?=["\[])')
 _REST = re.compile(rb"\s*+(?:,(?!\s*+\"content\")" + _FLAT + rb")*+\}")
-_TOKEN = re.compile(rb'"(text)"\s*+:\s*+"|"' + _STRING.pattern + rb'"|([\[{])|([\]}])', re.DOTALL)
+# A string that does not end in the window is one token up to there. Else each quote in it would be tried in turn.
+_TOKEN = re.compile(rb'"(text)"\s*+:\s*+"|"' + _STRING.pattern + rb'(?:"|\\?\Z)|([\[{])|([\]}])', re.DOTALL)
+_FLAT_RUN = re.compile(rb'[^"{}\[\]]*+(?:"' + _STRING.pattern + rb'"[^"{}\[\]]*+)*+', re.DOTALL)
+_LONG_HEAD = re.compile(rb"\s*+\{((?:" + _FLAT + rb',)*+)\s*+"(?:messages|input|prompt)"\s*+:\s*+(?=["\[])')
 _FIELD = re.compile(rb'(?<!\w)name="model"\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^\r\n]{1,1024})\r\n')
 
 
@@ -47,6 +58,7 @@ _FIELD = re.compile(rb'(?<!\w)name="model"\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^
 class Look:
     model: str | None  # None: the body names none
     conversation: int | None = None
+    name_at: tuple[int, int] | None = None  # where a long body has the name, with its quotes
 
 
 class NotAnObject(ValueError):
@@ -79,6 +91,8 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 def look(body: bytes, *, conversation: bool = True) -> Look:
     """`conversation`: its digest is wanted too. There is no use for it where one replica serves the model."""
+    if len(body) > LONG_BYTES:
+        return _look_at_long(body, conversation=conversation)
     if len(body) > DECODE_BYTES:
         seen = _glance(body)
         if seen is not None:
@@ -90,8 +104,12 @@ def look(body: bytes, *, conversation: bool = True) -> Look:
             return look(body[len(_BOM) :], conversation=conversation)
         raise NotAnObject(str(error)) from None
     if fields.model is not None and len(fields.model) > LONGEST_NAME:
-        raise NotAnObject(f"the name of its `model` is longer than {LONGEST_NAME} characters")
+        raise _name_too_long()
     return Look(fields.model, _conversation(fields) if conversation else None)
+
+
+def _name_too_long() -> NotAnObject:
+    return NotAnObject(f"the name of its `model` is longer than {LONGEST_NAME} characters")
 
 
 def model_of_form(body: bytes) -> str | None:
@@ -102,20 +120,94 @@ def model_of_form(body: bytes) -> str | None:
     return found[1].decode("utf-8", "replace") if found else None
 
 
-def with_model(body: bytes, old: str, new: str) -> bytes | None:
+def with_model(body: bytes, old: str, new: str, name_at: tuple[int, int] | None = None) -> bytes | None:
     """The body with the value of its own `model` replaced and every other byte kept. None: not found."""
+    if name_at is not None:
+        return _with_name(body, name_at, new)
     found = _own_model(body) or _FIRST.match(body, 0, _HEAD_BYTES)
     if found is None or _name(found["name"]) != old:
         return None
-    changed = b"%b%b%b" % (body[: found.start("name")], json.dumps(new).encode(), body[found.end("name") :])
+    changed = _with_name(body, found.span("name"), new)
     try:
         return changed if _names.decode(changed.removeprefix(_BOM)).model == new else None
     except _UNREADABLE:
         return None
 
 
+def search_model(body: bytes, window: int = _WINDOW) -> re.Match[bytes] | None:
+    """The last `model` of the document's own, by counting brackets. No step looks at much more than `window` bytes."""
+    found: re.Match[bytes] | None = None
+    depth = brackets = at = run = 0  # `run`: behind the last bracket
+    while at < len(body) and brackets < _BRACKETS:
+        begin, at = at, _end_of_run(body, at, window)
+        if depth == 1:
+            last = at + _HEAD_BYTES  # a name may go on behind the window
+            for key in _MODEL.finditer(body, max(run, begin - len(b'"model"')), last):
+                found = key if key.start() < at and body[key.start() - 1] != _BACKSLASH else found
+        mark = body[at : at + 1]
+        if mark == b'"':
+            at = _skip_string(body, at + 1, window)
+            if at < 0:
+                return None
+        elif at < begin + window or mark in _ANY_BRACKET:
+            brackets += 1
+            depth += 1 if mark in (b"{", b"[") else -1
+            at = run = at + 1
+            if depth <= 0:
+                break
+    return found if depth == 0 else None
+
+
+def _end_of_run(body: bytes, at: int, window: int) -> int:
+    run = _FLAT_RUN.match(body, at, at + window)
+    assert run is not None  # it matches nothing, too
+    return run.end()
+
+
+def _skip_string(body: bytes, at: int, window: int) -> int:
+    """Behind the string whose first character is at `at`; -1: it has no end."""
+    while True:
+        string = _STRING.match(body, at, at + window)
+        end = string.end() if string is not None else at
+        if body[end : end + 1] == b'"':
+            return end + 1
+        if end == at:
+            return -1
+        at = end
+
+
+def _look_at_long(body: bytes, *, conversation: bool) -> Look:
+    """By its beginning and its end, where these suffice; else its model is searched for."""
+    start = len(_BOM) if body.startswith(_BOM) else 0
+    if _OBJECT.match(body, start, start + _HEAD_BYTES) is None:
+        raise NotAnObject("it does not begin with a brace")
+    head = _LONG_HEAD.match(body, start, start + _HEAD_BYTES)
+    digest = _digest_of_long(body, head.end()) if head is not None and conversation else None
+    found = _FIRST.match(body, start, head.end()) if head is not None else None
+    if found is None:
+        found = _own_model(body, len(body) - LONG_BYTES) or search_model(body)
+    name = _name(found["name"]) if found is not None else None
+    if found is None or name is None:
+        return Look(None, digest)
+    if len(name) > LONGEST_NAME:
+        raise _name_too_long()
+    return Look(name, digest, found.span("name"))
+
+
+def _digest_of_long(body: bytes, start: int) -> int | None:
+    """The digest `_conversation` gives, unless the instructions stand apart from the conversation."""
+    if body[start : start + 1] == b'"':
+        return zlib.crc32(body[start : start + PROMPT_BEGINNING])
+    user = _first_user(body, start, start + LONG_BYTES)
+    return _digest_at(body, start, user, 0) if user >= 0 else None
+
+
 def session_digest(session: bytes) -> int:
     return zlib.crc32(session) | 1 << 40  # apart from the digests of conversations
+
+
+def _with_name(body: bytes, name_at: tuple[int, int], new: str) -> bytes:
+    return b"%b%b%b" % (body[: name_at[0]], json.dumps(new).encode(), body[name_at[1] :])
 
 
 def _name(text: bytes) -> str | None:
@@ -126,11 +218,11 @@ def _name(text: bytes) -> str | None:
         return None
 
 
-def _own_model(body: bytes) -> re.Match[bytes] | None:
-    """The document's own last `model`, proven by what follows it."""
+def _own_model(body: bytes, start: int = 0) -> re.Match[bytes] | None:
+    """The document's own last `model`, proven by what follows it. Nothing before `start` is looked at."""
     at, proofs = len(body), 0
     for _ in range(_FINDS):
-        at = body.rfind(b'"model"', 0, at)
+        at = body.rfind(b'"model"', start, at)
         if at <= 0 or proofs == _PROOFS:
             return None
         found = _MODEL.match(body, at)
@@ -193,11 +285,11 @@ def _conversation(fields: _Body) -> int | None:
     return zlib.crc32(said[:PROMPT_BEGINNING], seed)
 
 
-def _first_user(text: bytes, start: int) -> int:
+def _first_user(text: bytes, start: int, end: int | None = None) -> int:
     """Where the first `"user"` stands that is a role; -1: nowhere near."""
     at = start
     for _ in range(_TRIES):
-        at = text.find(b'"user"', at)
+        at = text.find(b'"user"', at, end)
         if at < 0 or _ROLE.search(text, max(start, at - 24), at):
             return at
         at += 6

@@ -11,20 +11,34 @@ from skep.gateway.values import Priority
 
 # What takes no slot of an engine.
 LIGHT = frozenset(("/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens", "/v1/tokenize"))
-# What an engine's owner may do and its clients may not: unload, reset, profile, or read what others asked.
+# What clients may ask an engine that skep started.
+FOR_CLIENTS = frozenset((
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/rerank",
+    "/v1/reranking", "/v1/score", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens", "/v1/complete",
+    "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech", "/v1/images/generations",
+    "/v1/chat/completions/render", "/v1/completions/render", "/v2/rerank", "/v2/embed",
+    "/chat/completions", "/completions", "/completion", "/responses", "/embeddings", "/embedding", "/infill",
+    "/rerank", "/reranking", "/score", "/pooling", "/classify", "/encode", "/generate", "/tokenize", "/detokenize",
+    "/apply-template", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/tags", "/api/show",
+    "/api/version", "/version", "/props", "/model_info", "/get_model_info",
+))  # fmt: skip
+RESPONSES = "/v1/responses/"  # what is stored of one, and its end
+# What the owner of any other engine may do and its clients may not: unload, reset, profile, or read what others asked.
 ADMIN = (
     "/slots", "/sleep", "/wake_up", "/is_sleeping", "/reset_", "/collective_rpc", "/start_profile", "/stop_profile",
     "/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/unload_lora_adapter",
-    "/flush_cache", "/update_weights", "/init_weights", "/server_info", "/get_server_info", "/abort_request",
+    "/flush_cache", "/update_weight", "/init_weight", "/start_weight", "/finish_weight", "/get_world_size",
+    "/is_paused", "/server_info", "/get_server_info", "/abort_request",
     "/pause", "/resume", "/continue_generation", "/release_memory", "/resume_memory", "/scale_elastic_ep",
     "/models/load", "/models/unload", "/api/pull", "/api/push", "/api/delete", "/api/create", "/api/copy",
     "/api/blobs", "/configure_logging", "/set_internal_state", "/open_session", "/close_session", "/slow_down",
     "/freeze_gc", "/start_expert", "/stop_expert", "/dump_expert", "/get_weights", "/destroy_weights", "/send_weights",
     "/clear_hicache", "/hicache", "/health_generate", "/set_trace", "/add_worker", "/remove_worker", "/list_workers",
 )  # fmt: skip
-AMBIGUOUS = re.compile(r"\.\.|//|\\|%2f|%5c|%2e|%25|;", re.IGNORECASE)  # engines differ in what they make of these
+# Engines differ in what they make of these.
+AMBIGUOUS = re.compile(r"\.\.|/\.(?:/|$)|//|\\|%2f|%5c|%2e|%25|;", re.IGNORECASE)
 BATCH_FLOW = "batch"  # of batches without a key
-AMBIGUOUS_NAMES = "`..`, `//`, `;`, backslashes and their %-forms"
+AMBIGUOUS_NAMES = "`.` and `..` as parts, `//`, `;`, backslashes and their %-forms"
 
 
 @dataclass(slots=True)
@@ -45,6 +59,7 @@ class Plan:
     cross_origin: list[tuple[bytes, bytes]] | None  # headers for a web page that may call
     label: str  # of the priority
     light: bool
+    for_clients: bool  # an engine that skep started may be asked for this path
     lengthy: bool  # a body's length is told even if there is none
 
 
@@ -52,6 +67,11 @@ def is_for_the_owner(method: bytes, path: str) -> bool:
     """However it is written: `/%73lots` is `/slots`. The path is not `AMBIGUOUS`."""
     plain = unquote(path).lower()
     return plain.startswith(ADMIN) or (plain.startswith("/props") and method not in (b"GET", b"HEAD"))
+
+
+def is_for_clients(path: str) -> bool:
+    """As it is written: an engine takes no other spelling of these, and what it does not take is refused here."""
+    return path in FOR_CLIENTS or path.startswith(RESPONSES)
 
 
 def takes_no_slot(method: bytes, path: str) -> bool:
@@ -86,5 +106,6 @@ def batch_plan(rules: object, path: str, key: KeySpec | None, owner: str) -> Pla
         cross_origin=None,
         label=Priority.BATCH.label,
         light=False,
+        for_clients=True,
         lengthy=True,
     )

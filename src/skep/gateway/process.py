@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 from skep.gateway.accounts import Accounts
 from skep.gateway.admission import Admission
@@ -28,7 +28,7 @@ from skep.gateway.dialect import JSON, Refused
 from skep.gateway.exchange import Timeouts
 from skep.gateway.journal import Journal
 from skep.gateway.keys import KeySpec, digest_of
-from skep.gateway.metrics import Metrics
+from skep.gateway.metrics import Metrics, of_replica
 from skep.gateway.proxy import Policy, Proxy, Route
 from skep.gateway.values import AdmissionLimits, ReplicaSpec
 from skep.gateway.views import fill_gauges, model_document, models_document, status_document
@@ -68,7 +68,8 @@ class Gateway:
         admission = Admission(AdmissionLimits(**setup.get("limits", {})))
         self.accounts = Accounts(self.metrics, self.journal.add, admission.knows)
         self.proxy = Proxy(admission, self.accounts, policy_of(setup), keys_wanted=bool(setup.get("keys_wanted")))
-        self.server = HttpServer(self.proxy.handle, ServerLimits(**setup.get("server", {})))
+        limits = ServerLimits(**setup.get("server", {}))
+        self.server = HttpServer(self.proxy.handle, limits, self.proxy.check_head)
         self.watch = Watch(self.proxy, HealthTimes(**setup.get("watch", {})))
         self.tls = _tls(setup.get("tls"))
         for path in ("/health", "/healthz"):
@@ -77,6 +78,8 @@ class Gateway:
             self.proxy.routes[b"GET", path] = self._models
             self.proxy.routes[b"GET", f"{path}/"] = self._model
         self.proxy.routes[b"GET", "/metrics"] = self._metrics
+        self.proxy.routes[b"GET", "/metrics/engines"] = self._engine_metrics
+        self._answering: set[asyncio.Task[None]] = set()
         self.annexes = [mount(self, setup) for mount in mounts]
         for annex in self.annexes:
             self.proxy.routes.update(annex.routes)
@@ -97,6 +100,20 @@ class Gateway:
         admission, now = self.proxy.admission, self.proxy.now()
         fill_gauges(self.metrics, admission, connections=self.server.connections, lost=lost, now=now)
         request.respond(200, [PROMETHEUS], self.metrics.text())
+
+    def _engine_metrics(self, request: Incoming) -> None:
+        task = asyncio.create_task(self._gather_engine_metrics(request))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _gather_engine_metrics(self, request: Incoming) -> None:
+        """Of the replicas of `?model=`, or of all. What an engine does not tell is left out."""
+        admission = self.proxy.admission
+        (model,) = parse_qs(request.target.partition(b"?")[2].decode("latin-1")).get("model", [""])[:1]
+        specs = [one.spec for one in admission.table() if one.spec.model == model or not admission.knows(model)]
+        texts = await asyncio.gather(*(self.watch.engine_metrics(spec) for spec in specs))
+        parts = [of_replica(text, spec.name) for spec, text in zip(specs, texts, strict=True) if text]
+        request.respond(200, [PROMETHEUS], "".join(parts).encode())
 
     async def serve(self, listener: socket.socket, link: Link) -> None:
         self.journal.start()
@@ -168,11 +185,14 @@ class Gateway:
 def policy_of(message: Message) -> Policy:
     keys = [KeySpec(**spec) for spec in message.get("keys", ())]
     if message.get("api_key"):
-        keys.append(KeySpec("SKEP_API_KEY", digest_of(message["api_key"])))
+        names = {key.name for key in keys}  # a key of the file may be called so too
+        name = "SKEP_API_KEY" if "SKEP_API_KEY" not in names else "$SKEP_API_KEY"
+        keys.append(KeySpec(name, digest_of(message["api_key"])))
     return Policy(
         keys=tuple(keys),
         aliases=message.get("aliases", {}),
         origins=tuple(message.get("origins", ())),
+        hosts=frozenset(message["hosts"]) if message.get("hosts") else None,
         timeouts=Timeouts(**message.get("timeouts", {})),
     )
 

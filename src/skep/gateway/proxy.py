@@ -10,8 +10,10 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from skep.gateway.accounts import Accounts
@@ -20,14 +22,15 @@ from skep.gateway.aloud import wants_stream
 from skep.gateway.dialect import ERRORS, Refused, error_body, limit_reached, preflight_headers, retry_headers
 from skep.gateway.dormancy import Dormancy
 from skep.gateway.exchange import Exchange, Timeouts
-from skep.gateway.headers import sort_headers
+from skep.gateway.headers import host_of, is_preflight, sort_headers
 from skep.gateway.keys import KeyRing, KeySpec, class_for, given_keys
-from skep.gateway.peek import Look, NotAnObject, look, model_of_form, session_digest, with_model
+from skep.gateway.peek import LONG_BYTES, Look, NotAnObject, look, model_of_form, session_digest, with_model
 from skep.gateway.plan import (
     AMBIGUOUS,
     AMBIGUOUS_NAMES,
     Plan,
     batch_plan,
+    is_for_clients,
     is_for_the_owner,
     seconds_of,
     takes_no_slot,
@@ -35,6 +38,7 @@ from skep.gateway.plan import (
 from skep.gateway.values import PRIORITIES, Action, Arrival, Forward, Reject, RejectCode, ReplicaSpec
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
+from skep.wire.rules import Refusal
 from skep.wire.server import Incoming
 
 LIGHT_PER_SLOT, LIGHT_AT_LEAST = 2, 8  # requests without a slot that a replica gets at once: engines have few threads
@@ -49,6 +53,8 @@ class Policy:
     keys: tuple[KeySpec, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)  # name or pattern (`claude-*`) to model
     origins: tuple[str, ...] = ()  # web pages that may call; "*": all
+    # The names a gateway without keys answers to; None: any. Else a web page could let a name of its own point here.
+    hosts: frozenset[str] | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 
@@ -75,8 +81,10 @@ class Proxy:
         self._counter = 0
         self._keys_wanted = keys_wanted
         self._several = False  # replicas of a model: which one a conversation goes to is a question
+        self._own_models: frozenset[str] = frozenset()  # served by engines that skep started, or is to start
         self._keys_of_ours = False  # replicas get keys of their own: clients' keys are not for them
         self._rules = object()  # another one with every change that a plan depends on
+        self._looks = ThreadPoolExecutor(1, "look")  # for bodies that take long to look at, one after the other
         self.set_policy(policy or Policy())
 
     def __repr__(self) -> str:
@@ -94,9 +102,23 @@ class Proxy:
                 request.memo.note = plan
             elif plan.cross_origin is not None:
                 request.extra = plan.cross_origin
-            self._pass(request, plan)
+            if len(request.body) > LONG_BYTES and not plan.form:
+                self._look_aside(request, plan)
+            else:
+                self._pass(request, plan, self._look(request, plan))
         except Refused as refusal:
-            self._answer_refusal(request, request.path, refusal)
+            self._answer_refusal(request, refusal)
+
+    def check_head(self, request: Incoming) -> None:
+        """A body is to come: raise `Refusal` where nobody may send one, before it takes up memory."""
+        plan: Plan | None = request.memo.note
+        if plan is not None and plan.rules is self._rules:
+            return
+        try:
+            self._admit(request, request.get(b"origin"))
+        except Refused as refusal:
+            status, headers, body = self._refusal(request, refusal)
+            raise Refusal(status, str(refusal), answer=(headers, body)) from None
 
     def hand_in(self, request: Incoming, owner: str) -> Exchange | None:
         """A request of a batch, with the rights of the key so named; "": of none. None: it was refused."""
@@ -108,9 +130,10 @@ class Proxy:
                 if (refusal := self.ring.charge(owner, self.now())) is not None:
                     raise limit_reached(owner, refusal.code.value, refusal.retry_after_s)
                 key = None
-            return self._pass(request, batch_plan(self._rules, request.path, key, owner))
+            plan = batch_plan(self._rules, request.path, key, owner)
+            return self._pass(request, plan, self._look(request, plan))
         except Refused as refusal:
-            self._answer_refusal(request, request.path, refusal)
+            self._answer_refusal(request, refusal)
             return None
 
     def set_policy(self, policy: Policy) -> None:
@@ -129,6 +152,7 @@ class Proxy:
         """`dormant`: those of the models that are not loaded, with their state."""
         self._several = len({spec.model for spec in specs}) < len(specs)
         self._keys_of_ours = any(spec.authorization for spec in specs)
+        self._own_models = frozenset({spec.model for spec in specs if spec.own_engine} | {*(dormant or ())})
         self._rules = object()
         for model in self.dormancy.become(dormant or {}, (spec.model for spec in specs if not spec.draining), models):
             self.accounts.metrics.loads.add((model, "loaded"))
@@ -169,6 +193,7 @@ class Proxy:
             exchange.cut("the gateway is ending")
 
     async def close(self) -> None:
+        self._looks.shutdown(wait=False, cancel_futures=True)
         for pool in self._pools.values():
             await pool.close()
 
@@ -216,13 +241,9 @@ class Proxy:
             route(request)
             return None
         headers = sort_headers(request.headers, hide_keys=self.guarded or self._keys_of_ours)
-        cross_origin = None
-        if headers.origin is not None:
-            cross_origin = self._leave_for_page(request, headers.origin)
-            request.extra = cross_origin
-            if cross_origin is not None and self._answered_preflight(request):
-                return None
-        key = self.key_of(request)
+        cross_origin, key = self._admit(request, headers.origin)
+        if cross_origin is not None and self._answered_preflight(request):
+            return None
         route = self.routes.get((asked, path)) or self._route_above(asked, path)
         if route is not None:
             route(request)
@@ -232,7 +253,7 @@ class Proxy:
                 "bad_request", f"the path {path} could be read in two ways; write it without {AMBIGUOUS_NAMES}"
             )
         if is_for_the_owner(method, path):
-            raise Refused("admin_path", f"{path} is for the engine's owner; use `skep` on the machine itself")
+            raise _owners_path(path)
         own = {name: value.decode("utf-8", "replace") for name, value in headers.own.items()}
         try:
             priority = PRIORITIES[class_for(key, own.get(b"priority"))]
@@ -256,6 +277,7 @@ class Proxy:
             cross_origin=cross_origin,
             label=priority.label,
             light=takes_no_slot(method, path),
+            for_clients=is_for_clients(path),
             lengthy=method not in (b"GET", b"HEAD"),
         )
 
@@ -267,9 +289,50 @@ class Proxy:
         )
         return next(above, None)
 
-    def _pass(self, request: Incoming, plan: Plan) -> Exchange:
-        seen = self._look(request, plan)
+    def _admit(
+        self, request: Incoming, origin: bytes | None
+    ) -> tuple[list[tuple[bytes, bytes]] | None, KeySpec | None]:
+        """Headers for a web page that may read the answer, and whose key it is. Raises Refused for strangers."""
+        self._check_host(request)
+        cross_origin = None
+        if origin is not None:
+            cross_origin = request.extra = self._leave_for_page(request, origin)
+            if cross_origin is not None and is_preflight(request):
+                return cross_origin, None
+        return cross_origin, self.key_of(request)
+
+    def _check_host(self, request: Incoming) -> None:
+        hosts, host = self.policy.hosts, request.get(b"host")
+        if self.guarded or hosts is None or host is None or host_of(host) in hosts:
+            return
+        advice = "call it by localhost or 127.0.0.1, or make a key with `skep key add NAME`"
+        raise Refused("host_refused", f"without API keys this does not answer to {host.decode('latin-1')}; {advice}")
+
+    def _look_aside(self, request: Incoming, plan: Plan) -> None:
+        loop = asyncio.get_running_loop()
+        looking = loop.run_in_executor(self._looks, self._look, request, plan)
+
+        def gone() -> None:
+            looking.cancel()
+
+        request.on_gone = gone
+        looking.add_done_callback(partial(self._looked, request, plan))
+
+    def _looked(self, request: Incoming, plan: Plan, looking: asyncio.Future[Look]) -> None:
+        if looking.cancelled():
+            return
+        if plan.rules is not self._rules:
+            self.handle(request)
+            return
+        try:
+            self._pass(request, plan, looking.result())
+        except Refused as refusal:
+            self._answer_refusal(request, refusal)
+
+    def _pass(self, request: Incoming, plan: Plan, seen: Look) -> Exchange:
         model, body = self._model(seen, plan, request)
+        if not plan.for_clients and model in self._own_models:
+            raise _owners_path(plan.path)
         now = time.monotonic()
         key = plan.key
         if key is not None:
@@ -353,7 +416,7 @@ class Proxy:
         if self.policy.aliases and not self.admission.knows(named):
             for pattern, model in self.policy.aliases.items():
                 if fnmatchcase(named, pattern):
-                    changed = with_model(request.body, named, model) if seen.model == named else None
+                    changed = with_model(request.body, named, model, seen.name_at) if seen.model == named else None
                     return model, changed if changed is not None else request.body
         return named, request.body
 
@@ -380,18 +443,27 @@ class Proxy:
         raise Refused("origin_refused", f"web pages of {origin.decode('latin-1')} may not call this; {allowed}")
 
     def _answered_preflight(self, request: Incoming) -> bool:
-        if request.method != b"OPTIONS" or request.get(b"access-control-request-method") is None:
+        if not is_preflight(request):
             return False
         request.respond(204, preflight_headers(request.get(b"access-control-request-headers")), b"")
         return True
 
-    def _answer_refusal(self, request: Incoming, path: str, refusal: Refused) -> None:
-        status = ERRORS[refusal.code][0]
+    def _answer_refusal(self, request: Incoming, refusal: Refused) -> None:
+        request.respond(*self._refusal(request, refusal))
+
+    def _refusal(self, request: Incoming, refusal: Refused) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """The answer, which is put down as well."""
+        path, status = request.path, ERRORS[refusal.code][0]
         request_id = self._new_id()
         headers = [*retry_headers(refusal.retry_after_s), (b"x-skep-request-id", request_id.encode())]
-        request.respond(status, headers, error_body(refusal.code, str(refusal), path))
         self.accounts.refused(request_id, request, path, status, refusal.code)
+        return status, headers, error_body(refusal.code, str(refusal), path)
 
     def _new_id(self) -> str:
         self._counter += 1
         return f"{self._prefix}-{self._counter}"
+
+
+def _owners_path(path: str) -> Refused:
+    advice = "use `skep` on the machine itself, or call the engine there"
+    return Refused("admin_path", f"{path} is not among the paths that clients may ask the engine for; {advice}")

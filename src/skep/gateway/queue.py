@@ -192,6 +192,19 @@ class ModelQueue:
             ranks.gone(name, flow)
         return entry
 
+    def to_evict(self, arrival: Arrival) -> str | None:
+        """Who leaves a full queue for `arrival`: the newest of the lowest class' longest flow. None: `arrival`."""
+        lowest = max((priority for priority, ranks in self._classes.items() if ranks.flows), default=None)
+        if lowest is None or arrival.priority > lowest:
+            return None
+        flows = self._classes[lowest].flows
+        longest = max(flows.values(), key=lambda flow: len(flow.entries))
+        if arrival.priority == lowest:
+            own = flows.get(arrival.flow)
+            if (len(own.entries) if own is not None else 0) + 1 >= len(longest.entries):
+                return None
+        return next(reversed(longest.entries))
+
     def overdue(self, now: float) -> list[Waiting]:
         """Those whose deadline has come, in the order in which they came. They are named once: they have to go."""
         return sorted(self._deadlines.pop(now), key=lambda entry: entry.place)

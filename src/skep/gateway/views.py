@@ -46,9 +46,21 @@ def status_document(proxy: Proxy, metrics: Metrics, now: float) -> dict[str, Any
         "models": figures(proxy, now),
         "queues": {model: admission.waiting(model) for model in admission.models},
         "replicas": [_replica(replica, now) for replica in admission.table()],
-        "tokens": metrics.output_tokens.by("replica"),
+        "tokens": tokens_so_far(proxy, metrics),
         "ended": metrics.requests.by("outcome"),
     }
+
+
+def tokens_so_far(proxy: Proxy, metrics: Metrics) -> dict[str, float]:
+    """By replica, about: of answers that ended their own number, of all others the events that have passed."""
+    sums = metrics.output_tokens.by("replica")
+    for name, events in metrics.counted_tokens.by("replica").items():
+        sums[name] = sums.get(name, 0) + events
+    for exchange in proxy.exchanges.values():
+        if exchange.granted is not None and exchange.leased:
+            name = exchange.granted.replica.name
+            sums[name] = sums.get(name, 0) + exchange.events
+    return sums
 
 
 def figures(proxy: Proxy, now: float) -> dict[str, dict[str, Any]]:

@@ -117,6 +117,16 @@ class Watch:
             ours = max(0, busy - spec.others)
             self._proxy.carry_out(self._proxy.admission.engine_busy(spec, ours, asked_at, self._proxy.now()))
 
+    async def engine_metrics(self, spec: ReplicaSpec) -> str:
+        """Empty where it tells none."""
+        try:
+            answer = await fetch(
+                self._proxy.pool(spec), "GET", "/metrics", headers=_key_of(spec), timeout_s=CONFIRM_TIMEOUT_S
+            )
+        except WireFailure:
+            return ""
+        return answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
+
     async def _check(self, spec: ReplicaSpec) -> None:
         try:
             answer = await fetch(

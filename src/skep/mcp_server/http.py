@@ -10,14 +10,17 @@ import json
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from skep.access import AcceptedKeys, answer_while
 from skep.errors import UserError
-from skep.gateway.keys import KeyRing, KeySpec, digest_of, given_keys
-from skep.keyfile import keys_path, read_keys
+from skep.gateway.keys import given_keys
+from skep.keyfile import keys_path
 from skep.listening import Listening
 from skep.mcp_server.place import Place
 from skep.mcp_server.server import make_server
@@ -26,18 +29,32 @@ from skep.places import LOOPBACK
 PATH = "/mcp"
 BODY_BYTES = 32 * 1024 * 1024
 GRACE_S = 1
-LONGEST_KEY = 1024
+SESSION_IDLE_S = 30 * 60.0  # without a request and without an open stream
+MOST_SESSIONS = 256
 
 
 class Guard:
-    """Around every request: the name it was asked by, where it comes from, the key. `ring` None: no key is wanted."""
+    """Around every request: the name it was asked by, where it comes from, the key. `keys` None: no key is wanted."""
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None, ring: KeyRing | None) -> None:
-        self._app, self._hosts, self._ring = app, hosts, ring
+    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None, keys: AcceptedKeys | None) -> None:
+        self._app, self._hosts, self._keys = app, hosts, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._refusal(Headers(scope=scope)) if scope["type"] == "http" else None
-        await (refused or self._app)(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if (refused := self._refusal(headers)) is not None:
+            await refused(scope, receive, send)
+        elif (keys := self._keys) is None:
+            await self._app(scope, receive, send)
+        elif (key := keys.find(given_keys(headers.raw))) is None:
+            wanted = _said(401, "an API key is wanted: send it as `Authorization: Bearer KEY`")
+            await wanted(scope, receive, send)
+        else:
+            # The SDK answers in a session only to the user that opened it.
+            scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=key.sha256, scopes=[]))
+            await answer_while(lambda: keys.accepts(key), self._app, scope, receive, send)
 
     def _refusal(self, headers: Headers) -> Response | None:
         host, origin = headers.get("host", ""), headers.get("origin")
@@ -45,36 +62,42 @@ class Guard:
             return _said(421, f"this server does not answer to the name {host[:100]!r}")
         if origin is not None and not _same(origin, host):
             return _said(403, "pages of other sites may not speak with this server")
-        if self._ring is not None and not any(
-            len(key) <= LONGEST_KEY and self._ring.find(key) is not None for key in given_keys(headers.raw)
-        ):
-            return _said(401, "an API key is wanted: send it as `Authorization: Bearer KEY`")
         return None
 
 
-def listen(place: Place, *, host: str, port: int, on_ready: Callable[[str], None] = lambda _url: None) -> Listening:
+def listen(
+    place: Place,
+    *,
+    host: str,
+    port: int,
+    session_idle_s: float = SESSION_IDLE_S,
+    most_sessions: int = MOST_SESSIONS,
+    on_ready: Callable[[str], None] = lambda _url: None,
+) -> Listening:
     """Bound, or refused; its `run` serves. `on_ready` hears the URL."""
-    ring, hosts = _keys(place, host), frozenset((*LOOPBACK, host)) if host in LOOPBACK else None
+    keys, hosts = _keys(place, host), frozenset((*LOOPBACK, host)) if host in LOOPBACK else None
     app = make_server(place).streamable_http_app(
         streamable_http_path=PATH,
         max_request_body_size=BODY_BYTES,
+        session_idle_timeout=session_idle_s,
+        max_sessions=most_sessions,
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Guard` does that
     )
-    guard = Guard(app, hosts, ring)
+    guard = Guard(app, hosts, keys)
     return Listening(
-        guard, host=host, port=port, guarded=ring is not None, grace_s=GRACE_S, path=PATH, on_ready=on_ready
+        guard, host=host, port=port, guarded=keys is not None, grace_s=GRACE_S, path=PATH, on_ready=on_ready
     )
 
 
-def _keys(place: Place, host: str) -> KeyRing | None:
+def _keys(place: Place, host: str) -> AcceptedKeys | None:
     """The gateway's rule: beyond loopback a key is wanted."""
     if host in LOOPBACK:
         return None
-    keys, own = read_keys(keys_path(place.paths)), place.env.get("SKEP_API_KEY")
-    if not keys and not own:
+    keys = AcceptedKeys(keys_path(place.paths), place.env.get("SKEP_API_KEY"))
+    if not len(keys):
         hint = "`skep key add NAME` makes a key; or set SKEP_API_KEY, or bind 127.0.0.1"
         raise UserError(f"serving MCP on `{host}` without an API key would let anybody in", hint=hint)
-    return KeyRing((*keys, *((KeySpec("SKEP_API_KEY", digest_of(own)),) if own else ())))
+    return keys
 
 
 def _said(status: int, message: str) -> Response:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from skep.engines.control import holder_of
+from skep.engines.logfile import open_log
 from skep.errors import EngineError
 from skep.places import Paths
 from skep.swarm.locks import lock_path
@@ -27,18 +28,17 @@ class Launcher:
     def __repr__(self) -> str:
         return f"<Launcher {sum(one.poll() is None for one in self._started.values())} at work>"
 
-    def start(self, run_id: str, at: float) -> None:
-        """Nothing where it is at work already. `at`: now; a run that is cancelled after it is not begun.
+    def start(self, run_id: str, after_cancel: int) -> None:
+        """Nothing where it is at work already. `after_cancel`: the newest there is; after another, it is not begun.
 
         `-P`: the client's folder, which may hold anything, is no place to import from.
         """
         if self.is_alive(run_id):
             return
         log = self.log_of(run_id)
-        argv = [sys.executable, "-P", "-m", "skep.mcp_server.worker", run_id, repr(at)]
+        argv = [sys.executable, "-P", "-m", "skep.mcp_server.worker", run_id, str(after_cancel)]
         try:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("wb") as output:
+            with open_log(log, empty=True) as output:
                 process = subprocess.Popen(
                     argv,
                     stdin=subprocess.DEVNULL,

@@ -93,7 +93,9 @@ class LookTools:
 
     def plan_model(
         self,
-        model: Annotated[str, Field(description="Catalogue name such as qwen3-30b-a3b, or path of a GGUF file.")],
+        model: Annotated[
+            str, Field(description="Name such as qwen3-30b-a3b; over stdio also the path of a GGUF file.")
+        ],
         gpu: Annotated[
             str | None, Field(description='Cards such as "2x rtx-3090"; left out: the cards of this machine.')
         ] = None,
@@ -111,7 +113,7 @@ class LookTools:
             model, (gpu,) if gpu else (), agents=agents, input_tokens=input_tokens, output_tokens=output_tokens,
             quant=quant, context=context,
         )  # fmt: skip
-        found = answer(flags, self._place.paths.store)
+        found = answer(flags, self._place.paths.store, files=self._place.files)
         if (error := nothing_fits(found)) is not None:
             raise error
         ranked = found.ranked

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from skep.engines.control import ask, socket_of
+from skep.engines.enginekey import local_key
 from skep.errors import UserError
-from skep.places import LOOPBACK, Paths
+from skep.places import Paths
 from skep.store.database import Store, open_store
 from skep.store.swarm import SwarmStore
-from skep.swarm.here import KEY_VARIABLE, URL_VARIABLE
-from skep.wire.heads import parse_url
+from skep.swarm.here import URL_VARIABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Place:
         return self.named_url() or str(self.hive_status()["url"])
 
     def key(self, url: str) -> str | None:
-        """The variable that was named; else the gateway's own key, which is sent to this machine only."""
+        """The variable that was named; else the key that skep itself has for a server on this machine."""
         if self.key_env is None:
-            return self.env.get(KEY_VARIABLE) or None if parse_url(url)[0].host in LOOPBACK else None
+            return local_key(url, self.env, self.paths)
         value = self.env.get(self.key_env)
         if not value:
             raise UserError(f"--key-env `{self.key_env}` is not set", hint="set it where `skep mcp` is started")

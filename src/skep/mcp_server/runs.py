@@ -197,7 +197,9 @@ class RunTools:
         failed keep their error: swarm_retry is for those."""
         standing = self._standing(run)
         if standing.state in ("stopped", "cancelled"):
-            self._launcher.start(standing.run, self._place.clock())
+            with self._place.runs() as runs:
+                newest = runs.newest_cancel(standing.run)
+            self._launcher.start(standing.run, newest)
         return self._standing(standing.run, whole=True)
 
     async def swarm_retry(self, run: Run, agents: Agents = None) -> Dispatched:
@@ -240,7 +242,7 @@ class RunTools:
         def begin() -> str:
             with self._writing() as store:
                 run_id = create_run(store, tasks, told, url=url, model=endpoint.model, kind="map", name=name)
-            self._launcher.start(run_id, place.clock())
+            self._launcher.start(run_id, 0)
             return run_id
 
         run_id = await asyncio.to_thread(begin)

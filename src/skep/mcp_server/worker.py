@@ -1,4 +1,4 @@
-"""The process that works on one run, started by `Launcher`: `python -m skep.mcp_server.worker RUN WHEN`.
+"""The process that works on one run, started by `Launcher`: `python -m skep.mcp_server.worker RUN CANCEL`.
 
 It prints nothing but why it could not go on: how the run stands is in the journal.
 """
@@ -22,7 +22,7 @@ from skep.swarm.running import carry_out
 
 def main() -> int:
     try:
-        uvloop.run(_work(sys.argv[1], float(sys.argv[2])))
+        uvloop.run(_work(sys.argv[1], int(sys.argv[2])))
     except asyncio.CancelledError:
         return 130
     except BaseExceptionGroup as group:
@@ -34,7 +34,7 @@ def main() -> int:
     return 0
 
 
-async def _work(run_id: str, asked_at: float) -> None:
+async def _work(run_id: str, after_cancel: int) -> None:
     """TERM and Ctrl-C end it in order: what is under way is written down as cancelled, what is done is kept.
 
     A run that was cancelled while this process was starting is not begun.
@@ -48,7 +48,7 @@ async def _work(run_id: str, asked_at: float) -> None:
     with place.reading() as store:
         run = SwarmStore(store).run(run_id)
     place = Place(paths, os.environ, key_env=order_from_json(run.config).key_env)
-    await carry_out(paths, run.id, key=place.key(run.url), since=asked_at)
+    await carry_out(paths, run.id, key=place.key(run.url), after_cancel=after_cancel)
 
 
 def _say(error: BaseException) -> int:

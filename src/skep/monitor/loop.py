@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from skep.engines.control import held
+from skep.engines.enginekey import replica_key
 from skep.errors import StoreError
 from skep.monitor.backlog import MOST, Backlog, Entry
 from skep.monitor.changes import find_changes
@@ -24,6 +25,7 @@ from skep.monitor.prompts import Lengths
 from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, Schedule
 from skep.monitor.turns import Turns
 from skep.monitor.versions import LastSeen, machine_of, news_of
+from skep.places import user_paths
 from skep.series import Event, EventKind, Probe, ProbeOutcome, Sample, Target
 from skep.store.series import SeriesStore
 from skep.units import format_seconds
@@ -271,12 +273,17 @@ def last_seen(series: SeriesStore, target: str, known: LastSeen | None = None) -
 
 
 def prober_with(env: Mapping[str, str]) -> Prober:
-    """Real probes, with keys from these variables. What one learns of a target's tokens is there for the next."""
+    """Real probes, with keys from these variables. What one learns of a target's tokens is there for the next.
+
+    A replica of the hive that runs here wants that hive's key, which is another one after a new start.
+    """
     lengths: dict[str, Lengths] = {}
+    paths = user_paths(env)
 
     async def probe(due: Due, idle_s: float | None) -> Made:
         target = due.target
-        key = env.get(target.key_env) if target.key_env else None
+        of_replica = None if target.key_env else await asyncio.to_thread(replica_key, target.url, paths)
+        key = env.get(target.key_env) if target.key_env else of_replica
         known = lengths.setdefault(target.name, Lengths())
         return await probe_target(
             target, era=due.era, slot=due.slot, due_at=due.at, key=key, idle_s=idle_s, lengths=known

@@ -28,7 +28,7 @@ from skep.report.marks import (
     spread,
 )
 
-_TALLEST_BAND = 1.6  # of the largest value: two repeats that differ may give an interval of any width
+_TALLEST_BAND = 1.6  # of the largest value: few repeats that differ may give an interval of any width
 
 
 def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = None) -> Spec | None:
@@ -140,7 +140,7 @@ def speedup_forms(speedups: Speedup) -> tuple[tuple[str, float | None, bool], ..
 
 
 def walls(summary: SweepSummary) -> tuple[float | None, float | None]:
-    """Serial and swarm, of one batch where that is known, else summed over the repeats."""
+    """Of one run, serial and swarm."""
     if summary.speedups is not None:
         return summary.speedups.serial_wall_s, summary.speedups.swarm_wall_s
     return summary.serial_wall_s, summary.swarm_wall_s
@@ -291,14 +291,12 @@ def _turning_layers(
         row: Spec = {"c": c, "top": top, "zero": 0, "label": f"{name}: C = {c}"}
         if bracket is not None:
             row |= {"from": max(bracket[0], min(axis)), "to": min(bracket[1], max(axis))}
-        if not turning.sure:
-            row["label"] += ("" if bracket is None else f" in {bracket[0]}..{bracket[1]}") + ", estimate only"
         shade = {"type": "rect", "color": theme.STONE, "opacity": 0.15}
         side: Spec = {"align": "right", "dx": -6} if place(c, axis) > 0.5 else {"align": "left", "dx": 6}
         upright = {"y": {**y, "field": "zero"}, "y2": {"field": "top"}}
         uprights += [
             layer([row] if bracket else [], shade, x={**x, "field": "from"}, x2={"field": "to"}, **upright),
-            layer([row], rule(theme.INK, width=1, dash=[] if turning.sure else [3, 3]), x=x, **upright),
+            layer([row], rule(theme.INK, width=1), x=x, **upright),
         ]
         names += halo([row], label(**side, dy=-12 - 18 * height), x=x, y={**y, "field": "zero"})
     return uprights, names

@@ -18,20 +18,54 @@ WELL_KNOWN = 0.01  # of a run's wall time, left open by the clocks of several ma
 
 
 def turning_sentence(turning: Turning | None) -> str | None:
-    """Knee and cliff in words, with their brackets and how sure they are."""
+    """Knee and cliff in words, with their brackets; what the runs leave open is said instead."""
     if turning is None:
         return None
-    if turning.knee is None and turning.cliff is None:
-        return "No knee: effective tok/s still grows at the largest level."
     parts = []
     if turning.knee is not None:
-        parts.append(f"Past C = {turning.knee} nothing is gained (the knee{_bracket(turning.knee_bracket)})")
+        parts.append(f"past C = {turning.knee} nothing is gained (the knee{_bracket(turning.knee_bracket)})")
     if turning.cliff is not None:
         fall = f" by {percent(turning.drop_pct)}" if known(turning.drop_pct) else ""
         parts.append(f"past C = {turning.cliff} it falls{fall} (the cliff{_bracket(turning.cliff_bracket)})")
+    if not parts and turning.sure:
+        parts.append("no knee: effective tok/s still grows at the largest level")
+    if (unclear := unclear_words(turning)) is not None:
+        parts.append(unclear)
     sentence = "; ".join(parts)
-    sure = "" if turning.sure else ". Estimate only: the intervals of the levels overlap"
-    return f"{sentence[0].upper()}{sentence[1:]}{sure}."
+    return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
+def has_curve(levels: Sequence[LevelSummary]) -> bool:
+    """Two levels or more that the client did not limit: of fewer, knee and cliff are no question."""
+    return sum(not level.client_limited for level in levels) > 1
+
+
+def unclear_words(turning: Turning) -> str | None:
+    """Which levels their runs do not tell apart, and what to do about it; None where nothing is left open."""
+    if turning.sure:
+        return None
+    if not turning.unclear:
+        return "knee and cliff are not known: no level was run twice, measure each three times or more (--runs 3)"
+    missing = [name for name, at in (("knee", turning.knee), ("cliff", turning.cliff)) if at is None]
+    names = [f"C={level}" for level in turning.unclear]
+    levels = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    told = f"{levels} cannot be told apart: their runs differ too much"
+    what = f", so {' and '.join(missing)} are not known" if len(missing) > 1 else f", so the {missing[0]} is not known"
+    return f"{told}{what if missing else ''}; measure more runs of each level (--runs 5)"
+
+
+def left_out_sentences(levels: Sequence[LevelSummary], names: Sequence[str] = ()) -> list[str]:
+    """The runs that are in no figure, each with its speed and the reason.
+
+    `names` of the levels, where they are no concurrencies.
+    """
+    titles = names or [f"C={level.concurrency}" for level in levels]
+    return [
+        f"left out: {title} run {one.repeat + 1}, {number(one.effective_tok_s)} tok/s: "
+        f"the client was the limit ({one.why})"
+        for title, level in zip(titles, levels, strict=True)
+        for one in level.left_out
+    ]
 
 
 def drift_sentence(summary: SweepSummary) -> str | None:
@@ -114,13 +148,17 @@ def clock_section(levels: Sequence[LevelSummary]) -> Markup | None:
 
 def check_list(summary: SweepSummary) -> Markup | None:
     sentences = (
-        turning_sentence(summary.turning),
+        turning_sentence(summary.turning) if has_curve(summary.levels) else None,
         drift_sentence(summary),
         cache_sentence(summary.levels),
         delivered_sentence(summary.levels),
         workers_sentence(summary.levels),
     )
-    told = [tag("li", text(sentence)) for sentence in sentences if sentence]
+    return listed([*left_out_sentences(summary.levels), *filter(None, sentences)])
+
+
+def listed(sentences: Sequence[str]) -> Markup | None:
+    told = [tag("li", text(sentence)) for sentence in sentences]
     return tag("ul", join(told), class_="checks") if told else None
 
 
@@ -149,4 +187,4 @@ def _clock_row(level: LevelSummary, one: Disagreement) -> Markup:
 
 
 def _bracket(bracket: tuple[int, int] | None) -> str:
-    return "" if bracket is None else f", between {bracket[0]} and {bracket[1]}"
+    return "" if bracket is None or not bracket[0] else f", between {bracket[0]} and {bracket[1]}"

@@ -11,6 +11,7 @@ from typing import Any
 
 from skep.records import Comparison, Judgement, Run, SweepSummary
 from skep.report import theme
+from skep.report.checks import left_out_sentences
 from skep.report.figures import (
     UNKNOWN,
     fact_list,
@@ -46,7 +47,11 @@ _STYLES = {Judgement.BETTER: "left up", Judgement.WORSE: "left bad"}
 
 
 def comparison_page(
-    entries: Entries, comparisons: Sequence[Comparison] = (), *, labels: Sequence[str] | None = None
+    entries: Entries,
+    comparisons: Sequence[Comparison] = (),
+    *,
+    labels: Sequence[str] | None = None,
+    verdict: str = "",
 ) -> str:
     """One HTML document of two to eight runs. `comparisons` are those of the second run against the first."""
     runs = series_of(entries, labels)
@@ -54,6 +59,7 @@ def comparison_page(
         "header",
         mark("comparison"),
         tag("h1", text(_heading(runs))),
+        tag("p", text(f"{verdict[0].upper()}{verdict[1:]}."), class_="lead") if verdict else None,
         *comparison_banners(runs),
     )
     main = tag(
@@ -100,6 +106,7 @@ def comparison_banners(runs: Sequence[Series]) -> list[Markup]:
          "was measured by another tool, with its own client and its own definitions."),
         ("limited", "Client-limited", _limited(runs),
          "the load generator may have set the pace there: lower bounds, hollow in the pictures, never ranked."),
+        ("limited", "Runs left out", _left_out(runs), "none of their figures count."),
     )  # fmt: skip
     banners = [banner(kind, title, f"{who}: {story}") for kind, title, who, story in told if who]
     if len(runs) > MOST_RUNS:
@@ -191,6 +198,13 @@ def _limited(runs: Sequence[Series]) -> str:
     return "; ".join(parts)
 
 
+def _left_out(runs: Sequence[Series]) -> str:
+    told = [
+        f"{one.letter} {line.removeprefix('left out: ')}" for one in runs for line in left_out_sentences(one.levels)
+    ]
+    return "; ".join(told)
+
+
 def _marks(one: Series) -> list[str]:
     words = (
         ("SIMULATED", one.run.simulated),
@@ -217,7 +231,11 @@ def _sample(one: Series) -> Markup:
 
 def _pictures(runs: Sequence[Series]) -> Markup:
     drawn = (
-        (effective_overlay(runs), "Effective tok/s", "Upright: 95 % interval of the mean, where runs were repeated."),
+        (
+            effective_overlay(runs),
+            "Effective tok/s",
+            "Upright: 95 % interval of the mean, where a level has three runs or more.",
+        ),
         (task_overlay(runs), "Per-task tok/s", "The speed that one agent sees while its answer streams."),
         (ttft_overlay(runs), "Time to first token", "Median of each level."),
         (tpot_overlay(runs), "Time per output token", "Median of each level."),

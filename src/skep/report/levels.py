@@ -127,6 +127,24 @@ def interval_text(interval: Interval | None) -> str:
     return f"{number(interval.low)}–{number(interval.high)}"
 
 
+def spread_text(level: LevelSummary) -> str:
+    speeds = [one.effective_tok_s for one in level.counted] if known(level.effective_tok_s) else []
+    return range_text(level.effective_interval, speeds)
+
+
+def range_text(interval: Interval | None, runs: Sequence[float]) -> str:
+    """A 95 % interval; of two runs, which have none, the two values, marked so."""
+    if interval is not None:
+        return f"{number(interval.low)}..{number(interval.high)}"
+    return f"{number(min(runs))}..{number(max(runs))} ({len(runs)} runs)" if len(runs) > 1 else UNKNOWN
+
+
+def runs_text(level: LevelSummary) -> str:
+    """How many runs its figures are of; "1 of 2" where some were left out."""
+    counted, every = len(level.counted), len(level.repeats)
+    return str(counted) if counted == every else f"{counted} of {every}"
+
+
 def counted(counts: Sequence[tuple[str, int]]) -> str:
     """ "stop 40, length 8"; a dash where there are none."""
     return ", ".join(f"{name} {count}" for name, count in counts) or UNKNOWN
@@ -178,6 +196,7 @@ _LEVEL_COLUMNS = (
     Column("TPOT, ms", "p95", lambda level: _of(level.tpot_ms, "p95")),
     Column("Engine", "tok/s", lambda level: number(level.engine_tok_s)),
     Column("Wall", "s", lambda level: number(level.wall_s)),
+    Column("Runs", "counted", lambda level: runs_text(level) if level.repeats else UNKNOWN),
 )
 _CLASS_COLUMNS = (
     *_SENT,
@@ -234,6 +253,8 @@ def _cell(column: Column, level: LevelSummary) -> Markup:
 def _notes(level: LevelSummary) -> list[Markup]:
     flag = [tag("span", text("client-limited"), class_="flag")] if level.client_limited else []
     notes = []
+    if level.left_out:
+        notes.append(f"{len(level.left_out)} run{'s' if len(level.left_out) > 1 else ''} left out: client-limited")
     if level.truncated:
         notes.append(f"{level.truncated} cut at the token limit")
     if level.cached_prompt_share is not None and level.cached_prompt_share >= COLD:

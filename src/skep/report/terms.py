@@ -7,11 +7,11 @@ from skep.report.markup import Markup, join, tag, text
 _TERMS = {
     "Effective tok/s": """Output tokens of all answers of a level over the wall time of that level, all agents
         together. A failed request counts with its time, not with tokens. The range is that of its slowest and fastest
-        repeat; the 95 % interval is that of the mean over repeats, given where there are two or more.""",
+        repeat; the 95 % interval is that of the mean over repeats, given where there are three or more.""",
     "Plateau": """Effective tok/s over that part of a level in which at least 95 % of C were in flight: without the
         tail, in which the last answers run alone.""",
     "Knee, cliff": """The smallest measured C from which on effective tok/s does not grow, and the last before it falls.
-        Each lies in a bracket of two measured levels; without disjoint intervals it is an estimate only.""",
+        Each lies in a bracket of two measured levels, and is given only where the repeats tell the levels apart.""",
     "Per-task tok/s": """Median over tasks of output tokens over the time from first to last token: the speed that
         one agent sees while its answer streams. With TTFT: over the time from sending to the last token.""",
     "Contention": """1 − per-task tok/s at C over per-task tok/s at C = 1: the share of its solo speed that an agent

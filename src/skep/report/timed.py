@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skep.records import LevelSummary, Percentiles, Request, Run, SweepSummary
-from skep.report.checks import clock_section
+from skep.report.checks import clock_section, left_out_sentences, listed
 from skep.report.figures import milliseconds, moment, number, percent, public_url
 from skep.report.levels import energy_table, failure_table
 from skep.report.markup import Markup, card, section, table, tag, text, trusted, wide_figure
@@ -34,10 +34,12 @@ def timed_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
         *run_banners(run, summary),
     )
     names = level_names(run, summary.levels)
+    left_out = listed(left_out_sentences(summary.levels, names))
     main = tag(
         "main",
         _cards(summary.levels, names),
         section("levels", "What was sent", _table("load", list(zip(names, summary.levels, strict=True)))),
+        section("left-out", "Runs left out", left_out) if left_out else None,
         _classes(summary),
         _timeline(summary, names, rows),
         failure_table(summary.levels, rows),

@@ -37,7 +37,12 @@ def choose_timeline(levels: Sequence[LevelSummary], rows: Sequence[Request]) -> 
     if not candidates:
         return None
     level = max(candidates, key=lambda level: (not level.client_limited, level.concurrency))
-    of_level = [row for row in rows if row.level == level.concurrency and known(row.due_s) and known(row.ended_s)]
+    kept = {one.repeat for one in level.counted} or {row.repeat for row in rows}
+    of_level = [
+        row
+        for row in rows
+        if row.level == level.concurrency and row.repeat in kept and known(row.due_s) and known(row.ended_s)
+    ]
     if not of_level:
         return None
     repeat = min(row.repeat for row in of_level)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean, variance
 
@@ -21,6 +21,7 @@ from skep.stats.percentiles import median, percentile
 from skep.stats.student import t_quantile
 
 RESAMPLES = 2000
+FEWEST_RUNS = 3  # of a level, for an interval over them
 WIDEST = 700.0  # of a logarithm: its exponential is still a float
 
 
@@ -61,6 +62,16 @@ def mean_t_interval(values: Iterable[float], *, confidence: float = 0.95) -> Int
     found = Shift.of(sample)
     reach = found.reach(confidence)
     return Interval(found.estimate - reach, found.estimate, found.estimate + reach)
+
+
+def runs_interval(values: Iterable[float]) -> Interval | None:
+    """95 %, of the mean over the runs of a level, never below zero; None below three.
+
+    Of two runs Student's interval is 13 times as wide as they lie apart: their two values say more.
+    """
+    sample = list(values)
+    found = mean_t_interval(sample) if len(sample) >= FEWEST_RUNS else None
+    return None if found is None else replace(found, low=max(0.0, found.low))
 
 
 def ratio_of_means_interval(b: Iterable[float], a: Iterable[float], *, confidence: float = 0.95) -> Interval | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 WINDOW_S = 10.0  # rates are means over so long
 
@@ -31,3 +32,34 @@ class Rate:
             return None
         (began, before), (ended, after) = self._points[0], self._points[-1]
         return (after - before) / (ended - began) if ended > began else None
+
+
+class TokenRates:
+    """Tokens per second of each replica and of all.
+
+    None: nobody has counted, or slots are busy and no token has passed: prompts are being read, or answers are not
+    streamed. That is not known to be a speed of zero.
+    """
+
+    def __init__(self) -> None:
+        self._all = Rate()
+        self._each: dict[str, Rate] = {}
+        self._busy: Mapping[str, int] = {}
+
+    def take(self, tokens: Mapping[str, float], busy: Mapping[str, int], now: float) -> None:
+        """`tokens` so far and slots that are `busy`, by replica."""
+        self._busy = busy
+        for name in {*tokens, *busy}:
+            self._each.setdefault(name, Rate()).take(tokens.get(name), now)
+        self._all.take(sum(tokens.values()) if tokens else None, now)
+
+    def total(self) -> float | None:
+        rate = self._all.per_s()
+        return rate or (None if any(self._busy.values()) else rate)
+
+    def of(self, name: str) -> float | None:
+        rate = self._each[name].per_s() if name in self._each else None
+        return rate or (None if self._busy.get(name) else rate)
+
+    def by_replica(self) -> dict[str, float | None]:
+        return {name: self.of(name) for name in sorted(self._each)}

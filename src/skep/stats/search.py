@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
 from skep.records import Turning
-from skep.stats.turning import MARGIN, Curve, LevelPoint, Place, Side, find_turning
+from skep.stats.turning import MARGIN, Curve, LevelPoint, Place, Side, estimate_turning
 
 RUNS_A_HALVING = 3  # a new level and the repeats that make its side clear; for the estimate of what is to come
 
@@ -81,7 +81,7 @@ class Search:
     @property
     def turning(self) -> Turning:
         """By what is known so far."""
-        return find_turning(self.points, margin=self._margin)
+        return estimate_turning(self.points, margin=self._margin)
 
     @property
     def points(self) -> tuple[LevelPoint, ...]:

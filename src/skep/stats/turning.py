@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import fmean
 
@@ -146,6 +146,10 @@ class Curve:
         """Up to the last level."""
         return len(self.levels) > 1 and self.knee_side(len(self.levels) - 2) is Side.BEFORE
 
+    def is_known(self, place: Place) -> bool:
+        """The repeats show it, and do not leave open whether even the first level is past it."""
+        return place.sure and (place.low >= 0 or place.high == 0)
+
     def _place(self, at: int, low: int, high: int, side: Callable[[int], Side]) -> Place:
         """Widened over levels that are unclear, where the noise is known; by the estimates alone where it is not."""
         sure_low = next((place for place in range(low, -1, -1) if side(place) is Side.BEFORE), -1)
@@ -166,12 +170,35 @@ class Curve:
 
 
 def find_turning(levels: Iterable[LevelPoint], *, margin: float = MARGIN) -> Turning:
-    """Knee and cliff of what was measured; a bracket spans the levels that the repeats leave open.
+    """Knee and cliff as far as the repeats show them, and the levels that they do not tell apart."""
+    curve = Curve(levels, margin=margin)
+    knee, cliff = curve.knee(), curve.cliff()
+    unclear: set[int] = set()
+    if knee is not None and not curve.is_known(knee):
+        unclear |= {*range(knee.low + 1, knee.high + 1)}
+    if cliff is not None and not curve.is_known(cliff):
+        unclear |= {*range(cliff.low, cliff.high + 1)}
+    if knee is None and cliff is None and not curve.surely_grows():
+        unclear |= {*range(len(curve.levels) - 2, len(curve.levels))}
+    told = _turning(
+        curve,
+        knee if knee is not None and curve.is_known(knee) else None,
+        cliff if cliff is not None and curve.is_known(cliff) else None,
+    )
+    places = sorted(unclear) if curve.noise is not None and len(curve.levels) > 1 else []
+    return replace(told, sure=not unclear, unclear=tuple(curve.levels[place].concurrency for place in places))
+
+
+def estimate_turning(levels: Iterable[LevelPoint], *, margin: float = MARGIN) -> Turning:
+    """Knee and cliff by the estimates, for a search under way; a bracket spans the levels that are left open.
 
     With one repeat each nothing is sure and the brackets are those of the estimates.
     """
     curve = Curve(levels, margin=margin)
-    knee, cliff = curve.knee(), curve.cliff()
+    return _turning(curve, curve.knee(), curve.cliff())
+
+
+def _turning(curve: Curve, knee: Place | None, cliff: Place | None) -> Turning:
     places = [place for place in (knee, cliff) if place is not None]
     return Turning(
         knee=None if knee is None else curve.levels[knee.at].concurrency,

@@ -1,4 +1,4 @@
-"""The tables of the batch API, as the seventh migration makes them. Runs no statement.
+"""The tables of the batch API, as the seventh and the ninth migration make them. Runs no statement.
 
 What is written is final. A file's row goes with the file, and a batch's requests and results go after it has ended: its
 output files have them from then on. `owner` is the name of the key that made it, empty where the endpoint wants none.
@@ -94,3 +94,19 @@ BATCH_TABLES = (
     *(NO_UPDATE.format(table=table) for table in _FINAL),
     *(_NOT_AFTER_END.format(table=table) for table in _OF_A_BATCH),
 )  # fmt: skip
+
+# A replica got the request and it has no result yet. An attempt that ended without one takes its row along: what is
+# there when a gateway begins was under way when an earlier one died.
+_BATCH_BEGINNINGS = """
+CREATE TABLE batch_beginnings (
+    batch_id TEXT NOT NULL REFERENCES batches (id),
+    idx INTEGER NOT NULL,
+    begun_at REAL NOT NULL,
+    PRIMARY KEY (batch_id, idx, begun_at)
+) WITHOUT ROWID"""
+
+BATCH_BEGINNINGS = (
+    _BATCH_BEGINNINGS,
+    NO_UPDATE.format(table="batch_beginnings"),
+    _NOT_AFTER_END.format(table="batch_beginnings"),
+)

@@ -16,7 +16,7 @@ from typing import Any
 from skep.store.database import Store
 from skep.store.rows import json_text
 
-RESULTS_AT_ONCE = 200
+MOST_READ, MOST_READ_BYTES = 200, 16_777_216  # results that are in memory at once
 DELETED_AT_ONCE = 2000
 
 
@@ -38,14 +38,23 @@ class Status(StrEnum):
 FINAL = frozenset((Status.FAILED, Status.COMPLETED, Status.EXPIRED, Status.CANCELLED))
 _ENDED = f"SELECT batch_id FROM batch_events WHERE status IN ({', '.join(repr(one.value) for one in sorted(FINAL))})"  # noqa: S608
 _USER = f"SELECT id FROM batches WHERE input_file_id = ? AND id NOT IN ({_ENDED})"  # noqa: S608
+_UNFINISHED = f"""
+SELECT batches.id, owner, expires_at, detail FROM batches
+LEFT JOIN batch_events ON batch_id = batches.id AND status = 'in_progress'
+WHERE batches.id NOT IN ({_ENDED}) ORDER BY batches.number"""  # noqa: S608
 _INSERT_FILE = (
     "INSERT INTO files (id, owner, created_at, filename, purpose, bytes, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
+_HELD = """
+SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)"""
 _INSERT_BATCH = """
 INSERT INTO batches (
     id, owner, created_at, endpoint, input_file_id, completion_window, expires_at, metadata, output_expires_s
 ) SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9 WHERE EXISTS (SELECT 1 FROM files WHERE id = ?5)"""
 _INSERT_RESULT = "INSERT OR IGNORE INTO batch_results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_BEGINNING = "INSERT OR IGNORE INTO batch_beginnings VALUES (?, ?, ?)"
+_DELETE_BEGINNINGS = "DELETE FROM batch_beginnings WHERE batch_id = ? AND idx = ?"
+_DELETE_BEGINNING = f"{_DELETE_BEGINNINGS} AND begun_at = ?"
 _PENDING = """
 SELECT idx, custom_id, start, length FROM batch_requests AS request
 WHERE batch_id = ?1 AND NOT EXISTS (SELECT 1 FROM batch_results WHERE batch_id = ?1 AND idx = request.idx)
@@ -65,6 +74,18 @@ class StoredFile:
     purpose: str
     bytes: int
     expires_at: float | None = None  # None: never
+
+
+@dataclass(frozen=True, slots=True)
+class FileQuota:
+    """What one owner may have."""
+
+    bytes: int
+    files: int
+
+    def has_room(self, files: int, taken_bytes: int, more_bytes: int) -> bool:
+        """For one more file."""
+        return files < self.files and taken_bytes + more_bytes <= self.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +131,14 @@ class StoredBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class UnfinishedBatch:
+    id: str
+    owner: str
+    model: str | None  # None: its file was not read yet, or names none
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class BatchRequest:
     """Where one request stands in the input file."""
 
@@ -117,6 +146,14 @@ class BatchRequest:
     custom_id: str
     start: int
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A replica got the request of this index."""
+
+    index: int
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +179,20 @@ class BatchStore:
 
     # Files
 
-    def add_file(self, file: StoredFile) -> None:
+    def add_file(self, file: StoredFile, quota: FileQuota | None = None) -> bool:
+        """False: its owner would have more than the quota. Looked up in the transaction: others may add files too."""
         with self._store.transaction() as connection:
+            if quota is not None:
+                files, taken_bytes = connection.execute(_HELD, (file.owner, file.created_at)).fetchone()
+                if not quota.has_room(files, taken_bytes, file.bytes):
+                    return False
             connection.execute(_INSERT_FILE, _file_row(file))
+        return True
+
+    def held(self, owner: str, now: float) -> tuple[int, int]:
+        """How many files of the owner there are, and their bytes. Those that expired count no more."""
+        files, taken_bytes = self._store.read(_HELD, owner, now)[0]
+        return files, taken_bytes
 
     def file(self, file_id: str) -> StoredFile | None:
         rows = self._store.read("SELECT * FROM files WHERE id = ?", file_id)
@@ -204,10 +252,12 @@ class BatchStore:
             AND (?2 IS NULL OR number < (SELECT number FROM batches WHERE id = ?2)) ORDER BY number DESC LIMIT ?3"""
         return [self._batch_of(row) for row in self._store.read(sql, owner, after, limit)]
 
-    def unfinished(self) -> list[str]:
+    def unfinished(self) -> list[UnfinishedBatch]:
         """Oldest first."""
-        sql = f"SELECT id FROM batches WHERE id NOT IN ({_ENDED}) ORDER BY number"  # noqa: S608
-        return [row["id"] for row in self._store.read(sql)]
+        return [
+            UnfinishedBatch(row["id"], row["owner"], json.loads(row["detail"] or "{}").get("model"), row["expires_at"])
+            for row in self._store.read(_UNFINISHED)
+        ]
 
     def cancelling(self) -> set[str]:
         sql = f"SELECT batch_id FROM batch_events WHERE status = 'cancelling' AND batch_id NOT IN ({_ENDED})"  # noqa: S608
@@ -229,8 +279,20 @@ class BatchStore:
         """Those without a result, in the file's order."""
         return [BatchRequest(*row) for row in self._store.read(_PENDING, batch_id)]
 
-    def record(self, batch_id: str, results: Sequence[BatchResult]) -> None:
-        """In one transaction. A request that has its result keeps it."""
+    def lost(self, batch_id: str) -> dict[int, int]:
+        """Of requests without a result, by index: how often the process that worked on it died meanwhile."""
+        sql = "SELECT idx, count(*) FROM batch_beginnings WHERE batch_id = ? GROUP BY idx"
+        return dict(map(tuple, self._store.read(sql, batch_id)))
+
+    def record(
+        self,
+        batch_id: str,
+        results: Sequence[BatchResult] = (),
+        *,
+        begun: Iterable[Beginning] = (),
+        over: Iterable[Beginning] = (),
+    ) -> None:
+        """In one transaction. A request that has its result keeps it. `over`: begun before, and ended without one."""
         rows = [
             (
                 batch_id, one.index, one.ended_at, one.ok, one.status, one.prompt_tokens, one.cached_tokens,
@@ -239,13 +301,18 @@ class BatchStore:
             for one in results
         ]  # fmt: skip
         with self._store.transaction() as connection:
+            connection.executemany(_INSERT_BEGINNING, [(batch_id, one.index, one.at) for one in begun])
+            connection.executemany(_DELETE_BEGINNING, [(batch_id, one.index, one.at) for one in over])
             connection.executemany(_INSERT_RESULT, rows)
+            connection.executemany(_DELETE_BEGINNINGS, [(batch_id, one.index) for one in results])
 
     def lines(self, batch_id: str, *, ok: bool) -> Iterator[bytes]:
         """In the file's order, a few at a time: all together may be larger than memory."""
+        (longest,) = self._store.read("SELECT max(length(line)) FROM batch_results WHERE batch_id = ?", batch_id)[0]
+        limit = min(MOST_READ, max(1, MOST_READ_BYTES // (longest or 1)))
         sql = "SELECT idx, ok, line FROM batch_results WHERE batch_id = ? AND idx > ? ORDER BY idx LIMIT ?"
         last = -1
-        while rows := self._store.read(sql, batch_id, last, RESULTS_AT_ONCE):
+        while rows := self._store.read(sql, batch_id, last, limit):
             yield from (row["line"] for row in rows if row["ok"] == ok)
             last = rows[-1]["idx"]
 
@@ -269,7 +336,7 @@ class BatchStore:
 
     def forget_ended(self) -> None:
         """Delete what the output files of ended batches have. In short transactions: a gateway is serving."""
-        for table in ("batch_results", "batch_requests"):
+        for table in ("batch_results", "batch_requests", "batch_beginnings"):
             sql = f"SELECT DISTINCT batch_id FROM {table} WHERE batch_id IN ({_ENDED})"  # noqa: S608
             for row in self._store.read(sql):
                 for first in range(0, self._most(table, row["batch_id"]) + 1, DELETED_AT_ONCE):

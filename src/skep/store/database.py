@@ -7,6 +7,7 @@ transaction, so what a call returned from is kept even if the process is killed.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import threading
 import time
@@ -207,9 +208,10 @@ class Store:
         return [run_of(row) for row in self.read(_RUNS + _NEWEST_FIRST, -1 if limit is None else limit)]
 
     def run(self, name: str) -> Run:
-        """By its id, by the beginning of it, or "last"."""
-        if name == "last":
-            return self._last()
+        """By its id, by the beginning of it, "last", or "last~1" for the one before it."""
+        back = re.fullmatch(r"last(?:~(\d{1,6}))?", name)
+        if back is not None:
+            return self._last(name, int(back[1] or 0))
         matches = self.read(_RUNS + "WHERE substr(runs.id, 1, length(?1)) = ?1 ORDER BY runs.id LIMIT 6", name)
         found = [row for row in matches if row["id"] == name] or matches
         if len(found) == 1 and name:
@@ -288,6 +290,11 @@ class Store:
         with self._lock, translated(self.path):
             return self._connection.execute(sql, values).fetchall()
 
+    def add_function(self, name: str, function: Callable[[str | None], str | int | None]) -> None:
+        """For queries on this connection. Its answer depends on nothing but its argument."""
+        with self._lock, translated(self.path):
+            self._connection.create_function(name, 1, function, deterministic=True)
+
     @contextmanager
     def transaction(self, run_id: str | None = None) -> Iterator[sqlite3.Connection]:
         """All of what is done inside it, or none; it begins when no other process writes."""
@@ -334,11 +341,15 @@ class Store:
             self._connection.execute("DELETE FROM deleting_before")
         return deleted
 
-    def _last(self) -> Run:
-        newest = self.runs(1)
+    def _last(self, name: str, back: int) -> Run:
+        newest = self.runs(back + 1)
         if not newest:
             raise UserError("there are no runs yet", hint="`skep bench` makes one")
-        return newest[0]
+        if len(newest) <= back:
+            raise UserError(
+                f"there is no run `{name}`", hint=f"the oldest is `last~{len(newest) - 1}`: {newest[-1].id}"
+            )
+        return newest[back]
 
     def _free_id(self, created_at: float, suffix: Callable[[], str]) -> str:
         stamp = time_stamp(created_at)

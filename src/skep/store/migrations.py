@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from sqlite3 import Connection
 
-from skep.store.batch_tables import BATCH_TABLES
+from skep.store.batch_tables import BATCH_BEGINNINGS, BATCH_TABLES
 from skep.store.guards import NO_DELETE, NO_UPDATE
 from skep.store.quality_rows import VERDICTS_AND_ITEMS
 from skep.store.series_tables import SERIES_TABLES
@@ -364,6 +364,11 @@ def _m008_tunings(connection: Connection) -> None:
         connection.execute(statement)
 
 
+def _m009_batch_beginnings(connection: Connection) -> None:
+    for statement in BATCH_BEGINNINGS:
+        connection.execute(statement)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _m001_runs_and_requests,
     _m002_gateway_requests,
@@ -373,6 +378,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _m006_series,
     _m007_swarm,
     _m008_tunings,
+    _m009_batch_beginnings,
 )
 
 

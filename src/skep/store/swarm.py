@@ -27,6 +27,7 @@ from skep.store.swarm_rows import (
     Recorded,
     SessionOutcome,
     SwarmSession,
+    as_stored,
     attempt_of,
     attempt_row,
     document_text,
@@ -54,7 +55,8 @@ _COUNTS = """
 _RUNS = f"""
 SELECT swarm_runs.*, {_COUNTS.format(run="swarm_runs.id")},
     (SELECT max(simulated) FROM swarm_sessions WHERE run_id = swarm_runs.id) AS simulated,
-    (SELECT max(at) FROM swarm_cancels WHERE run_id = swarm_runs.id) AS cancelled_at,
+    (SELECT max(id) FROM swarm_cancels WHERE run_id = swarm_runs.id) AS newest_cancel,
+    (SELECT fact FROM swarm_facts WHERE run_id = swarm_runs.id AND name = 'opened' AND session = last.number) AS opened,
     coalesce(last.number, 0) AS sessions, last.started_at, last.writer_pid, last.writer_start_ticks, last.boot_id,
     ends.ended_at, ends.outcome, ends.error
 FROM swarm_runs
@@ -62,7 +64,7 @@ LEFT JOIN swarm_sessions AS last ON last.run_id = swarm_runs.id
     AND last.number = (SELECT max(number) FROM swarm_sessions WHERE run_id = swarm_runs.id)
 LEFT JOIN swarm_session_ends AS ends ON ends.run_id = last.run_id AND ends.number = last.number
 """  # noqa: S608
-_NEWEST_FIRST = " ORDER BY swarm_runs.created_at DESC, swarm_runs.rowid DESC LIMIT ?"
+_NEWEST_FIRST = " ORDER BY swarm_runs.rowid DESC LIMIT ?"  # in the order they were made: clocks are set back
 _TASKS = "SELECT id, document FROM swarm_tasks WHERE run_id = ?1 AND (?2 IS NULL OR stage = ?2) ORDER BY key"
 _IDS = "SELECT id FROM swarm_tasks WHERE run_id = ? ORDER BY key"
 _TASK = "SELECT id, document FROM swarm_tasks WHERE run_id = ? AND id = ?"
@@ -110,6 +112,8 @@ FROM swarm_sessions LEFT JOIN swarm_session_ends AS ends
     ON ends.run_id = swarm_sessions.run_id AND ends.number = swarm_sessions.number
 WHERE swarm_sessions.run_id = ? ORDER BY swarm_sessions.number
 """
+_INSERT_FACT = "INSERT INTO swarm_facts (run_id, session, name, at, fact) VALUES (?, ?, ?, ?, ?)"
+_NEWEST_CANCEL = "SELECT coalesce(max(id), 0) FROM swarm_cancels WHERE run_id = ?"
 _INSERT_SESSION = "INSERT INTO swarm_sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -151,15 +155,29 @@ class SwarmStore:
             return connection.executemany(INSERT_NEW_TASK, rows).rowcount if rows else 0
 
     def open_session(
-        self, run_id: str, *, at: float, agents: int | None, endpoint: Mapping[str, Any], simulated: bool
+        self,
+        run_id: str,
+        *,
+        at: float,
+        agents: int | None,
+        endpoint: Mapping[str, Any],
+        simulated: bool,
+        after_cancel: int | None = None,
     ) -> int:
-        """Its number, from 1. This process is its writer."""
+        """Its number, from 1. This process is its writer.
+
+        `after_cancel`: of `newest_cancel`, when the session was asked for; a later one is meant for it. None: now.
+        """
         writer = this_process()
         known = (at, agents, document_text(endpoint), simulated, writer.pid, writer.start_ticks, writer.boot_id)
         with self._store.transaction(run_id) as connection:
             last = "SELECT coalesce(max(number), 0) FROM swarm_sessions WHERE run_id = ?"
             number = int(connection.execute(last, (run_id,)).fetchone()[0]) + 1
             connection.execute(_INSERT_SESSION, (run_id, number, *known))
+            if after_cancel is None:
+                after_cancel = connection.execute(_NEWEST_CANCEL, (run_id,)).fetchone()[0]
+            opened = document_text({"after_cancel": after_cancel})
+            connection.execute(_INSERT_FACT, (run_id, number, "opened", at, opened))
         return number
 
     def close_session(
@@ -169,9 +187,9 @@ class SwarmStore:
             values = (run_id, session, at, outcome, storable(error))
             connection.execute("INSERT INTO swarm_session_ends VALUES (?, ?, ?, ?, ?)", values)
 
-    def record(self, run_id: str, rows: Sequence[Recorded]) -> list[str]:
-        """All of them or none. The first result of a task stays; the ids of those whose result was written now."""
-        written: list[str] = []
+    def record(self, run_id: str, rows: Sequence[Recorded]) -> list[Result]:
+        """All of them or none. The first result of a task stays; those that were written now, as `results` has them."""
+        written: list[Result] = []
         if not rows:
             return written
         with self._store.transaction(run_id) as connection:
@@ -183,7 +201,7 @@ class SwarmStore:
             for result in (row.result for row in rows if row.result is not None):
                 values = result_row(run_id, keys[result.task], result)
                 if connection.execute(INSERT_RESULT, values).rowcount == 1:
-                    written.append(result.task)
+                    written.append(as_stored(result))
         return written
 
     def run(self, name: str) -> SwarmRun:
@@ -249,8 +267,7 @@ class SwarmStore:
 
     def append_fact(self, run_id: str, session: int, name: str, at: float, fact: Mapping[str, Any]) -> None:
         with self._store.transaction(run_id) as connection:
-            sql = "INSERT INTO swarm_facts (run_id, session, name, at, fact) VALUES (?, ?, ?, ?, ?)"
-            connection.execute(sql, (run_id, session, name, at, document_text(fact)))
+            connection.execute(_INSERT_FACT, (run_id, session, name, at, document_text(fact)))
 
     def facts(self, run_id: str, name: str | None = None) -> list[tuple[int, str, float, dict[str, Any]]]:
         """Session, name, time and fact, in the order they were appended."""
@@ -265,8 +282,13 @@ class SwarmStore:
         with self._store.transaction(run_id) as connection:
             connection.execute("INSERT INTO swarm_cancels (run_id, at) VALUES (?, ?)", (run_id, at))
 
-    def cancelled_after(self, run_id: str, at: float) -> bool:
-        return bool(self._store.read("SELECT 1 FROM swarm_cancels WHERE run_id = ? AND at >= ? LIMIT 1", run_id, at))
+    def newest_cancel(self, run_id: str) -> int:
+        """Its number, which grows; 0: it was never cancelled."""
+        return int(self._store.read(_NEWEST_CANCEL, run_id)[0][0])
+
+    def cancelled_after(self, run_id: str, cancel: int) -> bool:
+        """Whether another cancel came after this one of `newest_cancel`."""
+        return self.newest_cancel(run_id) > cancel
 
     def delete(self, ids: Iterable[str]) -> int:
         """How many there were to delete. A run that somebody works on stays, and the others with it."""

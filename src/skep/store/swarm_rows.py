@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sqlite3 import Row
 from typing import Any, Literal
 
@@ -108,6 +108,14 @@ def result_of(row: Row) -> Result:
     return Result(**values | {"ending": Ending(values["ending"]), "value": value})
 
 
+def as_stored(result: Result) -> Result:
+    """What `result_of` gives back once it was written."""
+    counts: dict[str, Any] = {name: _count(getattr(result, name)) for name in _RESULT_COUNTS}
+    texts: dict[str, Any] = {name: storable(getattr(result, name)) for name in ("task", *_RESULT_TEXTS)}
+    value = None if result.value is None else json.loads(document_text(result.value))
+    return replace(result, value=value, **counts, **texts)
+
+
 def attempt_row(run_id: str, key: int, attempt: Attempt) -> tuple[Any, ...]:
     """Values in the order of the columns in `INSERT_ATTEMPT`."""
     plain = (getattr(attempt, name) for name in _ATTEMPT_PLAIN)
@@ -189,7 +197,8 @@ def _state(row: Row, counts: Counts) -> RunState:
         return RunState.RUNNING
     if row["outcome"] == "done" and not counts.left:
         return RunState.DONE
-    asked = row["cancelled_at"] is not None and row["cancelled_at"] >= (row["started_at"] or row["created_at"])
+    seen = 0 if row["opened"] is None else json.loads(row["opened"])["after_cancel"]
+    asked = (row["newest_cancel"] or 0) > seen
     return RunState.CANCELLED if asked or row["outcome"] == "cancelled" else RunState.STOPPED
 
 

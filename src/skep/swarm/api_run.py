@@ -102,15 +102,14 @@ async def carried(prompt: Prompt, items: Items, schema: Any, options: Options) -
         return None
     tasks = await asked_tasks(prompt, given, form.schema, defaults)
     with _places(options.get("journal"), options.get("resume")) as paths:
-        asked_at = time.time()
-        run_id, url = _begun(paths, tasks, order, options)
+        run_id, url, after_cancel = _begun(paths, tasks, order, options)
         try:
             state = await carry_out(
                 paths,
                 run_id,
                 url=url,
                 model=options.get("model"),
-                since=None if options.get("resume") is None else asked_at,
+                after_cancel=after_cancel,
                 key=options.get("key") or key_here(url, os.environ),
                 work=_work(form),
                 watch=options.get("watch", _unwatched),
@@ -122,20 +121,20 @@ async def carried(prompt: Prompt, items: Items, schema: Any, options: Options) -
         return _told(paths, run_id, state, given, tasks, form)
 
 
-def _begun(paths: Paths, tasks: Sequence[Task], order: Order, options: Options) -> tuple[str, str]:
-    """The id of a new run, or of the one to go on with, whose tasks must be these; and where its endpoint is."""
+def _begun(paths: Paths, tasks: Sequence[Task], order: Order, options: Options) -> tuple[str, str, int]:
+    """The id of a new run, or of the one to go on with, whose tasks must be these; its endpoint; its newest cancel."""
     resume = options.get("resume")
     with open_store(paths.store) as store:
         if resume is None:
             url = options.get("url") or url_here(user_paths(os.environ), os.environ)
             name = options.get("name", "python")
-            return create_run(store, tasks, order, url=url, model=options.get("model"), name=name), url
+            return create_run(store, tasks, order, url=url, model=options.get("model"), name=name), url, 0
         swarm = SwarmStore(store)
         run = swarm.run(resume)
         if [task_json(task) for task in swarm.tasks(run.id)] != [task_json(task) for task in tasks]:
             hint = "to go on with it, give the same prompt, items and options; `skep swarm resume` needs none of them"
             raise UserError(f"the tasks of `{run.id}` are others than these", hint=hint)
-        return run.id, options.get("url") or run.url
+        return run.id, options.get("url") or run.url, swarm.newest_cancel(run.id)
 
 
 def _told(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from skep.engines.control import ask, socket_of
+from skep.engines.enginekey import GATEWAY_KEY, local_key
 from skep.errors import SkepError
-from skep.places import DEFAULT_PORT, LOOPBACK, Paths
+from skep.places import DEFAULT_PORT, Paths, user_paths
 from skep.wire.heads import parse_url
 
 ANSWER_S = 2.0
 URL_VARIABLE = "SKEP_URL"
-KEY_VARIABLE = "SKEP_API_KEY"
 
 
 def url_here(paths: Paths, env: Mapping[str, str]) -> str:
@@ -25,8 +25,8 @@ def url_here(paths: Paths, env: Mapping[str, str]) -> str:
 
 
 def key_here(url: str, env: Mapping[str, str]) -> str | None:
-    """The key of the gateway that is meant where none is named; it goes to this machine and to `SKEP_URL` only."""
+    """The key where none is named: on this machine what `local_key` finds, for `SKEP_URL` that of its gateway."""
+    if (found := local_key(url, env, user_paths(env))) is not None:
+        return found
     named = env.get(URL_VARIABLE)
-    places = [parse_url(one)[0] for one in (url, named) if one]
-    is_here = places[0].host in LOOPBACK or places[0] in places[1:]
-    return env.get(KEY_VARIABLE) or None if is_here else None
+    return env.get(GATEWAY_KEY) or None if named and parse_url(named)[0] == parse_url(url)[0] else None

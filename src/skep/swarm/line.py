@@ -14,6 +14,7 @@ from skep.bench.reading import Reading
 from skep.bench.request import LARGEST, OPENAI_CHAT, timings_of
 from skep.store.rows import storable
 from skep.wire.client import Pool
+from skep.wire.fetch import LARGEST_ANSWER_BYTES
 from skep.wire.heads import ResponseHead
 
 MOST_IDLE = 1024  # connections; a server that minds has closed them by then
@@ -36,7 +37,7 @@ class Reply:
     text: str
     started_at: float
     ended_at: float
-    error_kind: str | None = None  # connect, closed, cut, timeout, garbage, engine_error, protocol, http_500
+    error_kind: str | None = None  # connect, closed, cut, timeout, too_long, garbage, engine_error, protocol, http_500
     error: str | None = None
     status: int | None = None
     prompt_tokens: int | None = None
@@ -121,6 +122,8 @@ class Line:
             raise
         finally:
             timer.cancel()
+        if reading.is_too_long:
+            call.abort()
         if is_last and reading.is_whole:
             self.on_whole(attempt)
             await asyncio.sleep(0)  # when many end at once, those that follow are sent before these are read
@@ -158,10 +161,15 @@ class Hearing(Reading):
         self._owner = line
         self._whose = attempt
         self.heard = 0
+        self._received_bytes = 0
 
     @property
     def is_whole(self) -> bool:
         return self.status == 200 and self._broken is None
+
+    @property
+    def is_too_long(self) -> bool:
+        return self._received_bytes > LARGEST_ANSWER_BYTES
 
     def calls(self) -> tuple[Call, ...]:
         """The tools that the answer asks for."""
@@ -172,13 +180,24 @@ class Hearing(Reading):
         self._mark = b"\n" if self._stream == "ndjson" else b"data:"
 
     def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
-        super().on_chunks(raw, carried, at)
-        self._count(raw)
+        if self._has_room(carried, at):
+            super().on_chunks(raw, carried, at)
+            self._count(raw)
 
     def on_body(self, data: bytes, at: float) -> None:
-        super().on_body(data, at)
-        if self._stream:
-            self._count(data)
+        if self._has_room(len(data), at):
+            super().on_body(data, at)
+            if self._stream:
+                self._count(data)
+
+    def _has_room(self, size: int, at: float) -> bool:
+        """An answer that never ends must not fill the memory: it is given up, and nothing of it is kept."""
+        self._received_bytes += size
+        if self.is_too_long:
+            for kept in (self.text, self.reasoning, self._times, self._reads):
+                kept.clear()
+            self.give_up("too_long", f"the answer has more than {LARGEST_ANSWER_BYTES:,} bytes", at)
+        return not self.is_too_long
 
     def _count(self, data: bytes) -> None:
         events = data.count(self._mark)

@@ -1,16 +1,17 @@
 """The results file: one JSON line for each result, in the order in which they came.
 
 It is made of the journal and never the other way round: a line is appended after its row was committed, and whoever
-resumes makes the file whole again. A line that was cut by a kill, or that the journal knows nothing of, is dropped.
+resumes makes the file whole again. A last line that was cut by a kill is written anew. No other line is ever removed or
+changed: where the file holds one that is not the journal's own, it belongs to somebody else and nothing is written.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from skep.tasks import Ending, Result, Task
 
 
 def result_line(task: Task, result: Result) -> str:
-    """Without its line end."""
+    """Without its line end. `result` as the store gives it back, so that the line is always the same."""
     document: dict[str, Any] = {"id": result.task, "ok": result.ending is Ending.DONE, "answer": result.answer}
     if task.schema is not None:
         document["value"] = result.value
@@ -36,9 +37,9 @@ def result_line(task: Task, result: Result) -> str:
 
 
 def complete_output(swarm: SwarmStore, run_id: str, path: Path) -> int:
-    """Make the file what the journal says; how many lines were missing."""
+    """Append the lines that the journal has and the file has not; how many there were."""
     tasks = {task.id: task for task in swarm.tasks(run_id)}
-    file = ResultsFile(path)
+    file = ResultsFile(path, run_id)
     try:
         return file.complete(tasks, swarm.results(run_id))
     finally:
@@ -46,15 +47,18 @@ def complete_output(swarm: SwarmStore, run_id: str, path: Path) -> int:
 
 
 class ResultsFile:
-    def __init__(self, path: Path) -> None:
+    """The file of one run. While it is open nobody else writes to it, as a lock of the kernel says."""
+
+    def __init__(self, path: Path, run_id: str) -> None:
         self.path = path
+        self._run_id = run_id
         self._descriptor: int | None = None
 
     def __repr__(self) -> str:
         return f"<ResultsFile {self.path}>"
 
-    def check(self, *, is_new: bool) -> None:
-        """UserError where it could not be written. `is_new`: no result was recorded yet, so no line can be ours."""
+    def check(self) -> None:
+        """UserError where it could not be written."""
         folder = self.path.parent
         if not folder.is_dir():
             raise UserError(f"the folder `{folder}` of the results file is not there", hint="make it, then go on")
@@ -63,27 +67,32 @@ class ResultsFile:
         where = self.path if self.path.exists() else folder
         if not os.access(where, os.W_OK):
             raise UserError(f"`{where}` cannot be written", hint="check its owner and mode, or name another file")
-        if is_new and self._is_plain() and self.path.stat().st_size:
-            hint = "move it away, or name another file with -o"
-            raise UserError(f"the results file `{self.path}` holds something already", hint=hint)
 
     def complete(self, tasks: Mapping[str, Task], results: Sequence[Result]) -> int:
-        """Drop what is not ours or not whole, append what is missing; how many were."""
-        known = {result.task for result in results}
+        """Drop a last line that was cut, append what is missing; how many lines were.
+
+        UserError, and nothing is changed, where a line is not the journal's own: ids alone do not tell two runs apart.
+        """
+        lines = _Lines(tasks, results)
         try:
-            kept = self._mend(known) if self._is_plain() else set() if not self.path.exists() else known
+            self._drop_cut_line(lines)
         except OSError as error:
             raise self._fault(error) from error
-        missing = [result for result in results if result.task not in kept]
-        self.append(result_line(tasks[result.task], result) for result in missing)
-        return len(missing)
+        self.append(lines.missing())
+        return len(lines)
 
     def append(self, lines: Iterable[str]) -> None:
-        data = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+        data = b"".join(map(_encoded, lines))
         try:
             descriptor = self._open()
             while data:
                 data = data[os.write(descriptor, data) :]
+        except OSError as error:
+            raise self._fault(error) from error
+
+    def clear(self) -> None:
+        try:
+            os.ftruncate(self._open(), 0)
         except OSError as error:
             raise self._fault(error) from error
 
@@ -106,65 +115,78 @@ class ResultsFile:
 
     def _open(self) -> int:
         if self._descriptor is None:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(self.path, flags, 0o666)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.close()
+                hint = f"wait for it, or name another file: `skep swarm resume {self._run_id} -o OTHER.jsonl`"
+                raise UserError(f"another run is writing to `{self.path}` at this moment", hint=hint) from None
+            except OSError:
+                pass  # a file system without locks
         return self._descriptor
 
-    def _is_plain(self) -> bool:
-        """A file that can be read again, and not a pipe or a terminal."""
-        try:
-            return stat.S_ISREG(self.path.stat().st_mode)
-        except OSError:
-            return False
+    def _drop_cut_line(self, lines: _Lines) -> None:
+        """In place: whoever is killed here leaves whole lines, and no second file is needed."""
+        descriptor = self._open()
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            lines.skip_all()  # a terminal or a device: what was printed there cannot be read again
+            return
+        own_bytes = 0
+        with open(descriptor, "rb", closefd=False) as file:
+            file.seek(0)
+            for number, line in enumerate(file, 1):
+                if lines.take(line):
+                    own_bytes += len(line)
+                elif line.endswith(b"\n") or not lines.has_beginning(line):
+                    raise self._not_ours(number)
+        os.ftruncate(descriptor, own_bytes)
 
-    def _mend(self, known: set[str]) -> set[str]:
-        """The ids whose line is there and whole, once the rest is gone."""
-        kept: set[str] = set()
-        sound = True
-        with self.path.open("rb") as file:
-            for line in file:
-                name = _id_of(line)
-                if name is None or name not in known or name in kept:
-                    sound = False
-                else:
-                    kept.add(name)
-        if not sound:
-            self._rewrite(known)
-        return kept
-
-    def _rewrite(self, known: set[str]) -> None:
-        """Beside it first, then in its place: whoever is killed meanwhile leaves the old one."""
-        self.close()
-        target = Path(os.path.realpath(self.path))
-        beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        seen: set[str] = set()
-        try:
-            with target.open("rb") as old, beside.open("wb") as new:
-                for line in old:
-                    name = _id_of(line)
-                    if name is not None and name in known and name not in seen:
-                        seen.add(name)
-                        new.write(line)
-                new.flush()
-                os.fsync(new.fileno())
-            beside.chmod(stat.S_IMODE(target.stat().st_mode))
-            beside.replace(target)
-        finally:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
+    def _not_ours(self, number: int) -> UserError:
+        what = f"`{self.path}` holds lines that are not results of run `{self._run_id}`; line {number} is the first"
+        hint = f"`skep swarm resume {self._run_id} -o OTHER.jsonl` writes all results of the run to another file"
+        return UserError(what, hint=hint)
 
     def _fault(self, error: OSError) -> StoreError:
         hint = "the journal has every result: `skep swarm resume` completes the file once it can be written"
         return StoreError(f"the results file `{self.path}` cannot be written: {error.strerror or error}", hint=hint)
 
 
-def _id_of(line: bytes) -> str | None:
-    """None: no whole line of ours."""
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        document = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    name = document.get("id") if isinstance(document, dict) else None
-    return name if isinstance(name, str) else None
+class _Lines:
+    """The lines of a run's results that were not found in its file yet."""
+
+    def __init__(self, tasks: Mapping[str, Task], results: Sequence[Result]) -> None:
+        self._tasks = tasks
+        self._missing = {result.task: result for result in results}
+
+    def __len__(self) -> int:
+        return len(self._missing)
+
+    def missing(self) -> Iterator[str]:
+        return (result_line(self._tasks[result.task], result) for result in self._missing.values())
+
+    def take(self, line: bytes) -> bool:
+        """Whether it is one of them; then it is not missing any more."""
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        name = document.get("id") if isinstance(document, dict) else None
+        result = self._missing.get(name) if isinstance(name, str) else None
+        if result is None or line != _encoded(result_line(self._tasks[result.task], result)):
+            return False
+        del self._missing[result.task]
+        return True
+
+    def has_beginning(self, cut: bytes) -> bool:
+        """Whether one of them begins so. A crash of the machine may leave zeros where nothing was written yet."""
+        beginning = cut.rstrip(b"\0")
+        return not beginning or any(_encoded(line).startswith(beginning) for line in self.missing())
+
+    def skip_all(self) -> None:
+        self._missing.clear()
+
+
+def _encoded(line: str) -> bytes:
+    return f"{line}\n".encode("utf-8", "replace")

@@ -44,7 +44,8 @@ async def carry_out(
     *,
     url: str | None = None,
     model: str | None = None,
-    since: float | None = None,
+    output: Path | None = None,
+    after_cancel: int | None = None,
     key: str | None = None,
     watch: Callable[[Progress], None] = lambda _: None,
     work: WorkMaker | None = None,
@@ -54,9 +55,9 @@ async def carry_out(
 
     Cancelled: what is under way is broken off, what is done is kept, and it may be carried out again. An endpoint that
     is down is waited for, as long as the order's deadline says; then EndpointError. `url`, `model`: of an endpoint
-    that has moved, for this session. `since`: when it was asked for, in unix seconds; a cancellation from then on is
-    meant for this session, even one that came before it began. Without it: since the run was made, or, of a run that
-    had sessions already, since now.
+    that has moved, for this session. `output`: a results file for this session, instead of the run's own.
+    `after_cancel`: the run's newest cancel when this session was asked for; a later one is meant for this session, even
+    one that came before it began. Without it: none, or, of a run that had sessions already, the newest until now.
     """
     lock = lock_path(paths, run_id)
     hint = f"`skep swarm show {run_id}` shows how it stands, `skep swarm cancel {run_id}` stops it"
@@ -64,8 +65,9 @@ async def carry_out(
         swarm = SwarmStore(store)
         run = swarm.run(run_id)
         moved = replace(run, url=url or run.url, model=model or run.model)
-        began_at = since if since is not None else time.time() if run.sessions else run.created_at
-        session = _Session(swarm, moved, began_at, key, watch, work, on_result)
+        if after_cancel is None:
+            after_cancel = swarm.newest_cancel(run_id) if run.sessions else 0
+        session = _Session(swarm, moved, output, after_cancel, key, watch, work, on_result)
         state = await session.carry_out()
         if state is RunState.DONE:
             with suppress(OSError):
@@ -78,7 +80,8 @@ class _Session:
         self,
         swarm: SwarmStore,
         run: SwarmRun,
-        began_at: float,
+        output: Path | None,
+        after_cancel: int,
         key: str | None,
         watch: Callable[[Progress], None],
         work: WorkMaker | None,
@@ -90,15 +93,16 @@ class _Session:
         self._key = key
         self._work = work
         self._on_result = on_result
-        self._began_at = began_at
+        self._after_cancel = after_cancel
         self._tasks: dict[str, Task] = {}
         self._all_ended = False  # every task has its result
         self._tally = Tally(self._run.id, self._run.counts, watch, time.monotonic())
-        self._output = ResultsFile(Path(self._order.output)) if self._order.output is not None else None
+        path = output if output is not None or self._order.output is None else Path(self._order.output)
+        self._output = None if path is None else ResultsFile(path, self._run.id)
 
     async def carry_out(self) -> RunState:
         if self._output is not None:
-            self._output.check(is_new=self._run.counts.left == self._run.counts.total)
+            self._output.check()
         try:
             pending = await asyncio.to_thread(self._read)
             if not pending:
@@ -149,7 +153,7 @@ class _Session:
             self._output.complete(self._tasks, self._swarm.results(self._run.id))
 
     def _is_cancelled(self) -> bool:
-        return self._swarm.cancelled_after(self._run.id, self._began_at)
+        return self._swarm.cancelled_after(self._run.id, self._after_cancel)
 
     # The endpoint's side
 
@@ -184,6 +188,7 @@ class _Session:
             agents=self._order.agents,
             endpoint={"url": endpoint.url, "model": endpoint.model, **endpoint.engine},
             simulated=endpoint.simulated,
+            after_cancel=self._after_cancel,
         )
         outcome: SessionOutcome = "failed"
         why: str | None = None

@@ -112,7 +112,7 @@ class Writer:
 
     def _record(self, rows: Sequence[Recorded]) -> list[Result]:
         try:
-            written = set(self._swarm.record(self._run_id, rows))
+            return self._swarm.record(self._run_id, rows)
         except (StoreError, OverflowError) as error:
             if not is_about_a_row(error):
                 raise
@@ -123,8 +123,7 @@ class Writer:
                 return []  # an attempt that cannot be told of is no reason to stop
             why = f"the answer cannot be stored: {error}"
             kept = replace(result, ending=Ending.FAILED, answer=None, value=None, error_kind="storage", error=why)
-            return [kept] if self._swarm.record(self._run_id, [Recorded(None, kept)]) else []
-        return [row.result for row in rows if row.result is not None and row.result.task in written]
+            return self._swarm.record(self._run_id, [Recorded(None, kept)])
 
 
 def _patiently(write: Callable[[], T]) -> T:

@@ -28,6 +28,7 @@ class FaultKind(Enum):
     HTML = "html"
     INVALID_JSON = "invalid-json"
     SHORT_BODY = "short-body"
+    ENDLESS = "endless"  # an answer that goes on until the client hangs up
     CRASH = "crash"
     NONE = "none"  # forget all faults, listen again
 

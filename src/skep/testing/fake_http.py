@@ -18,6 +18,8 @@ import httptools
 
 from skep.testing.fake_streams import to_json
 
+REPEAT_S = 0.001
+
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
@@ -137,6 +139,13 @@ class Connection(asyncio.Protocol):
 
     def chunk(self, data: bytes) -> None:
         self.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def repeat(self, data: bytes) -> None:
+        """The same chunk again and again, as fast as the client reads, until it hangs up."""
+        if self._transport is not None and not self._transport.is_closing():
+            if self._transport.get_write_buffer_size() < len(data):
+                self.chunk(data)
+            asyncio.get_running_loop().call_later(REPEAT_S, self.repeat, data)
 
     def end_stream(self) -> None:
         self.write(b"0\r\n\r\n")

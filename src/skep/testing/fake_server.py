@@ -23,6 +23,7 @@ from skep.testing.fake_streams import AnswerHead
 
 Route = Callable[[HttpRequest, Connection], None]
 GENERATIONS = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat
+ENDLESS_PIECE = 262_144  # bytes
 
 
 class FakeServer:
@@ -143,6 +144,10 @@ class FakeServer:
         self.hangups += 1
         job.hang_up()
 
+    def _count_hang_up(self) -> None:
+        self.hangups += 1
+        self._changed()
+
     def _left(self, job: Job) -> None:
         self._tokens_of_the_gone += job.produced
         self.prompt_tokens += job.prompt_tokens if job.produced else 0
@@ -182,6 +187,10 @@ class FakeServer:
                 _send_invalid_json(request, connection)
             case FaultKind.SHORT_BODY:
                 connection.send(200, b'{"choices":[{"index":0,', missing_bytes=500)
+            case FaultKind.ENDLESS:
+                connection.on_hang_up = self._count_hang_up
+                connection.begin_stream("application/json")
+                connection.repeat(b" " * ENDLESS_PIECE)
             case _:
                 pass  # hangs: no answer, ever
         return True

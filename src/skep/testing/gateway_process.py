@@ -18,9 +18,12 @@ from typing import Any, Self
 
 
 class GatewayProcess:
-    """Listens when constructed; ends with `close`, and with the process that made it."""
+    """Listens when constructed; ends with `close`, and with the process that made it.
 
-    def __init__(self, log: Path, /, **setup: Any) -> None:
+    `python`: the interpreter of another checkout, to have its gateway.
+    """
+
+    def __init__(self, log: Path, /, *, python: str = sys.executable, **setup: Any) -> None:
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen(64)
@@ -31,7 +34,7 @@ class GatewayProcess:
         module = "skep.frontdoor" if "batches" in setup else "skep.gateway.process"
         argv = ["-m", module, "--listen-fd", str(fds[0]), "--link-fd", str(fds[1])]
         with log.open("wb") as output, theirs:
-            self.process = subprocess.Popen([sys.executable, *argv], pass_fds=fds, stderr=output)
+            self.process = subprocess.Popen([python, *argv], pass_fds=fds, stderr=output)
         self._lines = self.link.makefile("r")
         self.send(setup)
         assert self.read() == {"event": "listening"}

@@ -7,6 +7,7 @@ of its collector, /server_info, and its help with the flags of `server_args.py`.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -20,7 +21,8 @@ _VALUES = (
     "dtype", "kv-cache-dtype", "tp-size", "dp-size", "pp-size", "ep-size", "mem-fraction-static",
     "chunked-prefill-size", "speculative-algorithm", "speculative-draft-model-path", "speculative-num-steps",
     "speculative-eagle-topk", "speculative-num-draft-tokens", "reasoning-parser", "tool-call-parser", "chat-template",
-    "api-key", "max-prefill-tokens", "schedule-policy", "attention-backend", "nnodes", "node-rank", "dist-init-addr",
+    "config", "api-key", "max-prefill-tokens", "schedule-policy", "attention-backend", "nnodes", "node-rank",
+    "dist-init-addr",
 )  # fmt: skip
 _SWITCHES = (
     "enable-dp-attention", "disable-cuda-graph", "disable-radix-cache", "disable-custom-all-reduce",
@@ -69,6 +71,15 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _words_of_config(argv: list[str]) -> list[str]:
+    """What `--config FILE` says, of the YAML that is one `name: "text"` a line; flags of the command line win."""
+    if "--config" not in argv:
+        return []
+    lines = Path(argv[argv.index("--config") + 1]).read_text(encoding="utf-8").splitlines()
+    pairs = [line.partition(": ") for line in lines]
+    return [word for name, _, value in pairs for word in (f"--{name}", json.loads(value))]
+
+
 def main(argv: list[str]) -> int:
     if argv[:1] == ["-c"]:  # asked for the version of a distribution
         sys.stdout.write(f"{VERSION}\n")
@@ -76,7 +87,7 @@ def main(argv: list[str]) -> int:
     if argv[:2] != ["-m", "sglang.launch_server"]:
         sys.stderr.write(f"no module named {' '.join(argv[:2])}\n")
         return 1
-    args = parser().parse_args(argv[2:])
+    args = parser().parse_args([*_words_of_config(argv), *argv[2:]])
     sys.stdout.write(f"server_args=ServerArgs({vars(args)})\n")  # its key too
     if not Path(args.model_path, "config.json").exists():
         sys.stderr.write(f"OSError: {args.model_path} does not appear to have a file named config.json.\n")

@@ -1,7 +1,7 @@
 """Who may look: keys as the gateway takes them, or a session that a key has opened in a browser.
 
-Sessions are kept in memory and end with the process. Only their digests are kept, and a key is compared with every
-stored digest in constant time.
+Sessions are kept in memory and end with the process, or with the key that opened them. Only their digests are kept,
+and a key is compared with every stored digest in constant time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from starlette.requests import Request, cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.gateway.keys import KeyRing, KeySpec, digest_of, given_keys
+from skep.access import AcceptedKeys
+from skep.gateway.keys import KeySpec, given_keys
+from skep.keyfile import keys_path
 from skep.report.markup import Markup, join, tag, text
 from skep.series import DAY_S
 from skep.web.attempts import Attempts
@@ -26,7 +28,6 @@ from skep.web.site import Site
 COOKIE = "skep_session"
 SESSION_S = 7 * DAY_S
 MOST_SESSIONS = 256
-_LONGEST_KEY = 1024
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -35,14 +36,13 @@ class Door:
     """Opens to keys and to sessions. Where no key is wanted, to everybody."""
 
     def __init__(self, site: Site) -> None:
-        own = (KeySpec("SKEP_API_KEY", digest_of(site.api_key)),) if site.api_key else ()
-        self._ring = KeyRing((*(site.keys or ()), *own))
+        self._keys = AcceptedKeys(keys_path(site.paths), site.api_key) if site.guarded else None
         self._site = site
-        self._sessions: dict[bytes, float] = {}  # digest of a token to its end; oldest first
+        self._sessions: dict[bytes, tuple[float, KeySpec]] = {}  # by digest of a token: its end, its key; oldest first
         self._attempts = Attempts()
 
     def __repr__(self) -> str:
-        return f"<Door {len(self._ring)} keys, {len(self._sessions)} sessions>"
+        return f"<Door {self._keys}, {len(self._sessions)} sessions>"
 
     def wait_s(self, source: str) -> float:
         """How long keys from there are not looked at, after too many wrong ones."""
@@ -51,40 +51,47 @@ class Door:
     def has_key(self, headers: Headers, source: str) -> bool:
         """Of programs: a browser never sends these headers by itself."""
         given = list(given_keys(headers))
-        return bool(given) and self._opens(given, source)
+        return bool(given) and self._find(given, source) is not None
 
     def admits(self, headers: Headers, source: str) -> bool:
-        return not self._site.guarded or self._in_session(headers) or self.has_key(headers, source)
+        return self._keys is None or self._in_session(headers) or self.has_key(headers, source)
+
+    def still_admits(self, headers: Headers) -> bool:
+        """The same for a request that was admitted and is still being answered: nothing counts as a wrong key."""
+        return self._keys is None or self._in_session(headers) or self._keys.find(given_keys(headers)) is not None
 
     def enter(self, key: str, source: str) -> str | None:
         """A new session's token; None: no such key, or too many wrong ones before it."""
-        if not self._opens([key.encode(errors="replace")], source):
+        spec = self._find([key.encode(errors="replace")], source)
+        if spec is None:
             return None
         now = self._site.clock()
         token = secrets.token_urlsafe(32)
-        self._sessions = {known: ends for known, ends in self._sessions.items() if ends > now}
+        self._sessions = {known: (ends, of) for known, (ends, of) in self._sessions.items() if ends > now}
         while len(self._sessions) >= MOST_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
-        self._sessions[_digest(token)] = now + SESSION_S
+        self._sessions[_digest(token)] = (now + SESSION_S, spec)
         return token
 
     def leave(self, headers: Headers) -> None:
         if (token := _token_of(headers)) is not None:
             self._sessions.pop(_digest(token), None)
 
-    def _opens(self, keys: Sequence[bytes], source: str) -> bool:
+    def _find(self, given: Sequence[bytes], source: str) -> KeySpec | None:
         now = self._site.clock()
-        if self._attempts.wait_s(source, now) > 0:
-            return False
-        if any(len(key) <= _LONGEST_KEY and self._ring.find(key) is not None for key in keys):
-            return True
-        self._attempts.note_wrong(source, now)
-        return False
+        if self._keys is None or self._attempts.wait_s(source, now) > 0:
+            return None
+        spec = self._keys.find(given)
+        if spec is None:
+            self._attempts.note_wrong(source, now)
+        return spec
 
     def _in_session(self, headers: Headers) -> bool:
         token = _token_of(headers)
-        ends = self._sessions.get(_digest(token)) if token is not None else None
-        return ends is not None and ends > self._site.clock()
+        if self._keys is None or token is None or (found := self._sessions.get(_digest(token))) is None:
+            return False
+        ends, spec = found
+        return ends > self._site.clock() and self._keys.accepts(spec)
 
 
 def routes(site: Site, door: Door) -> list[BaseRoute]:
@@ -108,7 +115,7 @@ def routes(site: Site, door: Door) -> list[BaseRoute]:
             refused.headers["retry-after"] = str(wait_s)
             return refused
         answer = RedirectResponse(wanted, 303)
-        secure = request.url.scheme == "https"
+        secure = request.headers.get("origin", "").startswith("https://")  # before a proxy with TLS, ours is http
         answer.set_cookie(
             COOKIE, token, max_age=int(SESSION_S), path="/", httponly=True, samesite="strict", secure=secure
         )

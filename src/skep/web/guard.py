@@ -10,10 +10,11 @@ import math
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from skep.access import answer_while
 from skep.errors import SkepError, UserError
 from skep.web.answers import json_answer, plain_problem, problem, wants_json
 from skep.web.auth import Door, source_of
@@ -62,12 +63,20 @@ class Guard:
         request = Request(scope)
         try:
             refused = self._refusal(request)
-            await (refused or self.app)(scope, receive, send_guarded)
+            if refused is not None:
+                await refused(scope, receive, send_guarded)
+            elif self._site.guarded and not _is_open(request):
+                headers = request.headers.raw
+                await answer_while(lambda: self._door.still_admits(headers), self.app, scope, receive, send_guarded)
+            else:
+                await self.app(scope, receive, send_guarded)
         except SkepError as error:
             if began:
                 raise
             answer = problem(self._site, error, as_json=wants_json(request))
             await answer(scope, receive, send_guarded)
+        except ClientDisconnect:  # in the middle of a form: nobody is left to answer
+            return
         except Exception as error:  # the border of the process: readers get one line, the log another
             log.error("request.failed path=%s error=%r", scope["path"], error)
             if not began:
@@ -87,8 +96,7 @@ class Guard:
                 return self._say(request, 405, "this dashboard is read-only")
             if not (same_origin(headers) or (site.guarded and self._door.has_key(headers.raw, source_of(request)))):
                 return self._say(request, 403, "forms are taken from this dashboard's own pages only")
-        # Not of `request.url`: the `Host` header is a part of it, and anybody may write anything into that.
-        if not request.scope["path"].startswith(OPEN_PATHS) and not self._door.admits(headers.raw, source_of(request)):
+        if not _is_open(request) and not self._door.admits(headers.raw, source_of(request)):
             return self._unknown(request)
         return None
 
@@ -118,6 +126,11 @@ class Guard:
             headers[name] = value
         headers.setdefault("content-security-policy", POLICY)
         headers.setdefault("cache-control", "no-store" if self._site.guarded else "no-cache")
+
+
+def _is_open(request: Request) -> bool:
+    """Not of `request.url`: the `Host` header is a part of it, and anybody may write anything into that."""
+    return bool(request.scope["path"].startswith(OPEN_PATHS))
 
 
 def host_of(given: str) -> str:

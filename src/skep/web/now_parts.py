@@ -70,13 +70,19 @@ def cards_part(document: Document) -> Markup:
     pace = f"{number(hive['requests_per_s'])} /s · " if hive["requests_per_s"] is not None else ""
     return tag(
         "dl",
-        _card("tok/s", number(hive["tok_s"]), "mean of the last 10 s", speed),
+        _card("tok/s", number(hive["tok_s"]), _speed_note(hive), speed),
         _card("First token", milliseconds(ttft["median_ms"]) if ttft else UNKNOWN, early),
         _card("Slots busy", busy, f"{_count(hive['in_flight'])} under way{going}", taken),
         _card("Waiting", _count(hive["queued"]), "requests in the queue", waiting),
         _card("Answered", _count(ended["answered"]), f"{pace}{bad}"),
         class_="cards live",
     )
+
+
+def _speed_note(hive: Document) -> str:
+    if hive["tok_s"] is None and hive["in_flight"]:
+        return "busy; no token has passed yet"
+    return "about, over the last 10 s"
 
 
 def replicas_part(document: Document) -> Markup:

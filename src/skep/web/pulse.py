@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from skep.engines.shown import OUTCOMES, Shown, Status, replicas_of
-from skep.stats.rates import Rate
+from skep.stats.rates import Rate, TokenRates
 from skep.web.site import Site
 
 HISTORY = 120  # readings
@@ -20,8 +20,7 @@ class Pulse:
 
     def __init__(self) -> None:
         self._status: Status | None = None
-        self._tokens: dict[str, Rate] = {}
-        self._all_tokens, self._ended = Rate(), Rate()
+        self._tokens, self._ended = TokenRates(), Rate()
         self._speeds: deque[float | None] = deque(maxlen=HISTORY)
         self._queued: deque[float | None] = deque(maxlen=HISTORY)
 
@@ -40,12 +39,10 @@ class Pulse:
             self._speeds.append(None)
             self._queued.append(None)
             return
-        tokens = gateway["tokens"]
-        for name in {replica.name for replica in replicas_of(status)} | tokens.keys():
-            self._tokens.setdefault(name, Rate()).take(tokens.get(name), now)
-        self._all_tokens.take(sum(tokens.values()) if tokens else None, now)
+        busy = {replica.name: replica.active or 0 for replica in replicas_of(status)}
+        self._tokens.take(gateway["tokens"], busy, now)
         self._ended.take(sum(gateway["ended"].values()), now)
-        self._speeds.append(self._all_tokens.per_s())
+        self._speeds.append(self._tokens.total())
         self._queued.append(gateway.get("queued"))
 
     def document(self, site: Site) -> dict[str, Any]:
@@ -64,11 +61,11 @@ class Pulse:
             "gateway": told,
             "in_flight": gateway.get("in_flight"),
             "queued": gateway.get("queued"),
-            "tok_s": self._all_tokens.per_s() if told else None,
+            "tok_s": self._tokens.total() if told else None,
             "requests_per_s": self._ended.per_s() if told else None,
             "ended": {**dict.fromkeys(OUTCOMES, 0), **gateway["ended"]} if told else dict.fromkeys(OUTCOMES),
             "slots": _slots(replicas),
-            "replicas": [self._replica(site, replica, told=told) for replica in replicas],
+            "replicas": [self._replica(site, replica, number, told=told) for number, replica in enumerate(replicas, 1)],
             "queues": [
                 {"model": site.label(model), "waiting": dict(waiting)}
                 for model, waiting in (gateway.get("queues") or {}).items()
@@ -76,16 +73,16 @@ class Pulse:
             "history": {"tok_s": list(self._speeds), "queued": list(self._queued)},
         }
 
-    def _replica(self, site: Site, shown: Shown, *, told: bool) -> dict[str, Any]:
-        rate = self._tokens.get(shown.name)
+    def _replica(self, site: Site, shown: Shown, number: int, *, told: bool) -> dict[str, Any]:
+        """In public by its number: the name of a server elsewhere is made of its address."""
         return {
-            "name": shown.name,
+            "name": f"replica-{number}" if site.public else shown.name,
             "model": site.label(shown.model or None),
             "state": shown.state,
             "slots": shown.slots,
             "active": shown.active,
             "releasing": shown.releasing if shown.active is not None else None,
-            "tok_s": rate.per_s() if rate is not None and told else None,
+            "tok_s": self._tokens.of(shown.name) if told else None,
             "restarts": shown.restarts,
             "simulated": bool(shown.mark),
             "why": None if site.public else shown.why or None,

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from skep.errors import UserError
-from skep.gateway.keys import KeySpec
 from skep.keyfile import keys_path, read_keys
 from skep.places import LOOPBACK, Paths
 from skep.report.figures import UNKNOWN, public_name, public_url
@@ -23,14 +22,10 @@ class Site:
 
     paths: Paths
     public: bool = False
-    keys: tuple[KeySpec, ...] | None = None  # None: no key is wanted
+    guarded: bool = False  # a key is wanted
     api_key: str | None = None  # SKEP_API_KEY, which opens it as well
     clock: Callable[[], float] = time.time
     hosts: frozenset[str] | None = None  # names it may be asked by; None: any
-
-    @property
-    def guarded(self) -> bool:
-        return self.keys is not None and not self.public
 
     @property
     def writable(self) -> bool:
@@ -82,8 +77,7 @@ def make_site(
         return Site(paths, public=True, clock=clock)
     if host in LOOPBACK:
         return Site(paths, clock=clock, hosts=frozenset((*LOOPBACK, host)))
-    keys = read_keys(keys_path(paths))
-    if not keys and not api_key:
+    if not api_key and not read_keys(keys_path(paths)):
         hint = "`skep key add NAME` makes a key; or set SKEP_API_KEY, or bind 127.0.0.1, or say --public"
         raise UserError(f"showing the dashboard on `{host}` without an API key would let anybody in", hint=hint)
-    return Site(paths, keys=keys, api_key=api_key, clock=clock)
+    return Site(paths, guarded=True, api_key=api_key, clock=clock)

@@ -5,14 +5,27 @@ Temporary views stand before the tables of the same names, for this connection o
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
+
+from skep.report.figures import public_name
 from skep.store.database import Store
 
+# A path or an address, anywhere in some words: `names_place` in the queries below.
+_PLACE = re.compile(
+    r"""://|(?:^|[\s`('"=:,<])(?:\.{0,2}/|~)"""  # a path; `50/50` is none
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}\b"  # IPv4; `570.86.10` is none
+    r"|\b[0-9a-f]{1,4}::|(?<![\w:])::[0-9a-f]|(?:\b[0-9a-f]{1,4}:){7}"  # IPv6; `std::string` is none
+    r"|\b[a-z][\w.-]*:(?:\d{4,5}|80|443)\b|\blocalhost\b"  # host and port; `at 10:30` is none
+    r"|\b[\w-]+\.(?:local|lan|internal|intranet|home|corp|private|test|example|localdomain|arpa"
+    r"|com|net|org|io|ai|dev|cloud|app|co|de|eu|uk|us|ch|fr)\b",
+    re.IGNORECASE,
+)
+_MODEL = "public_name(model)"
+_REPLICA = "iif(replica IS NULL, NULL, '')"  # the name of a server elsewhere is made of its address
 _FAILED = "iif(error IS NULL, NULL, coalesce(error_kind, 'it failed'))"
-# A path or an address in a sentence, or at its beginning.
-_PLACE = """{0} GLOB '*[ `(''"=:,<][/~]*' OR {0} GLOB '[/~]*' OR {0} LIKE '%://%'"""
 _FILE = "({0} GLOB '[/~]*' OR {0} GLOB './*' OR {0} GLOB '../*')"  # nothing but a path
 _NAME = "replace({0}, rtrim({0}, replace({0}, '/', '')), '')"  # of a path, what stands behind its last slash
-_MODEL_OF = "document ->> '$.model'"
 _TELLING = (
     "headers",
     "argv",
@@ -32,23 +45,18 @@ _TELLING = (
 )
 
 
-def _model(column: str) -> str:
-    """A model that is a file by the bare name of it."""
-    return f"iif({_FILE.format(column)}, {_NAME.format(column)}, {column})"
-
-
 def _document(column: str) -> str:
     """A free document with the bare names of its files, and no text that holds an address or stands under a key that
     tells what is private. Most have nothing of it, and are handed on as they are.
     """
     asked = " OR ".join(f"{column} LIKE '%\"{key}\"%'" for key in _TELLING)
     private = " OR ".join(f"replace(fullkey, '[', '.') || '.' LIKE '%.{key}.%'" for key in _TELLING)
-    some = f"{column} LIKE '%://%' OR {column} GLOB '*[\" `(=][/~.]*' OR {asked}"
-    found = f"type = 'text' AND ({_FILE.format('atom')} OR {_PLACE.format('atom')} OR atom GLOB '*=/*' OR {private})"
-    instead = f"iif(({private}) OR atom GLOB '* *' OR atom LIKE '%://%', '', {_NAME.format('atom')})"
-    return f"""iif(NOT ({some}), {column}, (
+    name = _NAME.format("atom")
+    bare = f"{_FILE.format('atom')} AND NOT ({private}) AND atom NOT GLOB '* *' AND NOT names_place({name})"
+    return f"""iif(NOT (names_place({column}) OR {asked}), {column}, (
         WITH RECURSIVE hidden(n, path, instead) AS (
-            SELECT row_number() OVER (), fullkey, {instead} FROM json_tree({column}) WHERE {found}
+            SELECT row_number() OVER (), fullkey, iif({bare}, {name}, '') FROM json_tree({column})
+            WHERE type = 'text' AND (names_place(atom) OR {private})
         ), cleaned(n, document) AS (
             SELECT 0, {column}
             UNION ALL
@@ -61,37 +69,40 @@ def _document(column: str) -> str:
 VEILED: dict[str, dict[str, str]] = {
     "runs": {
         "url": "''",
-        "model": _model("model"),
+        "model": _MODEL,
         "config": _document("config"),
         "host": _document("host"),
         "engine": _document("engine"),
     },
     "run_ends": {"error": "iif(error IS NULL, NULL, 'it failed')"},
-    "requests": {"prompt": "NULL", "answer": "NULL", "reasoning": "NULL", "error": _FAILED},
+    "requests": {"prompt": "NULL", "answer": "NULL", "reasoning": "NULL", "error": _FAILED, "replica": _REPLICA},
     "verdicts": {"detail": "iif(detail IS NULL, NULL, '')"},
-    "gateway_requests": {"flow": "NULL", "path": "''", "model": _model("model")},
-    "targets": {"document": f"json_set(document, '$.url', '', '$.key_env', NULL, '$.model', {_model(_MODEL_OF)})"},
+    "gateway_requests": {"flow": "NULL", "path": "''", "model": _MODEL, "replica": _REPLICA},
+    "targets": {
+        "document": "json_set(document, '$.url', '', '$.key_env', NULL, '$.model', public_name(document ->> '$.model'))"
+    },
     "probes": {
         "error": _FAILED,
-        "model": _model("model"),
+        "model": _MODEL,
         "host": _document("host"),
         "versions": _document("versions"),
     },
     "samples": {"error": _FAILED},
     "events": {
-        "text": f"iif(kind = 'down' OR {_PLACE.format('text')}, kind, text)",
-        "detail": "iif(detail LIKE '%://%' OR detail LIKE '%\"/%', '{}', detail)",
+        "text": "iif(kind = 'down' OR names_place(text), kind, text)",
+        "detail": "iif(names_place(detail), '{}', detail)",
     },
-    "alerts": {"message": f"iif(rule = 'down' OR {_PLACE.format('message')}, rule, message)"},
-    "changes": {"because": f"iif({_PLACE.format('because')}, NULL, because)"},
-    "tunings": {"model": _model("model"), "document": _document("document")},
-    "tuning_session_ends": {"reason": f"iif(outcome = 'failed' OR {_PLACE.format('reason')}, 'it failed', reason)"},
+    "alerts": {"message": "iif(rule = 'down' OR names_place(message), rule, message)"},
+    "alert_ends": {"because": "iif(names_place(because), '', because)"},
+    "changes": {"because": "iif(names_place(because), NULL, because)"},
+    "tunings": {"model": _MODEL, "document": _document("document")},
+    "tuning_session_ends": {"reason": "iif(outcome = 'failed' OR names_place(reason), 'it failed', reason)"},
     "tuning_answers": {"errand": _document("errand"), "answer": _document("answer")},
     "tuning_stages": {
-        "title": f"iif({_PLACE.format('title')}, '', title)",
-        "why": f"iif({_PLACE.format('why')}, '', why)",
+        "title": "iif(names_place(title), '', title)",
+        "why": "iif(names_place(why), '', why)",
         "config": _document("config"),
-        "failure": f"iif({_PLACE.format('failure')}, failure_kind, failure)",
+        "failure": "iif(names_place(failure), failure_kind, failure)",
         "document": _document("document"),
     },
     "notices": {"via": "''", "error": "iif(error IS NULL, NULL, 'it failed')"},
@@ -101,6 +112,8 @@ _WITHOUT_ROWID = ("changes", "probes", "samples", "events", "alerts")  # or with
 
 def veil(store: Store) -> Store:
     """The same store, which from now on has nothing that is not for the public."""
+    store.add_function("names_place", names_place)
+    store.add_function("public_name", lambda model: None if model is None else public_name(model))
     store.read("BEGIN")
     for table, hidden in VEILED.items():
         columns = [row["name"] for row in store.read(f"PRAGMA main.table_info({table})")]
@@ -110,3 +123,8 @@ def veil(store: Store) -> Store:
         store.read(f"CREATE TEMP VIEW {table} AS SELECT {', '.join(shown)} FROM main.{table}")  # noqa: S608
     store.read("COMMIT")
     return store
+
+
+@lru_cache(maxsize=4096)
+def names_place(words: str | None) -> bool:
+    return words is not None and _PLACE.search(words) is not None

@@ -11,19 +11,40 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import cast
 
 import httptools
 
 from skep.wire.incoming import Incoming, head_without_offer, size_of
-from skep.wire.limits import Patience, ServerLimits, Stage, Verdict
+from skep.wire.limits import HeldBodies, Patience, ServerLimits, Stage, Verdict
 from skep.wire.memo import Gathering, Heads, Known, RequestHead
-from skep.wire.rules import Refusal, body_too_large, check_head, check_head_size, head_too_large, refusal_bytes
+from skep.wire.rules import (
+    Refusal,
+    bodies_too_large,
+    body_too_large,
+    check_head,
+    check_head_size,
+    head_too_large,
+    refusal_bytes,
+)
 from skep.wire.transport import unread_bytes, unsent_bytes
 
 SPARE_CONNECTIONS = 64  # beyond the limit, these many are told so; the rest are cut
 OVERHEAD_PER_BYTE = 8  # of a chunked body: a chunk of one byte has five around it
 _UNUSUAL = frozenset((b"connection", b"upgrade", b"transfer-encoding", b"expect", b"trailer"))
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all connections of a server have in common."""
+
+    handler: Callable[[Incoming], None]
+    check_head: Callable[[Incoming], None]
+    limits: ServerLimits
+    connections: set[ServerConnection]
+    bodies: HeldBodies
+    heads: Heads[RequestHead] = field(default_factory=Heads)
 
 
 class ServerConnection(asyncio.Protocol):
@@ -33,17 +54,14 @@ class ServerConnection(asyncio.Protocol):
     a request is not whole after a read, times only by the sweep.
     """
 
-    def __init__(
-        self,
-        handler: Callable[[Incoming], None],
-        limits: ServerLimits,
-        open_set: set[ServerConnection],
-        heads: Heads[RequestHead],
-    ) -> None:
-        self._handler = handler
+    def __init__(self, shared: Shared) -> None:
+        limits = shared.limits
+        self._handler = shared.handler
+        self._check_head = shared.check_head
         self._limits = limits
-        self._open = open_set
-        self._heads = heads
+        self._open = shared.connections
+        self._heads = shared.heads
+        self._bodies = shared.bodies
         self._last_head: Known[RequestHead] | None = None
         self._to_keep: RequestHead | None = None  # the first head of this read, if its like may be known by its bytes
         self._heads_read = 0
@@ -59,6 +77,7 @@ class ServerConnection(asyncio.Protocol):
         self._written = self._messages = 0  # bytes of all answers; whole requests
         self._in_message = False  # between a request's first byte and its last
         self._reading: Incoming | None = None  # its head is whole
+        self._checked = False  # its head was looked at by the handler's side: its body may be read
         self._offered: Incoming | None = None  # its head is whole, with an offer to speak another protocol
         self._target, self._headers = b"", list[tuple[bytes, bytes]]()
         self._body: bytes | bytearray = b""
@@ -115,6 +134,7 @@ class ServerConnection(asyncio.Protocol):
         if request is not self._active:
             return
         self._active = None
+        request.uncount_body()
         if self._transport is None:
             return
         if not request.keep_alive:
@@ -134,7 +154,7 @@ class ServerConnection(asyncio.Protocol):
         if beyond >= SPARE_CONNECTIONS:
             self._transport.abort()
         elif beyond >= 0:
-            self._refuse(Refusal(503, "too many connections are open; try again in 1 s"))
+            self._refuse(Refusal(503, "too many connections are open; try again in 1 s", code="too_many_connections"))
 
     def data_received(self, data: bytes) -> None:
         if self._ended:
@@ -154,6 +174,8 @@ class ServerConnection(asyncio.Protocol):
             self._heads.keep(data, self._to_keep)
         if self._in_message:
             self._count_raw(began=not inside or messages != self._messages)
+            if self._reading is not None:
+                self._hold(self._reading, len(self._body))
 
     def eof_received(self) -> bool:
         if self._active is not None:
@@ -166,8 +188,10 @@ class ServerConnection(asyncio.Protocol):
         self._open.discard(self)
         self._forget_unread()
         active, self._active = self._active, None
-        if active is not None and active.on_gone is not None:
-            active.on_gone()
+        if active is not None:
+            if active.on_gone is not None:
+                active.on_gone()
+            active.uncount_body()
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -212,7 +236,8 @@ class ServerConnection(asyncio.Protocol):
         version = "1.1" if keep_alive and b"connection" not in fields else parser.get_http_version()
         method = parser.get_method()
         target = check_head(method, target, version, headers, fields, limits)
-        request = Incoming(self, method, target, headers, version, keep_alive=keep_alive)
+        request = Incoming(self, method, target, headers, version, keep_alive=keep_alive, bodies=self._bodies)
+        self._checked = False
         self._heads_read += 1
         if self._heads_read == 1 and version == "1.1" and fields.keys().isdisjoint(_UNUSUAL):
             self._to_keep = RequestHead(method, target, headers, request.memo)
@@ -224,6 +249,8 @@ class ServerConnection(asyncio.Protocol):
         if self._active is not None:
             self._room = min(self._room, max(0, limits.pipelined_bytes - self._waiting_bytes))
         elif b"expect" in fields and version == "1.1" and self._transport is not None:
+            self._check_head(request)
+            self._checked = True
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
@@ -245,6 +272,9 @@ class ServerConnection(asyncio.Protocol):
         if self._body:
             request.body = bytes(self._body)  # no copy where it is bytes already
             self._body = b""
+            if not request.count_body(len(request.body)):
+                request.drop_body()
+                raise bodies_too_large(self._bodies)
         if self._active is None and not self._paused:
             self._hand_over(request)
             return
@@ -265,22 +295,40 @@ class ServerConnection(asyncio.Protocol):
         missing = begins + length - len(data)
         if missing < 0 or length > self._limits.body_bytes:
             return False
-        request = Incoming(self, known.method, known.target, known.headers, memo=known.memo)
+        request = Incoming(self, known.method, known.target, known.headers, memo=known.memo, bodies=self._bodies)
         if missing:
-            self._in_message, self._reading = True, request
+            self._in_message, self._reading, self._checked = True, request, False
             self._gathering = Gathering(memoryview(data)[begins:], missing)
+            self._hold(request, self._gathering.size)
+            return True
+        if not request.count_body(length):
+            request.drop_body()
+            self._refuse(bodies_too_large(self._bodies))
             return True
         request.body = data[begins:]
         self._messages += 1
         self._hand_over(request)
         return True
 
+    def _hold(self, request: Incoming, size: int) -> None:
+        """So much of a body is there, and more is to come: whoever may not ask is told before it is read."""
+        try:
+            if not self._checked:
+                self._check_head(request)
+                self._checked = True
+            if not request.count_body(size):
+                raise bodies_too_large(self._bodies)
+        except Refusal as refusal:
+            self._refuse(refusal)
+
     def _gather(self, gathering: Gathering, data: bytes) -> None:
         gathering.add(data)
-        if gathering.missing > 0:
-            return
-        request, self._reading, self._gathering = self._reading, None, None
+        request = self._reading
         assert request is not None
+        self._hold(request, gathering.size)
+        if gathering.missing > 0 or self._ended:
+            return
+        self._reading = self._gathering = None
         request.body = gathering.body()
         self._in_message = False
         self._messages += 1
@@ -385,6 +433,9 @@ class ServerConnection(asyncio.Protocol):
 
     def _forget_unread(self) -> None:
         self._in_message = False
+        for unread in (self._reading, self._offered, *self._waiting):
+            if unread is not None:
+                unread.drop_body()
         self._reading = self._offered = self._gathering = None
         self._headers, self._body = [], b""
         self._waiting.clear()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from skep.wire.heads import Headers, Memo, lines_of, request_bytes, status_line
+from skep.wire.limits import HeldBodies
 
 _OFFER = frozenset((b"connection", b"upgrade", b"http2-settings"))
 _BODILESS = frozenset((204, 304))
@@ -27,8 +28,8 @@ class Incoming:
     """
 
     __slots__ = (
-        "_carrier", "_done", "_held", "_mute", "_started", "body", "chunked", "extra", "headers", "keep_alive",
-        "memo", "method", "on_gone", "on_pause", "on_resume", "target", "version",
+        "_bodies", "_carrier", "_counted", "_done", "_held", "_mute", "_started", "body", "chunked", "extra", "headers",
+        "keep_alive", "memo", "method", "on_gone", "on_pause", "on_resume", "target", "version",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +42,7 @@ class Incoming:
         *,
         keep_alive: bool = True,
         memo: Memo | None = None,
+        bodies: HeldBodies | None = None,
     ) -> None:
         self.method = method
         self.target = target  # in origin form: begins with a slash
@@ -54,6 +56,8 @@ class Incoming:
         self.extra: Headers | None = None  # headers for any answer, whoever gives it
         self.memo = memo or Memo()
         self._carrier = carrier
+        self._bodies = bodies
+        self._counted = 0  # bytes of its body among those held
         self.chunked = False
         self._held = b""  # the head, until the body begins
         self._mute = False  # the answer has no body, whatever is written
@@ -78,6 +82,25 @@ class Incoming:
             if key == name:
                 return value
         return None
+
+    def count_body(self, size: int) -> bool:
+        """Count so much of its body among what is held. False: with it, all bodies together are too large."""
+        bodies = self._bodies
+        if bodies is None:
+            return True
+        bodies.bytes += size - self._counted
+        self._counted = size
+        return bodies.bytes <= bodies.limit
+
+    def drop_body(self) -> None:
+        """Nobody needs it any more. Repeats have no effect."""
+        self.body = b""
+        self.uncount_body()
+
+    def uncount_body(self) -> None:
+        if self._counted and self._bodies is not None:
+            self._bodies.bytes -= self._counted
+            self._counted = 0
 
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         head = self._head(status, lines_of(headers), len(body))

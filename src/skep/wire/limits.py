@@ -15,6 +15,7 @@ class ServerLimits:
     head_bytes: int = 64 * KIB  # target and headers; also for what stands between the chunks of a body
     headers: int = 256
     body_bytes: int = 64 * MIB
+    held_bytes: int = 512 * MIB  # of all bodies being read or waiting for an answer; at least two of the largest
     pipelined: int = 16  # requests waiting behind the one being answered
     pipelined_bytes: int = MIB  # their heads and bodies, together with the one being read
     max_connections: int = 10_000  # fewer where the process may not open so many files
@@ -22,9 +23,23 @@ class ServerLimits:
     body_idle_s: float = 30.0  # without a byte of the body
     request_timeout_s: float = 300.0  # from a request's first byte to its last
     idle_timeout_s: float = 300.0  # of a keep-alive connection between requests
-    write_idle_s: float = 120.0  # an answer is waiting and the client takes none of it
+    write_idle_s: float = 120.0  # an answer is waiting all the while and the client takes less of it than
+    write_bytes: int = 32 * KIB  # these: nobody reads a token a second, and a slot waits behind it
     linger_s: float = 2.0  # after a refusal, for what the client still sends
     sweep_s: float = 0.5
+
+
+class HeldBodies:
+    """The bytes of all bodies that one server holds."""
+
+    __slots__ = ("bytes", "limit")
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self.bytes = 0
+        self.limit = max(limits.held_bytes, 2 * limits.body_bytes)
+
+    def __repr__(self) -> str:
+        return f"<HeldBodies {self.bytes} of {self.limit} bytes>"
 
 
 class Stage(Enum):
@@ -59,16 +74,18 @@ class Patience:
         self._message_at = now  # when the message was first seen
         self._since = now  # when the stage was entered, or last got on
         self._arrived = 0
-        self._left = 0
+        self._left = 0  # bytes the client had taken when it was last found waiting for nothing, or quick enough
         self._left_at = now
 
     def look(self, now: float, stage: Stage, *, message: int, arrived: int, unsent: int, left: int) -> Verdict | None:
         """`message` counts whole requests, `arrived` bytes of the body being read, `left` bytes the client took."""
         limits = self._limits
-        if unsent == 0 or left != self._left:
+        if unsent == 0:
             self._left, self._left_at = left, now
         elif now - self._left_at > limits.write_idle_s:
-            return Verdict.ABORT
+            if left - self._left < limits.write_bytes:
+                return Verdict.ABORT
+            self._left, self._left_at = left, now
         if message != self._message or self._stage not in (Stage.HEAD, Stage.BODY):
             self._message_at = now
         if stage is not self._stage or message != self._message or arrived != self._arrived or unsent:

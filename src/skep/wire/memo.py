@@ -87,11 +87,17 @@ class RequestHead:
 class Gathering:
     """A body of known length that comes in several reads. `missing` below zero: more came than belongs to it."""
 
-    __slots__ = ("_parts", "missing")
+    __slots__ = ("_length", "_parts", "missing")
 
     def __init__(self, first: memoryview, missing: int) -> None:
         self._parts = [first]
+        self._length = len(first) + missing
         self.missing = missing
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body that are there."""
+        return self._length - max(0, self.missing)
 
     def add(self, data: bytes) -> None:
         self._parts.append(memoryview(data))

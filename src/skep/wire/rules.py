@@ -16,7 +16,7 @@ import re
 from functools import lru_cache
 
 from skep.wire.heads import Headers, response_bytes
-from skep.wire.limits import ServerLimits
+from skep.wire.limits import HeldBodies, ServerLimits
 
 METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
 
@@ -28,26 +28,33 @@ _MAX_LENGTH_DIGITS = 19
 
 
 class Refusal(Exception):
-    """The request is answered with this status and the connection closed."""
+    """The request is answered with this status and the connection closed.
 
-    def __init__(self, status: int, message: str) -> None:
+    `answer`: headers and body of the answer, where the handler's side has made them.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, code: str = "bad_request", answer: tuple[Headers, bytes] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.code = code
+        self.answer = answer
 
 
 def refusal_bytes(refusal: Refusal) -> bytes:
-    ours = refusal.status >= 500 and refusal.status != 501
-    kind, code = ("server_error", "too_many_connections") if ours else ("invalid_request_error", "bad_request")
-    error = {"message": refusal.message, "type": kind, "param": None, "code": code}
-    body = json.dumps({"error": error, "source": "gateway"}).encode()
-    fields = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        *([(b"retry-after", b"1")] if ours else []),
-        (b"connection", b"close"),
-    ]
+    headers, body = refusal.answer or _own_answer(refusal)
+    fields = [*headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
     return response_bytes(refusal.status, fields) + body
+
+
+def _own_answer(refusal: Refusal) -> tuple[Headers, bytes]:
+    ours = refusal.status >= 500 and refusal.status != 501
+    kind = "server_error" if ours else "invalid_request_error"
+    error = {"message": refusal.message, "type": kind, "param": None, "code": refusal.code}
+    headers = [(b"content-type", b"application/json"), *([(b"retry-after", b"1")] if ours else [])]
+    return headers, json.dumps({"error": error, "source": "gateway"}).encode()
 
 
 def check_head(
@@ -91,6 +98,11 @@ def head_too_large(limits: ServerLimits) -> Refusal:
 
 def body_too_large(limits: ServerLimits) -> Refusal:
     return Refusal(413, f"the body is larger than {limits.body_bytes} bytes; `body_limit` in skep.toml raises it")
+
+
+def bodies_too_large(bodies: HeldBodies) -> Refusal:
+    message = f"the bodies of the requests under way are larger than {bodies.limit} bytes together; try again in 1 s"
+    return Refusal(503, message, code="too_many_bytes")
 
 
 @lru_cache(maxsize=256)  # clients name the same few hosts again and again

@@ -15,10 +15,9 @@ import ssl
 import time
 from collections.abc import Callable
 
-from skep.wire.connection import ServerConnection
+from skep.wire.connection import ServerConnection, Shared
 from skep.wire.incoming import Incoming
-from skep.wire.limits import ServerLimits
-from skep.wire.memo import Heads, RequestHead
+from skep.wire.limits import HeldBodies, ServerLimits
 
 __all__ = ["HttpServer", "Incoming", "ServerConnection", "ServerLimits"]
 
@@ -26,12 +25,22 @@ QUIET_POLL_S = 0.02
 
 
 class HttpServer:
-    """Accepts on a bound, listening socket until closed."""
+    """Accepts on a bound, listening socket until closed.
 
-    def __init__(self, handler: Callable[[Incoming], None], limits: ServerLimits | None = None) -> None:
+    `check_head` is called with a request whose body is not there yet. It raises `Refusal` where none is to be read.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[[Incoming], None],
+        limits: ServerLimits | None = None,
+        check_head: Callable[[Incoming], None] = lambda _request: None,
+    ) -> None:
         self._handler = handler
+        self._check_head = check_head
         self._limits = _within_open_files(limits or ServerLimits())
         self._connections: set[ServerConnection] = set()
+        self._bodies = HeldBodies(self._limits)
         self._server: asyncio.Server | None = None
 
     def __repr__(self) -> str:
@@ -42,13 +51,18 @@ class HttpServer:
         return len(self._connections)
 
     @property
+    def held_bytes(self) -> int:
+        """Of the bodies that are being read or wait for their answer."""
+        return self._bodies.bytes
+
+    @property
     def active(self) -> int:
         return sum(connection.busy for connection in self._connections)
 
     async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        heads: Heads[RequestHead] = Heads()
+        shared = Shared(self._handler, self._check_head, self._limits, self._connections, self._bodies)
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: ServerConnection(self._handler, self._limits, self._connections, heads),
+            lambda: ServerConnection(shared),
             sock=sock,
             backlog=1024,
             ssl=tls,

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from skep.errors import SkepError
-from skep.store.batches import BatchOrder, BatchStore, Status, StoredBatch, StoredFile
+from skep.store.batches import BatchOrder, BatchStore, FileQuota, Status, StoredBatch, StoredFile
 from skep.store.database import Store, open_store
 from skep.store.rows import storable
 from skep.swarm.batch.door import Door
@@ -36,11 +36,13 @@ from skep.swarm.batch.objects import (
     wanted_batch,
 )
 from skep.swarm.batch.runner import BatchRunner
+from skep.units import GIB, format_bytes
 from skep.wire.incoming import Incoming
 
 JSON = (b"content-type", b"application/json")
 PIECE = 262_144  # bytes of a file that are sent at once
-MOST_FILES, MOST_BATCHES, SOME_BATCHES = 10_000, 100, 20
+MOST_FILES, MOST_BATCHES, SOME_BATCHES = 10_000, 100, 20  # of one page of a list; also the most files of an owner
+QUOTA_BYTES = 4 * GIB  # of one owner's files together, unless the settings say otherwise
 MOST_INPUT = 200_000_000
 LONGEST_NAME = 255
 AGAIN_S = 5.0
@@ -53,11 +55,14 @@ Route = Callable[[Incoming], None]
 class BatchApi:
     """`routes` by method and path; one that ends with a slash is for all below it."""
 
-    def __init__(self, door: Door, *, store: Path, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, door: Door, *, store: Path, folder: Path, say: Callable[[str], None], quota_bytes: int = QUOTA_BYTES
+    ) -> None:
         self._door = door
         self._store_path = store
         self._room = FileRoom(folder)
         self._say = say
+        self._quota = FileQuota(quota_bytes, MOST_FILES)
         self._store: Store | None = None
         self._opening = asyncio.Lock()  # one connection, however many come first
         self._runner: BatchRunner | None = None
@@ -131,13 +136,29 @@ class BatchApi:
         expires_s = _expiry(parts) or (BATCH_FILE_S if purpose == "batch" else None)
         name, expires_at = _plain_name(content.filename), now + expires_s if expires_s else None
         file = StoredFile(new_file_id(), owner, now, name, purpose, len(content.content), expires_at)
+        if not self._quota.has_room(*store.held(owner, now), file.bytes):
+            raise self._over_quota(store, file)
+        self._room.require_space(file.bytes)
         self._room.write(file.id, (content.content,))
+        added = False
         try:
-            store.add_file(file)
-        except BaseException:
-            self._room.delete(file.id)
-            raise
+            added = store.add_file(file, self._quota)
+        finally:
+            if not added:
+                self._room.delete(file.id)
+        if not added:  # others came first
+            raise self._over_quota(store, file)
         return file
+
+    def _over_quota(self, store: BatchStore, file: StoredFile) -> Refusal:
+        files, taken_bytes = store.held(file.owner, file.created_at)
+        whose = f"the key `{file.owner}` has" if file.owner else "there are"
+        message = (
+            f"{whose} {files} files of {format_bytes(taken_bytes)} here, and this one has {format_bytes(file.bytes)};"
+            f" at most {self._quota.files} files of {format_bytes(self._quota.bytes)} are kept. Delete some:"
+            " `GET /v1/files` lists them, `DELETE /v1/files/ID` deletes one. `files_quota` in skep.toml is the limit"
+        )
+        return Refusal(413, message, code="file_quota_exceeded", param="file")
 
     async def _list_files(self, request: Incoming, owner: Owner) -> dict[str, Any]:
         asked = _query(request)

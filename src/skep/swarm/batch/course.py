@@ -2,6 +2,9 @@
 
 An answer is final, or it is no answer and the request comes again later: the endpoint is full, loads its model or lost
 a replica. What loses replicas again and again is set aside with its error; the rest waits until the batch expires.
+
+A request that was under way whenever the gateway died may be the cause of it, or was only there at the time. From the
+third time on it goes last, and one at a time: whoever is innocent ends, and the cause is alone with what it does.
 """
 
 from __future__ import annotations
@@ -14,50 +17,88 @@ from dataclasses import dataclass
 from typing import Any
 
 from skep.store.batches import BatchRequest, BatchResult
+from skep.units import MIB
 
 AGAIN = frozenset((429, 502, 503, 504))
 COSTLY = frozenset(("replica_lost", "replica_timeout"))  # of the gateway: a replica had it, and gave no answer
 MOST_COSTLY = 5  # such answers, or broken ones, of one request
+ALONE_FROM, MOST_LOST = 3, 5  # deaths of the gateway while one request was under way
+TURN_AGAIN_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
-NEVER_SENT = {
+# An answer is in memory until it is whole. 131,072 tokens of text are half a MiB, 1,000 embeddings 20 to 40 MiB.
+MOST_ANSWER_BYTES = 64 * MIB
+WITHOUT_ANSWER = {  # code and message of a request's error where it has no answer
     "batch_expired": "This request could not be executed before the completion window expired.",
     "batch_cancelled": "This request was not executed: the batch was cancelled.",
     "input_file_missing": "This request was not executed: the input file cannot be read any more.",
+    "gateway_died": (
+        f"The gateway died {MOST_LOST} times while this request was under way (killed, or out of memory),"
+        " and it was not sent again. Send it alone, or ask for less in one request."
+    ),
+    "stream_cut": f"The answer was broken off {MOST_COSTLY} times.",
+    "answer_too_large": (
+        f"The answer was given up when it was longer than {MOST_ANSWER_BYTES // MIB} MiB."
+        " Ask for less in one request, or set `max_tokens`."
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`status` None: the answer was broken off."""
+    """`status` None: the answer was broken off. `fault`: and asking again would not help, for this reason."""
 
     status: int | None
     body: bytes = b""
     request_id: str = ""
     retry_after_s: float | None = None
+    fault: str = ""
 
 
 @dataclass(slots=True)
-class _Tried:
+class Tried:
     times: int = 0
     costly: int = 0
 
 
-class Course:
-    """The requests of one batch that have no result: each is waiting, out, or paused until it may come again."""
+class Turn:
+    """Of the requests that may be what the gateway dies of, one is out at a time, whatever batch it is of."""
 
-    def __init__(self, pending: Iterable[BatchRequest]) -> None:
-        self._waiting = deque(pending)
+    def __init__(self) -> None:
+        self.holder: Course | None = None
+
+
+class Course:
+    """The requests of one batch that have no result: each is waiting, out, or paused until it may come again.
+
+    `lost`: how often the gateway died while a request was under way, by index. `set_aside`: those that are not tried
+    again because of it. `tried`: the tries of an earlier course of the same batch, counted on.
+    """
+
+    def __init__(
+        self,
+        pending: Iterable[BatchRequest],
+        lost: Mapping[int, int] | None = None,
+        turn: Turn | None = None,
+        tried: dict[int, Tried] | None = None,
+    ) -> None:
+        requests, lost = list(pending), lost or {}
+        self.set_aside = [request for request in requests if lost.get(request.index, 0) >= MOST_LOST]
+        self._suspects = deque(one for one in requests if ALONE_FROM <= lost.get(one.index, 0) < MOST_LOST)
+        self._waiting = deque(one for one in requests if lost.get(one.index, 0) < ALONE_FROM)
+        self._suspected = frozenset(request.index for request in self._suspects)
+        self._turn = turn or Turn()
         self._out: dict[int, BatchRequest] = {}
         self._paused: list[tuple[float, int, BatchRequest]] = []
-        self._tried: dict[int, _Tried] = {}
+        self._tried = {} if tried is None else tried
         self.held_until = 0.0  # the endpoint said when to come back: nothing new goes out before
 
     def __repr__(self) -> str:
-        return f"<Course {len(self._waiting)} waiting, {len(self._out)} out, {len(self._paused)} paused>"
+        waiting = len(self._waiting) + len(self._suspects)
+        return f"<Course {waiting} waiting, {len(self._out)} out, {len(self._paused)} paused>"
 
     @property
     def done(self) -> bool:
-        return not (self._waiting or self._out or self._paused)
+        return not (self._waiting or self._suspects or self._out or self._paused)
 
     @property
     def out(self) -> int:
@@ -66,36 +107,60 @@ class Course:
     def left(self) -> list[BatchRequest]:
         """Everything without a final answer, in the file's order."""
         paused = [request for _, _, request in self._paused]
-        return sorted((*self._waiting, *self._out.values(), *paused), key=lambda request: request.index)
+        every = (*self._waiting, *self._suspects, *self._out.values(), *paused)
+        return sorted(every, key=lambda request: request.index)
 
     def next(self, now: float) -> BatchRequest | None:
         """It counts as out until it is `answered`."""
         if now < self.held_until:
             return None
-        if self._paused and self._paused[0][0] <= now:
+        while self._paused and self._paused[0][0] <= now:
             request = heapq.heappop(self._paused)[2]
-        elif self._waiting:
-            request = self._waiting.popleft()
-        else:
-            return None
-        self._out[request.index] = request
-        return request
+            if request.index not in self._suspected:
+                return self._go(request)
+            self._suspects.append(request)
+        if self._waiting:
+            return self._go(self._waiting.popleft())
+        if self._suspects and self._turn.holder is None:
+            self._turn.holder = self
+            return self._go(self._suspects.popleft())
+        return None
 
     def due_in_s(self, now: float) -> float | None:
         """How long until there may be a next one; None: only an answer changes that."""
-        if self._waiting:
-            return max(0.0, self.held_until - now)
+        due = [0.0] if self._waiting else [TURN_AGAIN_S] if self._suspects else []
         if self._paused:
-            return max(0.0, max(self._paused[0][0], self.held_until) - now)
-        return None
+            due.append(self._paused[0][0] - now)
+        return max(0.0, min(due), self.held_until - now) if due else None
+
+    def take_back(self, index: int) -> None:
+        """It was out, and was given up before it was answered."""
+        request = self._out.pop(index)
+        if index in self._suspected:
+            self.leave()
+            self._suspects.appendleft(request)
+        else:
+            self._waiting.appendleft(request)
+
+    def leave(self) -> None:
+        """Nothing of it goes out any more: another batch may have the turn."""
+        if self._turn.holder is self:
+            self._turn.holder = None
+
+    def _go(self, request: BatchRequest) -> BatchRequest:
+        self._out[request.index] = request
+        return request
 
     def answered(self, index: int, answer: Answer, now: float) -> bool:
         """Whether it is final. If not, the request comes again."""
-        tried = self._tried.setdefault(index, _Tried())
+        if index in self._suspected:
+            self.leave()
+        tried = self._tried.setdefault(index, Tried())
         tried.times += 1
         if answer.status is None or code_of(answer.body) in COSTLY:
             tried.costly += 1
-        if (answer.status is not None and answer.status not in AGAIN) or tried.costly >= MOST_COSTLY:
+        answered = answer.status is not None and answer.status not in AGAIN
+        if answered or answer.fault or tried.costly >= MOST_COSTLY:
             del self._out[index], self._tried[index]
             return True
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tried.times - 1, 10))
@@ -110,8 +175,7 @@ class Course:
 def result_of(request: BatchRequest, answer: Answer, name: str, at: float) -> BatchResult:
     """Of an answer that is final. `name` is the line's own id."""
     if answer.status is None:
-        error = {"code": "stream_cut", "message": f"the answer was broken off {MOST_COSTLY} times"}
-        return BatchResult(request.index, at, ok=False, line=_line(name, request, b"null", json.dumps(error).encode()))
+        return without_answer(request, answer.fault or "stream_cut", name, at)
     body, document = _one_line(answer.body)
     response = b'{"status_code": %d, "request_id": %b, "body": %b}' % (
         answer.status, json.dumps(answer.request_id).encode(), body,
@@ -121,8 +185,8 @@ def result_of(request: BatchRequest, answer: Answer, name: str, at: float) -> Ba
     return BatchResult(request.index, at, ok=ok, line=line, status=answer.status, **_tokens(document))
 
 
-def never_sent(request: BatchRequest, code: str, name: str, at: float) -> BatchResult:
-    error = {"code": code, "message": NEVER_SENT[code]}
+def without_answer(request: BatchRequest, code: str, name: str, at: float) -> BatchResult:
+    error = {"code": code, "message": WITHOUT_ANSWER[code]}
     return BatchResult(request.index, at, ok=False, line=_line(name, request, b"null", json.dumps(error).encode()))
 
 

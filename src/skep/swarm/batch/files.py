@@ -7,13 +7,18 @@ content is here has one that was deleted by hand.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from skep.units import MIB, format_bytes
+
+KEPT_FREE_BYTES = 512 * MIB  # of the disk, for results, the store and everything else that is on it
 UNFINISHED = ".part"
 UNFINISHED_S = 3600.0  # after so long nobody writes to it any more
 ORPHANED_S = 30 * 86_400.0  # a name without a row: an upload that was killed, or a store that may be brought back
@@ -31,8 +36,9 @@ def new_batch_id() -> str:
 class FileRoom:
     """Every call blocks: for threads."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, kept_free_bytes: int = KEPT_FREE_BYTES) -> None:
         self.folder = folder
+        self._kept_free_bytes = kept_free_bytes
 
     def __repr__(self) -> str:
         return f"<FileRoom {self.folder}>"
@@ -46,6 +52,15 @@ class FileRoom:
     def path(self, file_id: str) -> Path:
         assert FILE_ID.fullmatch(file_id), file_id
         return self.folder / file_id
+
+    def require_space(self, more_bytes: int) -> None:
+        """Raise OSError unless the disk has room for so much and what is kept free for others."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        free_bytes = shutil.disk_usage(self.folder).free
+        if free_bytes - more_bytes < self._kept_free_bytes:
+            has, keeps = format_bytes(free_bytes), format_bytes(self._kept_free_bytes)
+            message = f"the disk has {has} free, and uploads leave {keeps}; delete files (`DELETE /v1/files/ID`)"
+            raise OSError(errno.ENOSPC, message)
 
     def write(self, file_id: str, pieces: Iterable[bytes | memoryview]) -> int:
         """How many bytes. Raises OSError with nothing left behind."""

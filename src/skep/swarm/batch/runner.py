@@ -1,4 +1,4 @@
-"""Carries batches out, oldest first, from wherever an earlier process left them.
+"""Carries batches out from wherever an earlier process left them. Which ones at once is decided in `sharing`.
 
 One process at a time works on batches: while a gateway is replaced there are two, and a lock of the kernel, which a
 killed process cannot keep, says which.
@@ -10,25 +10,53 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
 from skep.engines.control import held
 from skep.errors import EngineError, SkepError
-from skep.store.batches import BatchRequest, BatchStore, Status, StoredBatch, StoredFile
-from skep.swarm.batch.course import Course, never_sent
+from skep.store.batches import BatchRequest, BatchStore, Status, StoredBatch, StoredFile, UnfinishedBatch
+from skep.swarm.batch.course import Course, Tried, Turn, without_answer
 from skep.swarm.batch.door import Door
 from skep.swarm.batch.files import FileRoom, new_file_id
 from skep.swarm.batch.lines import Checked, Fault, check_lines
 from skep.swarm.batch.objects import BATCH_FILE_S, fault_document
 from skep.swarm.batch.sending import Halt, Sending
+from skep.swarm.batch.sharing import MOST_AT_ONCE, UnderWay, choose
 
-MOST_AT_ONCE = 16  # batches under way
 LOOK_S = 2.0  # for what another process wrote
 LOCK_AGAIN_S = 0.25
 REST_S = 10.0  # after something went wrong with a batch that is not its own fault
 TIDY_S = 3600.0
 _BY_HALT = {Halt.CANCELLED: Status.CANCELLED, Halt.EXPIRED: Status.EXPIRED, None: Status.COMPLETED}
+
+
+@dataclass(slots=True)
+class _Carried:
+    """`ends`: it was cancelled or has expired, and nothing of it is sent any more."""
+
+    batch: UnfinishedBatch
+    since: float
+    ends: bool = False
+    gives_way: bool = False
+    sending: Sending | None = None  # None: it is being checked or its files are being written
+
+    def halt(self, why: Halt) -> None:
+        if self.sending is not None:
+            self.sending.halt(why)
+
+    def give_way(self) -> None:
+        self.gives_way = True
+        self.halt(Halt.LEAVING)
+
+    @property
+    def may_go_on(self) -> bool:
+        return self.gives_way and self.sending is not None and self.sending.may_resume
+
+    def go_on(self, now: float) -> None:
+        assert self.sending is not None
+        self.sending.resume()
+        self.gives_way, self.since = False, now
 
 
 class BatchRunner:
@@ -38,9 +66,12 @@ class BatchRunner:
         self._door = door
         self._say = say
         self._wake = asyncio.Event()
-        self._under_way: dict[str, Sending | None] = {}  # None: it is being checked or its files are being written
+        self._under_way: dict[str, _Carried] = {}
         self._resting: dict[str, float] = {}
+        self._had_turn: dict[str, float] = {}  # when a batch that goes on later gave way
+        self._tried: dict[str, dict[int, Tried]] = {}  # of batches that gave way, or are under way
         self._cancelled: set[str] = set()
+        self._turn = Turn()
         self._leaving = False
         self._abandoned = False
 
@@ -63,17 +94,15 @@ class BatchRunner:
 
     def cancel(self, batch_id: str) -> None:
         self._cancelled.add(batch_id)
-        sending = self._under_way.get(batch_id)
-        if sending is not None:
-            sending.halt(Halt.CANCELLED)
+        if batch_id in self._under_way:
+            self._under_way[batch_id].halt(Halt.CANCELLED)
         self._wake.set()
 
     def leave(self) -> None:
         """Another process takes over: finish what is out, begin nothing."""
         self._leaving = True
-        for sending in self._under_way.values():
-            if sending is not None:
-                sending.halt(Halt.LEAVING)
+        for carried in self._under_way.values():
+            carried.halt(Halt.LEAVING)
         self._wake.set()
 
     async def run(self) -> None:
@@ -85,12 +114,13 @@ class BatchRunner:
                 return
             await self._door.ready()
             async with asyncio.TaskGroup() as tasks:
-                carried = await self._take_up(tasks)
-                for carrying in carried if not self._leaving else ():
-                    carrying.cancel()
+                carrying = set[asyncio.Task[None]]()
+                await self._take_up(tasks, carrying)
+                for task in carrying if not self._leaving else ():
+                    task.cancel()
 
-    async def _take_up(self, tasks: asyncio.TaskGroup) -> set[asyncio.Task[None]]:
-        tidy_at, carried = 0.0, set[asyncio.Task[None]]()
+    async def _take_up(self, tasks: asyncio.TaskGroup, carrying: set[asyncio.Task[None]]) -> None:
+        tidy_at = 0.0
         while not self._leaving and not self._abandoned and not await asyncio.to_thread(lambda: self._store.moved):
             now = time.monotonic()
             try:
@@ -99,22 +129,47 @@ class BatchRunner:
                     tidy_at = now + TIDY_S
                 for batch_id in await asyncio.to_thread(self._store.cancelling) - self._cancelled:
                     self.cancel(batch_id)
-                for batch_id in await asyncio.to_thread(self._store.unfinished):
-                    if len(self._under_way) >= MOST_AT_ONCE or self._leaving:
-                        break
-                    if batch_id not in self._under_way and self._resting.get(batch_id, 0.0) <= now:
-                        self._under_way[batch_id] = None
-                        carried.add(carrying := tasks.create_task(self._carry(batch_id)))
-                        carrying.add_done_callback(carried.discard)
+                unfinished = await asyncio.to_thread(self._store.unfinished)
+                while not self._leaving and (carried := self._next(unfinished, now)) is not None:
+                    if carried.batch.id not in self._under_way:
+                        self._under_way[carried.batch.id] = carried
+                        carrying.add(task := tasks.create_task(self._carry(carried)))
+                        task.add_done_callback(carrying.discard)
             except (SkepError, OSError) as error:
                 self._say(f"batches cannot be looked up: {error}")
             await self._pause(LOOK_S)
+
+    def _next(self, unfinished: list[UnfinishedBatch], now: float) -> _Carried | None:
+        """What ends takes no room from what is sent, and does not wait for it. What is giving way may go on again."""
+        idle = [one for one in unfinished if one.id not in self._under_way and self._resting.get(one.id, 0.0) <= now]
+        ending = [one for one in idle if one.id in self._cancelled or one.expires_at <= time.time()]
+        if ending and sum(one.ends for one in self._under_way.values()) < MOST_AT_ONCE:
+            return _Carried(ending[0], now, ends=True)
+        under_way = [
+            UnderWay(one.batch, one.since, one.sending.waits if one.sending is not None else None)
+            for one in self._under_way.values()
+            if not one.ends and not one.gives_way
+        ]
+        leaving = [one.batch for one in self._under_way.values() if one.may_go_on]
+        choice = choose([*leaving, *(one for one in idle if one not in ending)], under_way, self._had_turn, now)
+        if choice is None:
+            return None
+        if choice.gives_way is not None:
+            self._under_way[choice.gives_way.id].give_way()
+            self._had_turn[choice.gives_way.id] = now
+        carried = self._under_way.get(choice.begins.id)
+        if carried is None:
+            return _Carried(choice.begins, now)
+        carried.go_on(now)
         return carried
 
-    async def _carry(self, batch_id: str) -> None:
+    async def _carry(self, carried: _Carried) -> None:
         """To its end, or as far as it comes: what is in its way may be gone later."""
+        batch_id = carried.batch.id
         try:
-            await self._carry_on(batch_id)
+            if await self._carry_on(carried):
+                for of_batches in (self._had_turn, self._tried):
+                    of_batches.pop(batch_id, None)
         except Exception as error:  # whatever it is, the other batches go on
             self._say(f"{batch_id} has to wait: {error!r}")
             self._resting[batch_id] = time.monotonic() + REST_S
@@ -122,20 +177,24 @@ class BatchRunner:
             del self._under_way[batch_id]
             self._wake.set()
 
-    async def _carry_on(self, batch_id: str) -> None:
+    async def _carry_on(self, carried: _Carried) -> bool:
+        """Whether it has ended."""
+        batch_id = carried.batch.id
         batch = await asyncio.to_thread(self._store.batch, batch_id)
         if batch is None or batch.status.is_final:
-            return
+            return True
         cancelled = batch_id in self._cancelled or Status.CANCELLING in batch.times
         if Status.IN_PROGRESS not in batch.times and not cancelled:
             await self._check(batch)
             batch = await asyncio.to_thread(self._store.batch, batch_id)
             if batch is None or batch.status.is_final:
-                return
+                return True
+            carried.batch = replace(carried.batch, model=batch.detail.get("model"))
         pending = await asyncio.to_thread(self._store.pending, batch_id)
-        course = Course(pending)
+        lost = await asyncio.to_thread(self._store.lost, batch_id)
+        course = Course(pending, lost, self._turn, self._tried.setdefault(batch_id, {}))
         sending = Sending(batch.order, course, store=self._store, room=self._room, door=self._door, say=self._say)
-        self._under_way[batch_id] = sending
+        carried.sending = sending
         if cancelled or batch_id in self._cancelled:
             sending.halt(Halt.CANCELLED)
         if self._leaving:
@@ -143,10 +202,12 @@ class BatchRunner:
         why = await sending.run()
         if why is None and Status.IN_PROGRESS not in batch.times:  # it was cancelled before it had any requests
             why = Halt.CANCELLED
-        self._under_way[batch_id] = None
-        if why is not Halt.LEAVING:
-            await asyncio.to_thread(self._finish, batch, course.left(), why)
-            self._cancelled.discard(batch_id)
+        carried.sending = None
+        if why is Halt.LEAVING:
+            return False
+        await asyncio.to_thread(self._finish, batch, course.left(), why)
+        self._cancelled.discard(batch_id)
+        return True
 
     async def _check(self, batch: StoredBatch) -> None:
         checked = await asyncio.to_thread(self._read, batch)
@@ -175,7 +236,9 @@ class BatchRunner:
         if why is not Halt.CANCELLED:
             self._store.become(batch.id, Status.FINALIZING, now)
         code = why.value if why is not None else ""
-        never = (never_sent(request, code, f"batch_req_{batch.id[6:]}_{request.index}", now).line for request in left)
+        never = (
+            without_answer(request, code, f"batch_req_{batch.id[6:]}_{request.index}", now).line for request in left
+        )
         written = {
             "output_file_id": ("output", self._store.lines(batch.id, ok=True)),
             "error_file_id": ("error", chain(self._store.lines(batch.id, ok=False), never)),

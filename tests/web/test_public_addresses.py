@@ -1,0 +1,153 @@
+"""In public no answer names an address of an upstream, a target or an engine, whatever page or file it is on."""
+
+import http.client
+import re
+from dataclasses import replace
+from html import unescape
+from urllib.parse import urljoin, urlsplit
+
+import pytest
+from running_site import running
+from stored_runs import ENGINE, RTX, WORKLOAD, installation, put_run, requests
+
+from sample_climb import sample_curve, sample_stages, sample_tuning
+from skep.records import GatewayRequest
+from skep.series import Alert, Event, EventKind, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
+from skep.store.series import SeriesStore
+from skep.store.tunings import KeptAnswer, TuningStore
+from skep.store.tunings_rows import packed
+from skep.tunings import Curved, Decision, Failure
+from skep.web.site import make_site
+
+NOW = 1_800_000_000.0
+HOSTS = ("10.1.2.3", "gpu-box", "fd00::7")
+AT = "10.1.2.3:8000", "gpu-box.internal:8000", "[fd00::7]:8000"
+UPSTREAMS = ("10.1.2.3-8000", "gpu-box.internal-8000")
+BEGINNINGS = (
+    "/", "/history", "/history?target=box", "/compare", "/runs", "/plan", "/leaderboard?whole=1", "/tuning", "/metrics",
+    "/api/now.json", "/api/now.csv", "/api/history.json", "/api/history.csv", "/api/compare.json", "/api/compare.csv",
+    "/api/runs.json", "/api/runs.csv", "/api/leaderboard.json", "/api/leaderboard.csv", "/api/tuning.json",
+    "/api/tuning.csv", "/healthz", "/nowhere", "/api/nowhere.json",
+)  # fmt: skip
+
+
+def fill(store):
+    _fill_series(store)
+    said = {"target": f"http://{AT[0]}", "file": f"from {AT[1]}", "workload": WORKLOAD, "concurrency": [1, 2, 4],
+            "shape": f"as on {AT[1]}", "bank": AT[0]}  # fmt: skip
+    engine = {**ENGINE, "server": AT[1], "build": f"made on {AT[0]}"}
+    host = {**RTX, "os": f"Linux on {AT[1]}", "hostname": "gpu-box"}
+    for place in range(2):
+        put_run(store, place, url=f"http://{AT[place]}/v1", config=said, engine=engine, host=host, tokens=100 + place)
+    run = put_run(store, 3, levels=(), end=None, url=f"http://{AT[1]}/v1", config=said, engine=engine, host=host)
+    store.append_requests(run, (replace(row, replica=UPSTREAMS[1], error=AT[2]) for row in requests((1, 2), failed=1)))
+    store.end_run(run, NOW - 99, "failed", f"{AT[1]} went away")
+    store.append_gateway_requests([
+        GatewayRequest(
+            id="x", arrived_at=NOW - 9, path="/v1", model="m", priority="normal", flow=f"of {AT[0]}",
+            replica=UPSTREAMS[0], attempts=1, outcome="answered", status=200, code=None, streamed=True, queued_s=0.0,
+            first_byte_s=0.1, ended_s=1.0, prompt_tokens=1, cached_tokens=None, output_tokens=1, request_bytes=1,
+            response_bytes=1,
+        )
+    ])  # fmt: skip
+    _fill_tuning(store, host)
+
+
+def _fill_series(store):
+    series = SeriesStore(store)
+    for name, at in zip(("box", "cloud"), AT, strict=False):
+        series.put_target(Target(name, f"http://{at}", model="m", added_at=NOW - 9e5))
+        for hour in range(72, 0, -1):
+            then = NOW - 3600 * hour
+            sample = Sample(then, Heat.HOT, Shape.SHORT, 1, tok_s=80 + hour % 5, ttft_ms=100.0)
+            probe = Probe(name, 0, int(then // 3600), then, then + 5, ProbeOutcome.DONE, then, model="m",
+                          host={"os": f"on {AT[1]}"}, versions={"server": f"nginx at {AT[0]}"})  # fmt: skip
+            series.append_probe(probe, [sample])
+        for place, words in enumerate((f"moved to {at}", f"{at} is new", f"as {at.rpartition(':')[0]} was")):
+            series.append_event(Event(NOW - 7200 - place, EventKind.NOTE, words, name))
+        changed = {"what": "server", "from": f"on {AT[0]}", "to": f"on {AT[1]}"}
+        series.append_event(Event(NOW - 9000, EventKind.VERSION, f"server changed from {at}", name, changed))
+        series.append_event(Event(NOW - 9100, EventKind.RESTART, f"{at} began anew", name))
+        series.append_event(Event(NOW - 9200, EventKind.NOTE, "a new fan at 10:30, driver 570.86.10", name))
+        series.append_probe(Probe(name, 0, int(NOW // 3600), NOW - 60, NOW - 50, ProbeOutcome.FAILED, NOW - 60,
+                                  error_kind="connect", error=f"no answer from {at}"))  # fmt: skip
+        series.open_alert(Alert(Rule.DOWN, name, NOW - 60, f"no answer from {at}"))
+        alert = series.open_alert(Alert(Rule.DISK, None, NOW - 60, f"the disk of {at} is full"))
+        series.close_alert(alert, NOW - 30, f"{at} has room")
+
+
+def _fill_tuning(store, host):
+    stages = sample_stages()
+    dead = Failure("no-start", f"{AT[1]} refused", f"ConnectionError: {AT[0]}", f"look at {AT[2]}")
+    stages[3] = replace(stages[3], decision=Decision.FAILED, why=f"{AT[0]} did not start", failure=dead)
+    tunings = TuningStore(store)
+    tuning = sample_tuning(host=host, base={"model": "m", "engine": "vllm", "listen": AT[0]}, created_at=NOW - 9000)
+    made = tunings.begin(tuning)
+    session = tunings.begin_session(made, NOW - 9000)
+    tunings.append_stages(made, stages, NOW - 8000)
+    kept = KeptAnswer(1, NOW - 9000, "curve", 120.0, {}, packed(Curved(tuple(sample_curve()), 120.0)))
+    tunings.append_answer(made, session, kept)
+    tunings.end_session(made, session, at=NOW - 7000, outcome="failed", reason=f"{AT[1]} went away")
+
+
+def hive(_site):
+    """A gateway in front of servers elsewhere, whose names are made of their addresses unless others are given."""
+    rows = [
+        {"name": name, "kind": "upstream", "state": "ready", "pid": None, "url": f"http://{at}", "slots": 4, "busy": 1,
+         "model": f"http://{at}/m", "engine": "remote", "restarts": 0, "why": f"{at} is slow", "node": "gpu-box"}
+        for name, at in zip(UPSTREAMS, AT, strict=False)
+    ]  # fmt: skip
+    served = [{**row, "active": 3, "releasing": 1, "state": "up", "simulated": False} for row in rows]
+    gateway = {
+        "queued": 2, "in_flight": 6, "busy": {}, "models": {}, "replicas": served, "ended": {"answered": 12},
+        "tokens": dict.fromkeys(UPSTREAMS, 10.0),
+        "queues": {f"http://{AT[0]}/m": {"interactive": 0, "normal": 2, "batch": 0}},
+    }  # fmt: skip
+    return {"phase": "ready", "url": f"http://{AT[0]}", "pid": 4321, "rows": rows, "gateway": gateway, "up_s": 90}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """Every public answer that a link leads to, by its address."""
+    paths = installation(tmp_path_factory.mktemp("addresses"), fill)
+    with running(make_site(paths, host="0.0.0.0", public=True, clock=lambda: NOW), read=hive) as ask:
+        found, left = {}, list(BEGINNINGS)
+        while left:
+            path = left.pop()
+            if path in found or path.startswith("/static/") or len(found) > 400:
+                continue
+            found[path] = ask(path)[1]
+            if "<html" in found[path]:
+                links = re.findall(r'(?:href|src|data-\w+)="(/[^"]*)"', found[path])
+                left += (urlsplit(urljoin(path, unescape(link)))._replace(fragment="").geturl() for link in links)
+        found["/live"] = _first_event(ask.port)
+    return found
+
+
+def _first_event(port):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/live")
+        answer = connection.getresponse()
+        return next(line for line in iter(answer.readline, b"") if line.startswith(b"data:")).decode()
+    finally:
+        connection.close()
+
+
+def test_no_public_answer_names_the_address_of_anything(answers):
+    wrong = {path: [host for host in HOSTS if host in body] for path, body in answers.items()}
+    assert {path: hosts for path, hosts in wrong.items() if hosts} == {}
+
+
+def test_every_kind_of_page_was_looked_at(answers):
+    looked = " ".join(answers)
+    for kind in ("/runs/2", "/report.html", "/picture.svg", "/tuning/2", "/api/tuning/", "/api/run.json?id=", "/live"):
+        assert kind in looked, kind
+    assert len(answers) > 60
+
+
+def test_what_names_no_address_is_still_told(answers):
+    assert "replica-1" in answers["/"]
+    assert "replica-2" in answers["/live"]
+    assert "a new fan at 10:30, driver 570.86.10" in answers["/history?target=box"]
+    assert "cloud" in answers["/metrics"]

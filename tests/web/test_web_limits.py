@@ -1,0 +1,234 @@
+"""What a client may use up before it has shown a key: bytes and time of a head, connections, time of a body."""
+
+import asyncio
+import contextlib
+import queue
+import socket
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+
+from skep.listening import LIMITS, Listening
+from skep.units import KIB
+from skep.wire.limits import ServerLimits
+
+QUICK = ServerLimits(head_timeout_s=0.2, body_idle_s=0.2, idle_timeout_s=0.2, write_idle_s=0.2, sweep_s=0.02)
+WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class App:
+    """Answers with the length of the body: at `/early` before it came, at `/slow` after `go_on`, at `/flood` never."""
+
+    def __init__(self):
+        self.go_on, self.gone = threading.Event(), threading.Event()
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http":
+            return
+        length, more = 0, True
+        while more and scope["path"] != "/early":
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.gone.set()
+                return
+            length, more = length + len(message["body"]), message["more_body"]
+        if scope["path"] == "/slow":
+            await asyncio.to_thread(self.go_on.wait, 10)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["path"] == "/flood":
+            async with asyncio.TaskGroup() as tasks:
+                flood = tasks.create_task(self._flood(send))
+                await receive()
+                self.gone.set()
+                flood.cancel()
+        await send({"type": "http.response.body", "body": f"{length} bytes".encode()})
+
+    async def _flood(self, send):
+        while True:
+            await send({"type": "http.response.body", "body": bytes(64 * KIB), "more_body": True})
+
+
+@contextlib.contextmanager
+def listening(limits=QUICK):
+    app, ready = App(), queue.Queue()
+    with Listening(
+        app, host="127.0.0.1", port=0, guarded=False, grace_s=1, limits=limits, on_ready=ready.put
+    ) as server:
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            port = urlsplit(ready.get(timeout=10)).port
+            yield lambda: socket.create_connection(("127.0.0.1", port), timeout=10), app
+        finally:
+            app.go_on.set()
+            server.stop()
+            thread.join(10)
+
+
+def rest_of(connection):
+    """All that comes until the server closes the connection."""
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(64 * KIB):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def send_on(connection, data):
+    """As much of it as the server takes."""
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        connection.sendall(data)
+
+
+@pytest.fixture(scope="module")
+def quick():
+    with listening() as (connect, app):
+        yield connect, app
+
+
+@pytest.fixture(scope="module")
+def usual():
+    with listening(LIMITS) as (connect, app):
+        yield connect, app
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"x" * (70 * KIB),
+        b"GET / HTTP/1.1\r\nHost: x\r\nx: " + b"y" * (70 * KIB),
+        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"x: y\r\n" * (20 * KIB),
+    ],
+)
+def test_a_head_without_end_is_refused_with_431(usual, head):
+    connect, _ = usual
+    with connect() as client:
+        send_on(client, head)
+        assert rest_of(client).startswith(b"HTTP/1.1 431 ")
+
+
+def test_what_is_not_http_is_refused_with_400(usual):
+    connect, _ = usual
+    with connect() as client:
+        client.sendall(b"\x16\x03\x01\x02\x00\x01\r\n\r\n")
+        assert rest_of(client).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_head_that_trickles_is_refused_with_408(quick):
+    connect, _ = quick
+    with connect() as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nx: ")
+        client.settimeout(0.02)
+        answer = b""
+        while not answer:
+            try:
+                answer = client.recv(100)
+            except TimeoutError:
+                client.send(b"y")
+        client.settimeout(10)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        rest_of(client)
+
+
+@pytest.mark.parametrize("before", [b"", WHOLE])
+def test_a_connection_on_which_nothing_comes_is_closed(quick, before):
+    connect, _ = quick
+    with connect() as client:
+        client.sendall(before)
+        assert rest_of(client).count(b"HTTP/1.1 ") == bool(before)
+
+
+def test_the_second_request_of_a_connection_has_no_more_time_than_the_first(quick):
+    connect, _ = quick
+    with connect() as client:
+        client.sendall(WHOLE + b"GET / HT")
+        answers = rest_of(client)
+    assert answers.startswith(b"HTTP/1.1 200 ")
+    assert b"HTTP/1.1 408 " in answers
+
+
+def test_a_body_that_does_not_come_is_refused_with_408(quick):
+    connect, app = quick
+    app.gone.clear()
+    with connect() as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\ncontent-length: 100\r\n\r\nbegin")
+        assert rest_of(client).startswith(b"HTTP/1.1 408 ")
+    assert app.gone.wait(10)
+
+
+def test_a_body_that_does_not_come_after_its_answer_is_not_waited_for_either(quick):
+    connect, _ = quick
+    with connect() as client:
+        client.sendall(b"POST /early HTTP/1.1\r\nHost: x\r\ncontent-length: 100\r\n\r\nbegin")
+        assert rest_of(client).count(b"HTTP/1.1 ") == 1
+
+
+def test_a_body_without_end_between_its_chunks_is_refused(usual):
+    connect, _ = usual
+    with connect() as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
+        send_on(client, b"trailer: " + b"x" * (70 * KIB))
+        assert rest_of(client).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_client_that_does_not_read_its_answer_is_let_go(quick):
+    connect, app = quick
+    app.gone.clear()
+    with connect() as client:
+        client.sendall(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert app.gone.wait(10)
+
+
+def test_a_client_that_reads_on_may_take_as_long_as_it_likes(quick):
+    """A download never waits for nothing, and its reader is no idle one."""
+    connect, _ = quick
+    with connect() as client:
+        client.sendall(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
+        for _ in range(4):
+            with connect() as idle:
+                idle.setblocking(False)
+                while not _is_closed(idle):  # a time limit passes
+                    assert client.recv(256 * KIB)
+                    threading.Event().wait(0.01)  # slower than the server writes
+
+
+def _is_closed(connection):
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_an_answer_may_take_longer_than_a_request(quick):
+    """No time limit is on what the server itself does."""
+    connect, app = quick
+    with connect() as client, connect() as idle:
+        client.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert rest_of(idle) == b""  # a time limit has passed
+        app.go_on.set()
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_long_body_is_taken(usual):
+    connect, _ = usual
+    with connect() as client:
+        length = 3 * 1024 * KIB
+        client.sendall(f"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\ncontent-length: {length}\r\n\r\n".encode())
+        client.sendall(bytes(length))
+        assert f"{length} bytes".encode() in rest_of(client)
+
+
+def test_more_connections_than_the_limit_are_closed_at_once():
+    with listening(ServerLimits(max_connections=2)) as (connect, _):
+        with connect() as first, connect() as second, connect() as third:
+            for client in (first, second):
+                client.sendall(WHOLE)
+                assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+            send_on(third, WHOLE)
+            assert rest_of(third) == b""
+            first.sendall(WHOLE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+            rest_of(first)
+        with connect() as fourth:
+            fourth.sendall(WHOLE)
+            assert fourth.recv(100).startswith(b"HTTP/1.1 200 ")
