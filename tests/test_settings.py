@@ -194,12 +194,9 @@ def test_one_replica_more_leaves_the_threads_of_the_others_alone(tmp_path):
     assert plan(64, plan(1))[0] == plan(1)[0]
 
 
-def test_a_cluster_and_the_bounds_of_scaling_come_from_the_file_and_survive_json():
-    table = {"replicas": 2, "max_replicas": 5, "scale_up_wait": "2s", "scale_down_after": "1m"}
-    told = parse_settings({"cluster": {"address": "10.0.0.1:6379", "hive": "team-a"}, "serve": [table]}, "test", {})
+def test_a_cluster_comes_from_the_file_and_survives_json():
+    told = parse_settings({"cluster": {"address": "10.0.0.1:6379", "hive": "team-a"}}, "test", {})
     assert told.cluster == Cluster("10.0.0.1:6379", "team-a")
-    serve = told.serve[0]
-    assert (serve.max_replicas, serve.scale_up_wait_s, serve.scale_down_after_s) == (5, 2.0, 60.0)
     wished = Wishes(cluster=Cluster("auto", guest=True)).apply(told)
     assert wished.cluster == Cluster("auto", "skep", guest=True), "the command line wins"
     assert settings_of(json.loads(json.dumps(asdict(wished)))) == wished
@@ -213,13 +210,9 @@ def test_a_cluster_and_the_bounds_of_scaling_come_from_the_file_and_survive_json
         ({"cluster": {"address": ""}}, "`` is no address"),
         ({"cluster": {"address": "auto", "hive": "a b"}}, "`a b` is no name for a hive"),
         ({"cluster": {"adress": "auto"}}, "`cluster.adress` is an unknown key"),
-        ({"serve": [{"replicas": 3, "max_replicas": 2}]}, "`max_replicas` 2 of `smollm2-135m` is below `replicas` 3"),
-        ({"serve": [{"max_replicas": 2, "idle_unload": "5m"}]}, "`max_replicas` and `on_demand`"),
-        ({"serve": [{"max_replicas": 2, "scale_down_after": "0s"}]}, "`serve.scale_down_after` = `0s` leaves no time"),
-        ({"serve": [{"max_replicas": 2, "scale_up_wait": "soon"}]}, "`serve.scale_up_wait`: `soon` is not a duration"),
     ],
 )
-def test_a_cluster_or_a_bound_that_cannot_be_is_refused(document, words):
+def test_a_cluster_that_cannot_be_is_refused(document, words):
     with pytest.raises(UserError) as caught:
         parse_settings(document, "skep.toml", {})
     assert words in caught.value.message

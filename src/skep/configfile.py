@@ -71,9 +71,6 @@ class ServeTable(_Table):
     model: str = EMBEDDED_MODEL
     engine: str = "embedded"
     replicas: int = Field(default=1, ge=1, le=1024)
-    max_replicas: int | None = Field(default=None, ge=1, le=1024)
-    scale_up_wait: str = "5s"
-    scale_down_after: str = "10m"
     slots: int = Field(default=4, ge=1, le=1024)
     context: int | None = Field(default=None, ge=64)
     threads: int | None = Field(default=None, ge=1)
@@ -98,12 +95,6 @@ class ServeTable(_Table):
         if self.pinned and (self.on_demand or self.idle_unload is not None):
             other = "idle_unload" if self.idle_unload is not None else "on_demand"
             raise UserError(f"`pinned` and `{other}` of `{self.model}` contradict each other", hint="leave one out")
-        if self.max_replicas is not None and self.max_replicas < self.replicas:
-            what = f"`max_replicas` {self.max_replicas} of `{self.model}` is below `replicas` {self.replicas}"
-            raise UserError(what, hint="raise it, or leave it out")
-        if self.max_replicas is not None and (self.on_demand or self.idle_unload is not None):
-            hint = "leave one out: what is loaded on demand has a fixed number of replicas"
-            raise UserError(f"`max_replicas` and `on_demand` of `{self.model}` contradict each other", hint=hint)
         return Serve(
             model=self.model,
             engine=self.engine,
@@ -124,9 +115,6 @@ class ServeTable(_Table):
             pinned=self.pinned,
             idle_unload_s=_seconds(self.idle_unload, "serve.idle_unload", above=0),
             room=self.room,
-            max_replicas=self.max_replicas,
-            scale_up_wait_s=parse_seconds(self.scale_up_wait, key="serve.scale_up_wait"),
-            scale_down_after_s=parse_seconds(self.scale_down_after, key="serve.scale_down_after", above=0),
         )
 
 

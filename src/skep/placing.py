@@ -198,7 +198,7 @@ def _refuse(serve: Serve) -> None:
     """What means something on one machine only."""
     where = f"`{serve.model}` on a cluster"
     if serve.on_demand:
-        hint = "leave `on_demand` and `idle_unload` out; `max_replicas` follows the load"
+        hint = "leave `on_demand` and `idle_unload` out"
         raise UserError(f"{where} cannot be loaded on demand", hint=hint)
     if serve.gpus:
         raise UserError(f"{where} takes no `gpus`", hint="leave it out: Ray gives each replica its cards")
@@ -270,13 +270,12 @@ def card_share(serve: Serve) -> float:
 
 
 def _threads(tables: Sequence[_Table], running: Sequence[Launch], avoid: Collection[str]) -> int:
-    """Of each replica whose CPU threads nobody says: the free cores, divided among all that may still come."""
+    """Of each replica whose CPU threads nobody says: the free cores, divided among all that are still to come."""
     open_ones = [table for table in tables if table.threaded and table.serve.threads is None and table.kept is None]
     stand = {launch.name for launch in running}
     coming = 0
     for table in open_ones:
-        most = max(table.serve.replicas, table.serve.max_replicas or 0)
-        coming += sum(f"{table.stem}-{number}" not in stand for number in range(most))
+        coming += sum(f"{table.stem}-{number}" not in stand for number in range(table.serve.replicas))
     nodes = {node.id: node for table in open_ones for node in table.nodes if node.name not in avoid}
     return threads_each(coming, list(nodes.values()))
 

@@ -41,9 +41,6 @@ class Serve:
     pinned: bool = False  # stays loaded, whoever needs the room
     idle_unload_s: float | None = None
     room: str | None = None  # memory it takes, where that cannot be worked out: "8GiB"
-    max_replicas: int | None = None  # more than `replicas`: as many as the load asks for, up to so many
-    scale_up_wait_s: float = 5.0  # a request that waits longer asks for more replicas
-    scale_down_after_s: float = 600.0  # one replica fewer would have done for so long
     kind: str = ""  # of cluster node it was planned for; empty: any
 
 

@@ -43,7 +43,7 @@ MIXED = survey(node("a", RTX, 2), node("b", RTX, 2), node("big", H200, 1), node(
 def test_a_model_that_skep_carries_gets_a_replica_on_every_node_that_has_the_engine():
     (serve,) = serves_for(Wanted("smollm2-135m", slots=8), survey(node("a"), node("b")))
     assert (serve.engine, serve.replicas, serve.slots) == ("embedded", 2, 8)
-    assert serves_for(Wanted("smollm2-135m", replicas=5), PAIR, most=9)[0].max_replicas == 9
+    assert serves_for(Wanted("smollm2-135m", replicas=5), PAIR)[0].replicas == 5
 
 
 def test_nodes_of_one_kind_are_planned_once_and_filled(capsys):
@@ -68,25 +68,6 @@ def test_so_many_replicas_are_taken_from_the_fastest_kinds():
         ("2x NVIDIA GeForce RTX 3090", 1),
     ]
     assert shared_out(5, [2, 2, 9]) == [2, 2, 1]
-
-
-def test_under_load_all_kinds_may_serve_also_those_that_begin_with_none(capsys):
-    first, second = serves_for(Wanted(AWQ, replicas=1), MIXED, most=3)
-    assert (first.kind, first.replicas, first.max_replicas) == ("1x NVIDIA H200", 1, 1)
-    assert (second.kind, second.replicas, second.max_replicas) == ("2x NVIDIA GeForce RTX 3090", 0, 2)
-    assert "planned for 2x NVIDIA GeForce RTX 3090 (a, b): under load, up to 2 x " in capsys.readouterr().err
-    many = serves_for(Wanted(AWQ, replicas=1), MIXED, most=9)
-    assert sum(serve.max_replicas for serve in many) == 9, "another node may join"
-
-
-def test_no_more_begin_than_there_may_be_under_load():
-    """`--max-replicas 2` with room for four began four, without a word."""
-    (serve,) = serves_for(Wanted(AWQ, tp=1), PAIR, most=2)
-    assert (serve.replicas, serve.max_replicas) == (2, 2)
-    (serve,) = serves_for(Wanted("smollm2-135m"), survey(node("a"), node("b"), node("c")), most=2)
-    assert (serve.replicas, serve.max_replicas) == (2, 2)
-    (serve,) = serves_for(Wanted("smollm2-135m"), survey(node("a")), most=2)
-    assert (serve.replicas, serve.max_replicas) == (1, 2)
 
 
 def test_more_replicas_than_a_node_would_like_are_planned_narrower():
@@ -161,9 +142,6 @@ def called(*words):
         (("up", "--cluster", "127.0.0.1:1", "--engine-port", "9000"), "--cluster and --engine-port contradict"),
         (("up", "--cluster", "somewhere"), "`somewhere` is no address of a Ray cluster"),
         (("up", "--hive", "mine"), "--hive names a hive of a cluster"),
-        (("up", "--replicas", "3", "--max-replicas", "2"), "--max-replicas 2 is below the 3 replicas"),
-        (("up", "qwen3-8b", "--cluster", "auto", "--replicas", "4", "--max-replicas", "2"),
-         "--max-replicas 2 is below the 4 replicas of `qwen3-8b`"),
         (("gateway", "--cluster", "127.0.0.1:1", "--upstream", "http://127.0.0.1:9", "--slots", "1"),
          "--cluster and --upstream contradict"),
     ],

@@ -61,12 +61,12 @@ def test_a_gateway_and_the_one_it_replaces_are_told_as_one():
     assert told["ended"] == {"answered": 21}
 
 
-def test_the_longest_wait_of_all_gateways_counts():
-    one = {"queued": 1, "busy": 2, "wait_s": 3.0, "idle_s": None}
-    other = {"queued": 2, "busy": 0, "wait_s": 9.0, "idle_s": 4.0}
-    older = {"queued": 0, "busy": 1, "idle_s": 1.0}  # of a version that does not tell it
+def test_a_model_is_idle_since_the_last_answer_of_all_gateways():
+    one = {"queued": 1, "busy": 2, "idle_s": None}
+    other = {"queued": 2, "busy": 0, "idle_s": 4.0}
+    third = {"queued": 0, "busy": 1, "idle_s": 1.0}
     assert together(None, one) == one
-    assert together(together(one, other), older) == {"queued": 3, "busy": 3, "wait_s": 9.0, "idle_s": 1.0}
+    assert together(together(one, other), third) == {"queued": 3, "busy": 3, "idle_s": 1.0}
 
 
 def test_without_a_gateway_there_is_nothing_to_tell():

@@ -9,11 +9,9 @@ from test_elsewhere import FAR, hive_of
 from skep.engines.lifecycle import State
 from skep.errors import EngineError
 
-TABLE = {"model": "m", "max_replicas": None, "on_demand": False, "scale_up_wait_s": 5.0, "scale_down_after_s": 600.0}
 
-
-def settings(replicas, **more):
-    return {"serve": [{**TABLE, "replicas": replicas, **more}], "cluster": {"address": "auto"}}
+def settings(replicas):
+    return {"serve": [{"model": "m", "replicas": replicas}], "cluster": {"address": "auto"}}
 
 
 def rebuilt(document, hive, _running):
@@ -57,7 +55,8 @@ def test_only_a_drained_one_is_not_left(tmp_path):
         hint = await refused(hive, 1, "`m` would be left without a replica that serves: m-0 is drained")
         assert hint == "the last ones go first; `skep undrain a` lets it in again"
         assert hive.crew.names == ["m-0", "m-1"]
-        assert hive._remaking.bounds()["m"].minimum == 2, "nothing has changed"
+        shown = await hive._control({"op": "scale"})
+        assert shown["models"] == [{"model": "m", "replicas": 2, "ready": 2}], "nothing has changed"
         hive.crew.undrain("a")
         hive.crew.drain("m-0")
         assert "`skep undrain m-0` lets" in await refused(hive, 1, "m-0 is drained")

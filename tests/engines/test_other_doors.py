@@ -16,7 +16,7 @@ from skep.engines.otherdoors import FRESH_S, SILENT_S, OtherDoors
 from skep.errors import EngineError
 
 SECOND = replace(FAR, name="m-1")
-THERE = {"m": {"queued": 0, "busy": 1, "wait_s": 0.0, "idle_s": None}}
+THERE = {"m": {"queued": 0, "busy": 1, "idle_s": None}}
 
 
 def others(launch, changed):

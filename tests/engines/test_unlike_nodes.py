@@ -29,10 +29,8 @@ def test_a_change_is_told_the_nodes_that_are_drained_here_and_at_other_doors(tmp
     asyncio.run(run())
 
 
-def test_a_reload_leaves_replicas_that_the_load_called_on_the_kind_where_they_fitted(tmp_path):
-    """It wanted them on the first kind again, which was full: not even a key could be taken back."""
-    table = {"model": "m", "on_demand": False, "replicas": 0, "max_replicas": 2, "scale_up_wait_s": 5.0,
-             "scale_down_after_s": 600.0}  # fmt: skip
+def test_more_replicas_go_to_the_next_kind_where_the_first_one_is_full(tmp_path):
+    table = {"model": "m", "replicas": 0}
     asked = {"serve": [{**table, "kind": "large", "replicas": 1}, {**table, "kind": "small"}]}
     seen = []
 
@@ -45,13 +43,9 @@ def test_a_reload_leaves_replicas_that_the_load_called_on_the_kind_where_they_fi
 
     async def run():
         async with hive_of(tmp_path, FAR, rebuild=rebuild) as (supervisor, _):
-            reload = {"op": "reload", "settings": asked, "wait": True}
-            await supervisor._control(reload)
-            await supervisor._remaking.scale_by_load("m", 2)
-            await supervisor._remaking._outcome(wait=True)
+            await supervisor._control({"op": "reload", "settings": asked, "wait": True})
+            told = await supervisor._control({"op": "scale", "model": "m", "replicas": 2, "wait": True})
+            assert (told["added"], told["unchanged"]) == (["m-1"], ["m-0"])
             assert seen == [(1, 0), (2, 0), (1, 1)]
-            told = await supervisor._control(reload)
-            assert (seen[-1], told["unchanged"]) == ((1, 1), ["m-0", "m-1"])
-            assert supervisor._remaking.bounds()["m"].minimum == 1, "the least is as asked for"
 
     asyncio.run(run())

@@ -107,34 +107,6 @@ def test_a_node_killed_under_load_loses_no_request_and_its_replica_moves(nodes, 
     assert (gateway["busy"], gateway["queued"]) == (0, 0)
 
 
-def test_replicas_follow_the_load_between_the_least_and_the_most(nodes, door, tmp_path):
-    nodes.add("b")
-    nodes.add("c")
-    config = tmp_path / "skep.toml"
-    config.write_text(
-        f"""[[serve]]
-model = "{MODEL}"
-slots = 1
-context = 512
-threads = 1
-max_replicas = 2
-scale_up_wait = "1s"
-scale_down_after = "5s"
-
-[cluster]
-address = "{nodes.address}"
-"""
-    )
-    one = door()
-    one.up("up", "--config", str(config))
-    assert ready(one, 1)
-    with Agents(one.url, 6) as agents:
-        assert until(lambda: ready(one, 2)), one.run("ps").stdout
-        agents.until_answered(6)
-    assert until(lambda: ready(one, 1), 90.0), one.run("ps").stdout
-    assert agents.account.answered == agents.account.begun, agents.account
-
-
 def test_a_reload_reaches_the_posts_and_ends_no_engine_and_what_cannot_be_is_refused(nodes, door, tmp_path):
     """Also a post that Ray starts anew has what was reloaded, not what it was created with."""
     nodes.add("b")

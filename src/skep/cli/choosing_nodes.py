@@ -43,27 +43,23 @@ def survey_nodes(address: str, paths: Sequence[str] = ()) -> Survey:
     return survey(address, paths=paths, slow=lambda: note(f"asking the nodes of the cluster at {address} ..."))
 
 
-def serves_for(wanted: Wanted, survey: Survey, most: int | None = None) -> tuple[Serve, ...]:
-    """One table for each kind of node that serves it. `most`: replicas under load, of all kinds together."""
+def serves_for(wanted: Wanted, survey: Survey) -> tuple[Serve, ...]:
+    """One table for each kind of node that serves it."""
     from skep.presetfile import find_preset
 
     if wanted.engine is not None and wanted.engine not in ENGINES:
         raise UserError(f"there is no engine `{wanted.engine}`", hint=f"known: {', '.join(ENGINES)}")
     preset = find_preset(wanted.name, user_paths(os.environ).config / "presets")
     if preset is not None:
-        return (_under_load(_of_preset(preset, wanted, survey), most),)
+        return (replace(_of_preset(preset, wanted, survey), gpus=()),)
     with_cards = [node for node in survey.nodes if node.facts is not None and node.facts.cards]
     llama = any(node.facts is not None and "llamacpp" in node.facts.engines for node in with_cards)
     if for_the_embedded(wanted, llama_cards=llama):
-        return (_under_load(_embedded(wanted, survey, most), most),)
+        return (_embedded(wanted, survey),)
     if with_cards and wanted.engine in (None, *FOR_PLANS) and not unplanned(wanted):
         _check_readable(wanted)
-        return _of_plans(wanted, survey, most)
-    return (_under_load(as_told(wanted, cards=bool(with_cards), where=IN_CLUSTER), most),)
-
-
-def _under_load(serve: Serve, most: int | None) -> Serve:
-    return replace(serve, max_replicas=most, gpus=())
+        return _of_plans(wanted, survey)
+    return (replace(as_told(wanted, cards=bool(with_cards), where=IN_CLUSTER), gpus=()),)
 
 
 def _check_readable(wanted: Wanted) -> None:
@@ -90,10 +86,10 @@ def _of_preset(preset: Preset, wanted: Wanted, survey: Survey) -> Serve:
     return serve
 
 
-def _embedded(wanted: Wanted, survey: Survey, most: int | None) -> Serve:
-    """One replica a node that has the engine, unless somebody says how many; never more than `most`."""
+def _embedded(wanted: Wanted, survey: Survey) -> Serve:
+    """One replica a node that has the engine, unless somebody says how many."""
     able = sum(node.facts is not None and "embedded" in node.facts.engines and node.cpus >= 1 for node in survey.nodes)
-    count = wanted.replicas or min(max(1, able), most or able or 1)
+    count = wanted.replicas or max(1, able)
     serve = Serve(model=wanted.name, checkpoint=wanted.checkpoint, replicas=count)
     slots, context = wanted.slots or serve.slots, wanted.context or serve.context_tokens
     return replace(serve, slots=slots, context_tokens=context)
@@ -116,28 +112,20 @@ class OfKind:
         return self.best.tok_s / max(1, self.best.plan.setup.layout.replicas)
 
 
-def _of_plans(wanted: Wanted, survey: Survey, most: int | None) -> tuple[Serve, ...]:
+def _of_plans(wanted: Wanted, survey: Survey) -> tuple[Serve, ...]:
     found = _best_kinds(wanted, survey)
     room = sum(one.fits for one in found)
     if room < (wanted.replicas or 1):
         raise _no_room(wanted, found, room)
-    fits = [one.fits for one in found]
-    counts = shared_out(wanted.replicas or min(room, most or room), fits)
-    peaks = shared_out(most or 0, fits)
-    if most is not None:
-        peaks[0] += most - sum(peaks)  # more than fits now: another node may join
-    shares = list(zip(found, counts, peaks, strict=True))
-    unused = [one for one, count, peak in shares if not count and not peak]
+    counts = shared_out(wanted.replicas or room, [one.fits for one in found])
+    shares = list(zip(found, counts, strict=True))
+    unused = [one for one, count in shares if not count]
     for line in left_out_lines(node for one in unused for node in one.busy):  # of the others `skep.placing` tells
         note(f"warning: {line}")
-    used = [(one, count, peak) for one, count, peak in shares if count or peak]
-    for one, count, peak in used:
-        when = "" if count else " under load, up to"
-        note(f"planned for {kind_words(one)}:{when} {count or peak} x {one.best}")
-    return tuple(
-        replace(one.best.serve, replicas=count, gpus=(), kind=one.kind, max_replicas=None if most is None else peak)
-        for one, count, peak in used
-    )
+    used = [(one, count) for one, count in shares if count]
+    for one, count in used:
+        note(f"planned for {kind_words(one)}: {count} x {one.best}")
+    return tuple(replace(one.best.serve, replicas=count, gpus=(), kind=one.kind) for one, count in used)
 
 
 def _best_kinds(wanted: Wanted, survey: Survey) -> list[OfKind]:

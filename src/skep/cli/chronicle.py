@@ -19,9 +19,6 @@ class Chronicle:
             state = (row["state"], row["pid"] if row["state"] == "ready" else None)
             details = {key: row.get(key) for key in ("name", "node", "pid", "url", "why")}
             self._say(row["name"], state, f"{row['kind']}.{row['state']}", details)
-            for standing in row.get("scaling", ()):
-                details = {key: standing[key] for key in ("model", "replicas", "least", "most", "why")}
-                self._say(f"{standing['model']} scaled", tuple(details.values()), "model.scaled", details)
 
         for left in supervisor.left_behind:
             self._say(f" {left}", (), "hive.left_behind", {"what": left})

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from skep.cli.output import byte_progress, note, number, print_json, print_table
 from skep.engines.logfile import open_log
-from skep.engines.shown import scaling_words
 from skep.errors import EngineError, SkepError
 from skep.places import Paths
 from skep.settings import Settings
@@ -142,7 +141,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
     counts = [number(row.get(key), 0).replace(",", "") for key in ("pid", "slots", "busy", "queued", "restarts")]
     remarks = ["simulated" if row.get("simulated") else "", row.get("why") or ""]
     remarks += [f"{row['share']} slots for this gateway"] if "share" in row else []
-    remarks += [scaling_words(standing) for standing in row.get("scaling", ())]
     return [row["name"], row["state"], *counts, row["url"] or "–", "; ".join(filter(None, remarks))]
 
 

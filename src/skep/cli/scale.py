@@ -58,10 +58,8 @@ def parse_wanted(text: str | None) -> tuple[str | None, int | None]:
 def _show(models: list[dict[str, Any]]) -> None:
     from skep.cli.output import print_table
 
-    rows = [[row["model"], *(str(row[key]) for key in ("replicas", "ready", "least", "most")), row["why"] or ""]
-            for row in models]  # fmt: skip
-    columns = ("MODEL", "REPLICAS", "READY", "LEAST", "MOST", "NOTE")
-    print_table(columns, rows, right=("REPLICAS", "READY", "LEAST", "MOST"))
+    rows = [[row["model"], str(row["replicas"]), str(row["ready"])] for row in models]
+    print_table(("MODEL", "REPLICAS", "READY"), rows, right=("REPLICAS", "READY"))
 
 
 def _tell(answer: dict[str, Any], *, waited: bool) -> None:

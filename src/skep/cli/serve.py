@@ -44,7 +44,6 @@ def up(
         bool, typer.Option("--embedded", help="The embedded model, even if there is a skep.toml.")
     ] = False,
     replicas: Annotated[int | None, typer.Option(min=1, max=1024, help="Engine processes.")] = None,
-    max_replicas: Annotated[int | None, typer.Option(min=1, max=1024, help="As many under load.")] = None,
     slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Sequences a replica decodes at a time.")] = None,
     context: Annotated[int | None, typer.Option(min=64, help="Tokens of context per slot.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per replica.")] = None,
@@ -92,7 +91,6 @@ def up(
     if where is not None:
         refuse_together("--cluster", gpus=gpus is not None, **{"engine-port": bool(engine_port)})
     serve = {"replicas": replicas, "slots": slots, "context_tokens": context, "threads": threads}
-    serve |= {"max_replicas": max_replicas}
     plan = given(link=link, engine=engine, quant=quant, kv=kv, spec=spec, tp=tp, agents=agents)
     real = given(checkpoint=checkpoint, gpus=gpus, memory_share=memory_share, binary=binary)
     served: tuple[Serve, ...] = ()
@@ -113,7 +111,7 @@ def up(
         told = {**plan, **real, "gpus": parse_gpus(gpus)}
         asked = Wanted(model, replicas=replicas, slots=slots, context=context, **told)
         if where is not None:
-            served, serve = _on_nodes(asked, where.address, max_replicas), {"threads": threads}
+            served, serve = _on_nodes(asked, where.address), {"threads": threads}
         else:
             chosen = serve_for(asked)
             served = (chosen,) if chosen is not None else ()
@@ -146,11 +144,10 @@ def cluster_of(address: str | None, hive: str | None, config: Path | None, *, gu
     return make_cluster(address, hive or (found.hive if found is not None else "skep"), guest=guest)
 
 
-def _on_nodes(wanted: Wanted, address: str, most: int | None) -> tuple[Serve, ...]:
+def _on_nodes(wanted: Wanted, address: str) -> tuple[Serve, ...]:
     from skep.cli.choosing_nodes import serves_for, survey_nodes
 
-    _check_most(wanted.name, wanted.replicas, most)
-    return serves_for(wanted, survey_nodes(address), most)
+    return serves_for(wanted, survey_nodes(address))
 
 
 def refuse_together(option: str, **others: bool) -> None:
@@ -178,20 +175,12 @@ def start(wishes: Wishes, config: Path | None, *, detach: bool, as_json: bool) -
     if not settings.serve and not settings.upstream and not guest:
         hint = "`skep gateway --upstream http://127.0.0.1:8000 --slots 8`, or an [[upstream]] table in skep.toml"
         raise UserError("no upstream is given", hint=hint)
-    for table in settings.serve:
-        _check_most(table.model, table.replicas, table.max_replicas)
     if settings.cluster is None:
         hive.learn_flags(settings)
     if detach:
         hive.serve_detached(settings, paths, as_json=as_json)
     else:
         hive.serve_here(settings, paths, as_json=as_json)
-
-
-def _check_most(model: str, replicas: int | None, most: int | None) -> None:
-    if most is not None and replicas is not None and most < replicas:
-        what = f"--max-replicas {most} is below the {replicas} replicas of `{model}`"
-        raise UserError(what, hint="raise it, or set --replicas")
 
 
 def down(

@@ -22,7 +22,7 @@ import typer
 
 from skep.cli.output import note, number, print_json
 from skep.cli.serve import JsonOption
-from skep.engines.shown import OUTCOMES, Shown, Status, replicas_of, scaling_words, scalings_of, up_s
+from skep.engines.shown import OUTCOMES, Shown, Status, replicas_of, up_s
 from skep.errors import SkepError
 from skep.stats.rates import WINDOW_S, Rate, TokenRates
 from skep.units import format_seconds, parse_seconds
@@ -177,7 +177,6 @@ class View:
             [("requests  ", "bold"), (f"{now}, {page.figure(rates['requests_per_s'])}/s ended", "")],
             [("so far    ", "bold"), (outcomes, "")],
             [("tokens    ", "bold"), (speed, ""), (history, "cyan")],
-            *([("scaling   ", "bold"), (scaling_words(standing), "")] for standing in scalings_of(self.status)),
         ]
 
     def _queue_table(self, page: Page) -> list[Line]:

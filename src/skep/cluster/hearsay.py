@@ -102,4 +102,4 @@ def told_by(others: Iterable[Message]) -> Told:
 def _figures(said: Message) -> Message:
     idle_s: Any = said["idle_s"]
     counts = {key: int(said[key]) for key in ("queued", "busy")}
-    return {**counts, "wait_s": float(said.get("wait_s", 0.0)), "idle_s": None if idle_s is None else float(idle_s)}
+    return {**counts, "idle_s": None if idle_s is None else float(idle_s)}

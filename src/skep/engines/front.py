@@ -216,8 +216,7 @@ def together(one: Message | None, other: Message) -> Message:
         return other
     idle = [figures["idle_s"] for figures in (one, other) if figures["idle_s"] is not None]
     counts = {key: one[key] + other[key] for key in ("queued", "busy")}
-    wait_s = max(figures.get("wait_s", 0.0) for figures in (one, other))  # an older one does not tell it
-    return {**counts, "wait_s": wait_s, "idle_s": min(idle) if idle else None}
+    return {**counts, "idle_s": min(idle) if idle else None}
 
 
 def added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

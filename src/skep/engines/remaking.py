@@ -18,7 +18,7 @@ from skep.engines.hive import Hive, Rebuild
 from skep.engines.housing import Housing
 from skep.engines.leaving import check_leave
 from skep.engines.lifecycle import RestartPolicy, State
-from skep.engines.scaling import Bounds, Document, bounds_of, divided_as, rescaled, tables_of
+from skep.engines.scaling import Document, models_of, rescaled, tables_of
 from skep.engines.sidecar import Sidecar
 from skep.errors import DoesNotFit, EngineError, SkepError
 from skep.wire.link import Message
@@ -44,7 +44,6 @@ class Remaking:
     ) -> None:
         self.hive = hive
         self.stay = False  # a change brought none up, or left none: wait for the next one instead of giving up
-        self._asked = hive.settings  # as the user asked for: what the load makes of it is in `hive.settings`
         self._rebuild = rebuild
         self._tasks = tasks
         self._crew = crew
@@ -70,32 +69,29 @@ class Remaking:
             if task is not None:
                 task.cancel()
 
-    def bounds(self) -> dict[str, Bounds]:
-        """By model that skep starts: the least and the most replicas, as the user asked for."""
-        return bounds_of(self._asked)
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Those that skep starts."""
+        return models_of(self.hive.settings)
 
     # What is asked for
 
     async def reload(self, message: Message) -> Message:
         """Settings take effect before the answer; replicas come and go after it, or before it with `wait`."""
-        asked = message["settings"]
-        hive, plan = await self._become(lambda: [self._as_loaded(asked)], asked=asked, all_of_it=True)
+        hive, plan = await self._become(lambda: [message["settings"]], all_of_it=True)
         await self._outcome(wait=bool(message.get("wait")))
         return {"ok": True, **plan.document(), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
 
     async def scale(self, model: str, replicas: int, *, wait: bool) -> Message:
-        """As many replicas of the model as the user says: also the least, where the load decides."""
-        before = self._count(self.hive.settings, model)
-        plan = await self._scale(model, replicas, asked=True)
+        """As many replicas of the model as the user says."""
+        now = self.hive.settings
+        before = sum(now["serve"][place]["replicas"] for place in tables_of(now, model))
+        _, plan = await self._become(lambda: rescaled(self.hive.settings, model, replicas))
         await self._outcome(wait=wait)
         for name in plan.added if wait else ():
             hint = f"`skep logs {name}` shows more; `skep scale {model}={before}` takes it back"
             await self._crew.until_up(name, hint=hint)
         return {"ok": True, "model": model, "before": before, "replicas": replicas, **plan.document()}
-
-    async def scale_by_load(self, model: str, replicas: int) -> None:
-        """Within what the user asked for."""
-        await self._scale(model, replicas, asked=False)
 
     async def adopt(self, launches: Sequence[Launch]) -> None:
         """These replicas and no others, which another door keeps. Those that go finish their answers meanwhile."""
@@ -125,35 +121,7 @@ class Remaking:
             del self._leaving[name]
         self._take_over()
 
-    async def _scale(self, model: str, replicas: int, *, asked: bool) -> Changes:
-        def ways() -> Iterable[Document]:
-            return rescaled(self.hive.settings, model, replicas)
-
-        hive, plan = await self._become(ways)
-        if asked:
-            of_it = tables_of(self._asked, model)
-            tables = [hive.settings if place in of_it else self._asked for place in range(len(self._asked["serve"]))]
-            self._asked = {**self._asked, "serve": [source["serve"][place] for place, source in enumerate(tables)]}
-        return plan
-
-    def _as_loaded(self, asked: Document) -> Document:
-        """Those that the load decides on stay as many as they are, as far as these settings let them."""
-        document = asked
-        for model, bounds in bounds_of(asked).items():
-            now = self._count(self.hive.settings, model) if bounds.scales else 0
-            same = divided_as(self.hive.settings, document, model) if now and bounds.clamp(now) == now else None
-            if same is not None:
-                document = same
-            elif now and bounds.clamp(now) != bounds.minimum:
-                document = next(iter(rescaled(document, model, bounds.clamp(now))))
-        return document
-
-    def _count(self, document: Document, model: str) -> int:
-        return sum(document["serve"][place]["replicas"] for place in tables_of(document, model))
-
-    async def _become(
-        self, ways: Callable[[], Iterable[Document]], *, asked: Document | None = None, all_of_it: bool = False
-    ) -> tuple[Hive, Changes]:
+    async def _become(self, ways: Callable[[], Iterable[Document]], *, all_of_it: bool = False) -> tuple[Hive, Changes]:
         """The first of these settings that can be. Without `all_of_it`, nothing but the replicas changes."""
         if not self.possible:
             why = f"{self._begun} is under way" if self._begun else f"skep is {self._phase()}"
@@ -171,7 +139,7 @@ class Remaking:
             else:
                 hive = replace(self.hive, replicas=hive.replicas, settings=hive.settings)
                 check_leave(self._crew, changes(running, hive.replicas).removed)
-            self.hive, self._asked = hive, self._asked if asked is None else asked
+            self.hive = hive
             self._carrying = self._tasks.create_task(self._carry_out(hive, running, patient=all_of_it))
         except BaseException:
             self._begun = ""

@@ -64,17 +64,6 @@ def _shown(row: dict[str, Any], entries: list[dict[str, Any]], *, told: bool) ->
     return Shown(name, model, state, slots, active if entries else None, releasing, restarts, mark, why, node)
 
 
-def scalings_of(status: Status) -> list[dict[str, Any]]:
-    """The models whose replicas the load decides on."""
-    return [standing for row in status["rows"] for standing in row.get("scaling", ())]
-
-
-def scaling_words(standing: dict[str, Any]) -> str:
-    """`m: 2 of 1..4 replicas`, and why not more."""
-    why = f" ({standing['why']})" if standing["why"] else ""
-    return f"{standing['model']}: {standing['replicas']} of {standing['least']}..{standing['most']} replicas{why}"
-
-
 def up_s(pid: int) -> float | None:
     """How long that process has run."""
     try:

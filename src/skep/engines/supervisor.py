@@ -16,7 +16,7 @@ from skep.engines.base import Launch
 from skep.engines.control import STOP_S
 from skep.engines.control_socket import control_socket
 from skep.engines.crew import Crew
-from skep.engines.front import Front, together
+from skep.engines.front import Front
 from skep.engines.hive import Hive as Hive  # noqa: PLC0414 - who runs a supervisor has one
 from skep.engines.hive import Rebuild as Rebuild  # noqa: PLC0414
 from skep.engines.housing import Housing
@@ -24,7 +24,6 @@ from skep.engines.lifecycle import RestartPolicy, State
 from skep.engines.member import Elsewhere, Member, slots_of
 from skep.engines.otherdoors import OtherDoors
 from skep.engines.remaking import Remaking
-from skep.engines.scaler import Scaler
 from skep.engines.shown import state_told, unanswered
 from skep.engines.sidecar import Sidecar
 from skep.engines.verbs import Verbs
@@ -108,15 +107,7 @@ class Supervisor:
             phase=lambda: self.phase,
             set_policy=self._set_policy,
         )
-        self._scaler = Scaler(
-            self.crew,
-            bounds=self._remaking.bounds,
-            figures=self._all_figures,
-            scale=self._remaking.scale_by_load,
-            possible=lambda: self._remaking.possible,
-            changed=self._tell,
-        )
-        self._verbs = Verbs(self.crew, self._front, self.housing, remaking=self._remaking, scaler=self._scaler)
+        self._verbs = Verbs(self.crew, self._front, self.housing, remaking=self._remaking)
 
     def __repr__(self) -> str:
         return f"<Supervisor {self.phase} {self.crew!r}>"
@@ -193,12 +184,10 @@ class Supervisor:
             self.housing.settle_in(self.hive.replicas, self.hive.house, begin=True)
             housing = tasks.create_task(self.housing.run())
             monitor = tasks.create_task(self._monitor.run())
-            scaler = tasks.create_task(self._scaler.run())
             await self._stop_asked.wait()
             failure = self._failure()
             self.phase = "stopping"
             self._tell()
-            scaler.cancel()
             self._remaking.cancel()
             await self._monitor.stop()  # a probe of ours is no answer to wait for
             monitor.cancel()
@@ -261,15 +250,9 @@ class Supervisor:
                 "queued": status.get("queued", 0),
                 "restarts": max(0, self._front.restarts),
                 "why": self._front.why,
-                **self._scaled(),
             }
         )
         return rows + [{**NO_FIGURES, **row} for aide in self._aides if (row := aide.row()) is not None]
-
-    def _scaled(self) -> Message:
-        """The models whose replicas the load decides on."""
-        found = [model for model, bounds in self._remaking.bounds().items() if bounds.scales]
-        return {"scaling": [self._scaler.standing(model) for model in found]} if found else {}
 
     def _front_state(self) -> str:
         if self.phase == "stopping":
@@ -297,11 +280,6 @@ class Supervisor:
         """Slots of the replica that this gateway uses. One that does not answer may have streams."""
         status = await self._front.status()
         return int(status["busy"].get(name, 0)) if status else int(self._front.listening)
-
-    async def _all_figures(self) -> dict[str, Message]:
-        own: Mapping[str, Message] = (await self._front.status()).get("models", {})
-        heard = self.doors.figures
-        return {model: together(heard.get(model), said) for model, said in own.items()}
 
     def _wanted(self, model: str) -> None:
         self.housing.wanted(model)

@@ -10,18 +10,16 @@ from skep.engines.front import Front
 from skep.engines.housing import Housing
 from skep.engines.member import LogKept
 from skep.engines.remaking import Remaking
-from skep.engines.scaler import Scaler
 from skep.errors import EngineError, UserError
 from skep.wire.link import Message
 
 
 class Verbs:
-    def __init__(self, crew: Crew, front: Front, housing: Housing, *, remaking: Remaking, scaler: Scaler) -> None:
+    def __init__(self, crew: Crew, front: Front, housing: Housing, *, remaking: Remaking) -> None:
         self._crew = crew
         self._front = front
         self._housing = housing
         self._remaking = remaking
-        self._scaler = scaler
 
     async def answer(self, message: Message) -> Message:
         match message.get("op"):
@@ -105,10 +103,14 @@ class Verbs:
 
     async def _scale(self, message: Message) -> Message:
         """Without a number, how many there are; without a model, of all."""
-        model, replicas, known = message.get("model"), message.get("replicas"), self._remaking.bounds()
+        model, replicas, known = message.get("model"), message.get("replicas"), self._remaking.models
         if model is not None and replicas is not None:
             return await self._remaking.scale(str(model), int(replicas), wait=bool(message.get("wait")))
         if model is not None and model not in known:
             hint = f"known: {', '.join(known) or 'none'}"
             raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
-        return {"ok": True, "models": [self._scaler.standing(one) for one in known if model in (None, one)]}
+        return {"ok": True, "models": [self._count(one) for one in known if model in (None, one)]}
+
+    def _count(self, model: str) -> Message:
+        members = [one for one in self._crew.members if one.model == model and one.kind != "upstream"]
+        return {"model": model, "replicas": len(members), "ready": sum(one.life.serving for one in members)}

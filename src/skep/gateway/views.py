@@ -64,22 +64,15 @@ def tokens_so_far(proxy: Proxy, metrics: Metrics) -> dict[str, float]:
 
 
 def figures(proxy: Proxy, now: float) -> dict[str, dict[str, Any]]:
-    """By model: requests that wait and for how long, answers under way, seconds since the last one ended.
-
-    One that a replica lost waits since it was last heard of there.
-    """
+    """By model: requests that wait, answers under way, seconds since the last one ended."""
     ended = proxy.accounts.last_ended
     counts: dict[str, dict[str, Any]] = {
-        model: {"queued": 0, "busy": 0, "wait_s": 0.0, "idle_s": now - ended[model] if model in ended else None}
+        model: {"queued": 0, "busy": 0, "idle_s": now - ended[model] if model in ended else None}
         for model in proxy.admission.models
     }
     for exchange in proxy.exchanges.values():
-        told = counts.get(exchange.model)
-        if told is None:
-            continue
-        told["busy" if exchange.under_way else "queued"] += 1
-        if not exchange.under_way:
-            told["wait_s"] = max(told["wait_s"], now - exchange.heard_at)
+        if (told := counts.get(exchange.model)) is not None:
+            told["busy" if exchange.under_way else "queued"] += 1
     return counts
 
 
