@@ -114,11 +114,6 @@ def test_only_common_levels_are_compared():
     assert {one.concurrency for one in compare(both, side(level=4))} == {4}
 
 
-def test_an_imported_run_has_a_value_and_no_spread():
-    found = judged(side(), Side(side().summary))
-    assert (found.judgement, found.b) == (Judgement.UNKNOWN, pytest.approx(11.0))
-
-
 def test_runs_of_b_that_failed_altogether_are_not_forgotten():
     """Half of B's runs brought not one answer: its speed is half of A's, and a build must not pass with it."""
     found = compare(side(), side(failing=(2, 3)))

@@ -22,7 +22,7 @@ from skep.bench.matrix import parse_matrix
 from skep.cli.main import app
 from skep.cli.matrices import plan_of
 from skep.errors import UserError
-from skep.records import RunState
+from skep.records import Request, RunState
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine
 from skep.workload.mix import parse_classes
@@ -236,15 +236,17 @@ start = "{sys.executable} -c 'raise SystemExit(3)'"
     assert not is_open(port)
 
 
-def test_results_of_other_tools_become_runs(skep, tmp_path):
-    files = [ROOT / "tests/bench/data" / name for name in ("vllm_detailed.json", "guidellm_0_8.json")]
-    stored = json.loads(skep("bench", "import", *files, "--json", check=0).stdout)
-    assert all(set(one) >= {"run", "file", "tool", "levels"} for one in stored)
-    runs = stored_runs(tmp_path)
-    assert {run.id for run in runs} == {one["run"] for one in stored}
-    assert {(run.kind, run.state) for run in runs} == {("imported", RunState.DONE)}
-    skep("report", *(run.id for run in runs), check=0)
-    assert "imported" in (tmp_path / "report.html").read_text().lower()
+def test_results_of_another_tool_in_an_old_store_are_listed_without_figures(skep, tmp_path):
+    """An older version stored them. They are not taken for something that skep measured."""
+    with open_store(tmp_path / "data" / "skep" / "skep.sqlite3") as store:
+        run = store.begin_run(
+            kind="imported", created_at=1.0, model="m", url="file:a.json", fingerprint="f", config={}, host={},
+            engine={}, simulated=False, skep_version="0",
+        )  # fmt: skip
+        store.append_requests(run, [Request(4, 0, 0, "imported", 0.0, 1.0, first_token_s=0.5, output_tokens=9)])
+        store.end_run(run, 2.0, "done")
+    assert run in skep("runs", check=0).stdout
+    assert f"run `{run}` has no measured requests" in skep("report", run, check=2).stderr
 
 
 WRONG = [
@@ -257,7 +259,7 @@ WRONG = [
     ("replay binary", "`binary` is not text"),
     ("replay empty", "holds no requests"),
     ("matrix broken.toml", "`broken.toml` is not TOML"),
-    ("import folder", "`folder` cannot be read"),
+    ("replay folder", "`folder` cannot be read"),
     ("export --format xyz", "--format `xyz`"),
     ("export --format csv -o no/where.csv", "`no/where.csv`"),
     ("compare one two", "no runs yet"),

@@ -77,13 +77,13 @@ def test_page_is_the_same_each_time_and_small(run, other, told):
 
 
 def test_runs_that_are_not_plain_measurements_have_banners(run, other, summary):
-    """Simulated, broken off, imported or limited by its client: each with its letter, above the pictures."""
-    odd = replace(other, simulated=True, state=RunState.FAILED, kind="imported")
+    """Simulated, broken off or limited by its client: each with its letter, above the pictures."""
+    odd = replace(other, simulated=True, state=RunState.FAILED)
     text = _text(comparison_page([(run, replace(summary, client_limited=False)), (odd, summary)]))
-    for words in ("Incomplete B:", "Simulated B:", "Imported B:", "Client-limited A at C = 16; B at C = 16:"):
+    for words in ("Incomplete B:", "Simulated B:", "Client-limited A at C = 16; B at C = 16:"):
         assert text.index(words) < text.index("The same figures of each run")
     words = " ".join(_words(comparison_picture([(run, summary), (odd, summary)])))
-    assert "IMPORTED: B · INCOMPLETE: B · SIMULATED: B" in words
+    assert "INCOMPLETE: B · SIMULATED: B" in words
 
 
 def test_other_work_is_named_key_by_key(run, other, summary):

@@ -176,14 +176,8 @@ def test_full_page_stays_closed_and_small(run, told):
     assert len(page.encode()) < 250_000
 
 
-def test_imported_run_carries_a_banner(run, summary):
-    """Another tool's figures are not taken for skep's own."""
-    text = Outline(sweep_page(replace(run, kind="imported"), summary, ())).text
-    assert text.index("Another tool measured this") < text.index("Swarm speedup")
-
-
 def test_new_sections_appear_only_with_their_figures(run, summary, told):
-    """What an old or imported run does not know is left out, never zero."""
+    """What an old run does not know is left out, never zero."""
     old, new = Outline(sweep_page(run, summary, ())).text, Outline(sweep_page(run, told, ())).text
     for words in ("By kind of traffic", "J/token", "power cap", "Speedup in each of its forms", "of the beginning"):
         assert words in new

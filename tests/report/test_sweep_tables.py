@@ -57,26 +57,16 @@ def test_client_limited_level_is_flagged(levels):
 
 def test_failures_are_counted_by_kind(levels, rows):
     """Each kind of error of a level has a count and its first message."""
-    assert _cells(failure_table(levels, rows))[1:] == [
+    assert _cells(failure_table(rows))[1:] == [
         ["8", "http_503", "1", "the engine said: queue is full"],
         ["8", "timeout", "2", "no byte for 60 s"],
     ]
 
 
-def test_failures_without_rows_are_still_shown(levels):
-    """Where only the summary knows of failures, their kind is not recorded, but they are not hidden."""
-    assert _cells(failure_table(levels, ()))[1:] == [["8", "not recorded", "3", "–"]]
-
-
-def test_failed_warm_up_is_named(levels, rows):
+def test_failed_warm_up_is_named(rows):
     """Level 0 is the warm-up."""
-    table = failure_table((), [replace(rows[0], level=0)])
+    table = failure_table([replace(rows[0], level=0)])
     assert _cells(table)[1][0] == "warm-up"
-
-
-def test_kinds_of_the_summary_stand_in_for_missing_rows(told):
-    """An imported run has no rows, but may know the kinds."""
-    assert _cells(failure_table(told.levels, ()))[1:] == [["8", "timeout", "3", "–"]]
 
 
 def test_columns_without_a_value_are_left_out(levels, told):
@@ -107,6 +97,6 @@ def test_requests_end_by_reason_and_fail_by_kind(told):
     assert row[-2:] == ["stop 45, length 3", "timeout 3"]
 
 
-def test_no_failures_make_no_table(levels, rows):
+def test_no_failures_make_no_table(rows):
     """A clean run has no empty section."""
-    assert failure_table(levels[:2], rows[3:]) is None
+    assert failure_table(rows[3:]) is None

@@ -36,7 +36,7 @@ def test_limited_level_is_drawn_where_there_is_no_other(levels):
 
 
 def test_no_rows_make_no_timeline(levels):
-    """An imported run has levels only; warm-up rows belong to none."""
+    """Warm-up rows belong to no level."""
     assert choose_timeline(levels, ()) is None
     assert choose_timeline(levels, _rows(0, 3)) is None
 

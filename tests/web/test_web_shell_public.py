@@ -62,7 +62,7 @@ def test_the_public_connection_has_no_prompts_addresses_or_flows(paths):
 
 
 def test_documents_are_public_without_addresses_folders_and_what_stands_under_a_telling_key(paths):
-    """Whatever a run's configuration holds: an A/B names the other address, an import the words of another tool."""
+    """Whatever a run's configuration holds, as that of an A/B, which names the other address."""
     with open_store(paths.store) as store:
         store.begin_run(
             kind="ab", created_at=2.0, model="/srv/models/m.gguf", url=SECRET, fingerprint="f", simulated=False,

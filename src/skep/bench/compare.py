@@ -27,10 +27,10 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two. `rows` is empty for an imported run: then there is one value a level and no spread."""
+    """One of the two."""
 
     summary: SweepSummary
-    rows: Sequence[Request] = ()
+    rows: Sequence[Request]
 
     def level(self, concurrency: int) -> LevelSummary | None:
         return next((level for level in self.summary.levels if level.concurrency == concurrency), None)

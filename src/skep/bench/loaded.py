@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from skep.bench.imports import levels_from_json
 from skep.bench.limits import Limits
 from skep.bench.metrics import complete_rows
 from skep.bench.summary import summarise
 from skep.errors import UserError
 from skep.records import Request, Run, RunState, SweepSummary
-from skep.stats.turning import LevelPoint, find_turning
 from skep.store.database import Store
-from skep.store.rows import LevelFact
 
-IMPORTED = "imported"
+IMPORTED = "imported"  # in old stores: what another tool measured
 TIMED = ("open", "classes", "replay")  # their levels are no concurrencies
 MIXED, QUALITY = "mixed", "quality"
 JUDGED = (MIXED, QUALITY)  # their answers have verdicts
@@ -33,7 +30,7 @@ def load_run(store: Store, name: str, *, as_read: AsRead | None = None) -> tuple
     if as_read is not None:
         rows = list(as_read(rows))
     if run.kind == IMPORTED:
-        return run, _imported(run, facts), rows
+        rows = []  # shown as a run without figures, not as one that skep measured
     samples = store.client_samples(run.id)
     if run.state is not RunState.DONE:
         whole = complete_rows(rows, {(sample.level, sample.repeat) for sample in samples})
@@ -59,12 +56,3 @@ def check_drawn_together(runs: Sequence[Run]) -> None:
     if runs[0].kind == QUALITY:
         what = f"`{runs[0].id}` and `{runs[1].id}` are quality runs, which have no common picture"
         raise UserError(what, hint=f"`skep report {runs[0].id}` draws one")
-
-
-def _imported(run: Run, facts: Sequence[LevelFact]) -> SweepSummary:
-    levels = levels_from_json([fact.fact for fact in facts if fact.name == "summary"])
-    points = [
-        LevelPoint(level.concurrency, (level.effective_tok_s,)) for level in levels if level.effective_tok_s is not None
-    ]
-    turning = find_turning(points) if len(points) > 1 else None
-    return SweepSummary(run.id, tuple(levels), None, None, None, client_limited=False, turning=turning)

@@ -1,4 +1,4 @@
-"""Commands on what was measured: runs, report, bench compare, ab, matrix, import, export."""
+"""Commands on what was measured: runs, report, bench compare, ab, matrix, export."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ def register(app: typer.Typer) -> None:
     bench.command(epilog="Example: skep bench compare 20261114 last --threshold 5%")(compare)
     bench.command(epilog="Example: skep bench ab http://127.0.0.1:8001 http://127.0.0.1:8002 -c 1,4,8")(ab)
     bench.command(epilog="Example: skep bench matrix rigs.toml -o rigs.html")(matrix)
-    bench.command("import", epilog="Example: skep bench import vllm-result.json")(import_results)
     bench.command(epilog="Example: skep bench export last --format csv")(export)
 
 
@@ -133,18 +132,6 @@ def matrix(
     from skep.cli.matrices import run_matrix_command
 
     run_matrix_command(file, output, cluster=cluster, processes=processes, as_json=as_json)
-
-
-def import_results(
-    files: Annotated[list[Path], typer.Argument(help="JSON of `vllm bench serve --save-result` or guidellm.")],
-    label: Annotated[str | None, typer.Option(help="A model name instead of the file's.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Store results of other tools, so that they stand in the same tables and pictures."""
-    from skep.cli.importing import run_import_command
-    from skep.places import user_paths
-
-    run_import_command(user_paths(os.environ).store, files, label, as_json=as_json)
 
 
 def export(

@@ -1,6 +1,8 @@
 """Commands and options that are gone, and what to use instead."""
 
-REMOVED_COMMANDS: dict[str, str] = {}
-REMOVED_OPTIONS = {
+REMOVED_COMMANDS: dict[str, str] = {
+    "bench import": "`skep bench import` was removed: measure the same endpoint with `skep bench sweep`",
+}
+REMOVED_OPTIONS: dict[tuple[str, str], str] = {
     ("up", "--max-replicas"): "`--max-replicas` was removed: use `skep scale MODEL=N`",
 }

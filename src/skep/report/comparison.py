@@ -102,8 +102,6 @@ def comparison_banners(runs: Sequence[Series]) -> list[Markup]:
          "broke off or is still running; levels broken off are left out."),
         ("simulated", "Simulated", _names(runs, lambda one: one.run.simulated),
          "had no model behind it: its figures are a prediction."),
-        ("imported", "Imported", _names(runs, lambda one: one.run.kind == "imported"),
-         "was measured by another tool, with its own client and its own definitions."),
         ("limited", "Client-limited", _limited(runs),
          "the load generator may have set the pace there: lower bounds, hollow in the pictures, never ranked."),
         ("limited", "Runs left out", _left_out(runs), "none of their figures count."),
@@ -209,7 +207,6 @@ def _marks(one: Series) -> list[str]:
     words = (
         ("SIMULATED", one.run.simulated),
         ("INCOMPLETE", incomplete(one.run)),
-        ("IMPORTED", one.run.kind == "imported"),
     )
     return [f"{word}: {one.letter}" for word, holds in words if holds]
 

@@ -93,18 +93,10 @@ def _optional_table(caption: str, among: Sequence[Column], levels: Sequence[Leve
     return table(caption, _head(columns, ("C",), notes=False), rows)
 
 
-def failure_table(levels: Sequence[LevelSummary], rows: Sequence[Request]) -> Markup | None:
+def failure_table(rows: Sequence[Request]) -> Markup | None:
     """Failed requests by kind and level; None when there were none."""
     failed = [row for row in rows if not row.ok]
     body = [_failure_row(level, kind, failed) for level, kind in sorted({_kind(row) for row in failed})]
-    told = Counter(row.level for row in failed)
-    for level in levels:
-        untold = level.failed - told[level.concurrency]
-        kinds = level.errors if not told[level.concurrency] and untold > 0 else ()
-        body += [_failure_cells(str(level.concurrency), kind, str(count), UNKNOWN) for kind, count in kinds]
-        untold -= sum(count for _, count in kinds)
-        if untold > 0:
-            body.append(_failure_cells(str(level.concurrency), "not recorded", str(untold), UNKNOWN))
     if not body:
         return None
     head = tag(
@@ -269,14 +261,10 @@ def _kind(row: Request) -> tuple[int, str]:
 def _failure_row(level: int, kind: str, failed: Sequence[Request]) -> Markup:
     same = [row for row in failed if _kind(row) == (level, kind)]
     message = next((row.error for row in same if row.error), UNKNOWN)
-    return _failure_cells(str(level) if level else "warm-up", kind, str(len(same)), shortened(message, 240))
-
-
-def _failure_cells(level: str, kind: str, count: str, message: str) -> Markup:
     return tag(
         "tr",
-        tag("th", text(level), scope="row"),
+        tag("th", text(str(level) if level else "warm-up"), scope="row"),
         tag("td", tag("code", text(kind)), class_="left"),
-        tag("td", text(count), class_="left bad"),
-        tag("td", text(message), class_="wide"),
+        tag("td", text(str(len(same))), class_="left bad"),
+        tag("td", text(shortened(message, 240)), class_="wide"),
     )

@@ -28,7 +28,7 @@ border-radius:10px;background:var(--paper);overflow-wrap:anywhere}
 .banner strong{text-transform:uppercase;font-size:13px;letter-spacing:.06em;margin-right:4px}
 .banner.simulated{border-left-color:var(--sky)}.banner.simulated strong{color:var(--sky)}
 .banner.incomplete{border-left-color:var(--rose)}.banner.incomplete strong{color:var(--rose)}
-.banner.imported{border-left-color:var(--muted)}.banner.differs{border-left-color:var(--honey)}
+.banner.differs{border-left-color:var(--honey)}
 .banner.limited{border-left-color:var(--honey)}.banner.limited strong{color:var(--honey)}
 .cards{display:grid;grid-template-columns:repeat(4,1fr);gap:14px;margin:30px 0 0}
 .card{margin:0;padding:18px 20px 16px;border:1px solid var(--edge);border-radius:14px;background:var(--paper)}

@@ -43,7 +43,7 @@ def sweep_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
         section("levels", "Every level", level_table(levels)),
         _optional("classes", "By kind of traffic", class_table(summary.classes)),
         _optional("requests", "The requests", request_table(levels)),
-        failure_table(levels, rows),
+        failure_table(rows),
         _optional("energy", "Energy", energy_table(levels)),
         _optional("checks", "How far to trust it", check_list(summary)),
         clock_section(levels),
@@ -87,9 +87,6 @@ def run_banners(run: Run, summary: SweepSummary) -> list[Markup]:
     if run.simulated:
         story = "No model ran. The figures are a prediction, served in real time over the real protocol."
         banners.append(banner("simulated", "Simulated", story))
-    if run.kind == "imported":
-        foreign = "Another tool measured this, with its own client and its own definitions; skep only read its results."
-        banners.append(banner("imported", "Imported", foreign))
     if summary.client_limited:
         bound = "At the flagged levels the load generator may have set the pace: read them as lower bounds."
         banners.append(banner("limited", "Client-limited", bound))
@@ -104,13 +101,11 @@ def incomplete(run: Run) -> bool:
     return run.state is not RunState.DONE
 
 
-_KINDS = {"imported": "imported results", "serial-vs-swarm": "serial against swarm"}
+_KINDS = {"serial-vs-swarm": "serial against swarm"}
 
 
 def _title(run: Run) -> Spec:
     marks = [word for word, holds in (("SIMULATED", run.simulated), ("INCOMPLETE", incomplete(run))) if holds]
-    if run.kind == "imported":
-        marks.append("IMPORTED")
     subtitle = " · ".join([*marks, moment(run.created_at), f"skep {run.skep_version}"])
     warning = {"subtitleColor": theme.ROSE, "subtitleFontWeight": 600} if marks else {}
     name = shortened(printable(run.model), 80)

@@ -42,7 +42,7 @@ def timed_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
         section("left-out", "Runs left out", left_out) if left_out else None,
         _classes(summary),
         _timeline(summary, names, rows),
-        failure_table(summary.levels, rows),
+        failure_table(rows),
         energy_table(summary.levels),
         clock_section(summary.levels),
         section("where", "What ran where", provenance(run)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skep.bench.loaded import IMPORTED, JUDGED, OF_A_TUNING, TIMED
+from skep.bench.loaded import JUDGED, OF_A_TUNING, TIMED
 from skep.catalog.gpus import find_device
 from skep.catalog.models import find_geometry
 from skep.errors import SkepError
@@ -70,7 +70,7 @@ def measured_of(
 
 
 def _takes(run: Run, model: str) -> bool:
-    if run.kind in (*JUDGED, *TIMED, *OF_A_TUNING, IMPORTED) or run.state is not RunState.DONE:
+    if run.kind in (*JUDGED, *TIMED, *OF_A_TUNING) or run.state is not RunState.DONE:
         return False
     found = find_geometry(run.model)
     return found is not None and found.id == model

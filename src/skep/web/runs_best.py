@@ -51,7 +51,7 @@ class Leader:
 
 def candidates(runs: Sequence[Run]) -> list[Run]:
     """Finished runs whose levels are concurrencies."""
-    skipped = (*JUDGED, *TIMED, *OF_A_TUNING, "calibrate", "imported")
+    skipped = (*JUDGED, *TIMED, *OF_A_TUNING, "calibrate")
     return [run for run in runs if run.state is RunState.DONE and run.kind not in skipped]
 
 

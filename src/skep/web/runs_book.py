@@ -154,7 +154,7 @@ def figures_of(store: Store, run: Run) -> Figures:
         _, summary, rows = load_run(store, run.id)
     except SkepError:
         return Figures()  # nothing was measured
-    failed = sum(not row.ok for row in rows) if rows else sum(level.failed for level in summary.levels)
+    failed = sum(not row.ok for row in rows)
     if run.kind == TUNE_QUALITY:
         return Figures(failed=failed, conclusion="answers judged for a tuning")
     measured = [level for level in summary.levels if level.effective_tok_s is not None]

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from skep.bench.loaded import IMPORTED
 from skep.places import LOOPBACK
 from skep.records import Run
 from skep.units import GIB
@@ -28,8 +27,6 @@ def machine_of(run: Run, *, public: bool = False) -> str:
         return found["rig"]
     if run.simulated:
         return "no machine: simulated"
-    if run.kind == IMPORTED:
-        return "as another tool measured it"
     if not is_near(run.url):
         return "another machine" if public else _hostname(run.url)
     return host_words(run.host)
