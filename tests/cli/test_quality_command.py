@@ -1,4 +1,4 @@
-"""`skep bench quality` and `skep bench judge` as a user runs them."""
+"""`skep bench quality` as a user runs it."""
 
 import json
 
@@ -7,10 +7,7 @@ from typer.testing import CliRunner
 
 from skep.cli.main import app_of, parts_of
 from skep.cli.quality import EXIT_LOST, EXIT_OK, EXIT_UNSHOWN
-from skep.cli.replaying import harmless
 from skep.errors import UserError
-from skep.places import user_paths
-from skep.store.database import open_store
 from skep.testing.process import FakeEngine
 
 COUNT = 70
@@ -50,7 +47,7 @@ def good(folder):
         yield engine
 
 
-def test_quality_that_holds_is_said_and_stored_and_judged_again(bench, folder, good):
+def test_quality_that_holds_is_said(bench, folder, good):
     args = ("quality", "--bank", folder / "numbers.jsonl", "-c", "1,4", "--delta", "10", "--seed", "1")
     done = bench(*args, url=good.url)
     assert done.exit_code == EXIT_OK, (done.output, done.exception)
@@ -59,19 +56,6 @@ def test_quality_that_holds_is_said_and_stored_and_judged_again(bench, folder, g
     assert "about" in done.stderr
     assert "C=1 against itself: 0 of 70 verdicts changed" in done.stderr
     assert "quality holds up to C=4" in done.stdout
-    again = bench("judge")
-    assert again.exit_code == 0
-    assert "210 of 210 verdicts are what they were" in again.stderr
-    one = bench("judge", "--item", "n7")
-    assert one.exit_code == 0
-    for part in ("say number 7.", "It is 7", "verdict at C=4 repeat 1: passed"):
-        assert part in one.stdout
-    none = bench("judge", "last", "--item", "number-seven")
-    assert isinstance(none.exception, UserError)
-    assert "no answer to an item `number-seven`" in none.exception.message
-    assert none.exception.hint
-    document = json.loads(bench("judge", "last", "--json").stdout)
-    assert (document["agreeing"], document["differing"], len(document["verdicts"])) == (210, 0, 210)
 
 
 @pytest.mark.slow
@@ -159,22 +143,3 @@ def test_a_bad_bank_file_is_one_clear_line(bench, tmp_path, content):
     done = bench("quality", "--bank", path, "-c", "2", url="http://127.0.0.1:9")
     assert isinstance(done.exception, UserError), (done.exception, done.output)
     assert "\n" not in done.exception.message
-
-
-def test_a_run_without_checkers_cannot_be_judged_again(bench, env):
-    said = {"model": "m", "url": "u", "fingerprint": "f", "config": {}, "host": {}, "engine": {}, "skep_version": "0"}
-    with open_store(user_paths(env).store) as store:
-        store.begin_run(kind="sweep", created_at=0.0, simulated=False, **said)
-    done = bench("judge", "last")
-    assert isinstance(done.exception, UserError)
-    assert "of kind `sweep`: its answers have no checkers" in done.exception.message
-
-
-def test_what_a_model_wrote_does_not_move_the_cursor_or_break_a_table():
-    assert harmless("a\x1b[2Jb\r\nc\td\x07") == "a\ufffd[2Jb\nc\td\ufffd"
-
-
-def test_without_runs_there_is_nothing_to_judge(bench):
-    done = bench("judge")
-    assert isinstance(done.exception, UserError)
-    assert "no runs yet" in done.exception.message

@@ -10,8 +10,8 @@ from skep.bench.endpoint import find_endpoint
 from skep.errors import EndpointError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.quality.mixed_run import MixedPlan, run_mixed
-from skep.records import RunState
+from skep.quality.mixed_run import MixedPlan, answers_of, run_mixed
+from skep.records import Request, RunState
 from skep.sandbox.base import Ending, Result
 from skep.sandbox.opening import open_sandbox
 from skep.store.database import open_store
@@ -332,3 +332,13 @@ def test_a_run_that_is_cut_short_keeps_its_rows_and_what_was_asked(engine, store
     assert len([row for row in store.requests(last.id) if row.level]) == 3
     assert len(store.items(last.id)) == 4
     assert store.verdicts(last.id) == []
+
+
+def test_a_turn_is_judged_with_the_answers_before_it():
+    talk = [
+        Request(2, 0, turn, item.id, 0.0, 1.0, answer=f"answer {turn}", session=0, turn=turn)
+        for turn, item in enumerate(PRIMARY)
+    ]
+    beside = Request(2, 0, 1000, SIDE[0].id, 0.0, 1.0, answer="beside")
+    found = {one.row.index: one.earlier for one in answers_of([*reversed(talk), beside], [*PRIMARY, *SIDE])}
+    assert found == {0: (), 1: ("answer 0",), 2: ("answer 0", "answer 1"), 1000: ()}

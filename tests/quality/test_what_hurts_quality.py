@@ -15,7 +15,7 @@ from skep.sandbox.base import Ending, Result
 from skep.store.rows import LevelFact
 from skep.verdicts import Claim, Outcome, Verdict
 from skep.workload.banks import parse_bank
-from skep.workload.extraction import python_of
+from skep.workload.extraction import python_blocks
 from skep.workload.items import Checker, Item
 
 MENDED = """\
@@ -129,7 +129,7 @@ def test_many_small_blocks_are_read_in_time_proportional_to_their_number():
     """150 KB of them took half a minute, during which nothing else in skep went on."""
     text = "".join(f"```python\nx{number} = 1\n```\n" for number in range(2000))
     began = time.process_time()
-    python_of(text)
+    python_blocks(text)
     assert time.process_time() - began < 0.4
 
 

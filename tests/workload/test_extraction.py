@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from skep.workload.extraction import Block, code_blocks, has_gaps, python_blocks, python_of, spoken
+from skep.workload.extraction import Block, code_blocks, has_gaps, python_blocks, spoken
 
 F = "```"
 
@@ -78,6 +78,12 @@ def test_halves_of_characters_can_be_written_down():
 def test_fences_are_found(text, blocks):
     """As in CommonMark, with what models do besides."""
     assert code_blocks(text) == blocks
+
+
+def python_of(text):
+    """The blocks in one piece; None: there is none."""
+    blocks = python_blocks(text)
+    return "\n\n".join(code.strip("\n") for code in blocks) + "\n" if blocks else None
 
 
 def test_a_fence_in_a_docstring_does_not_end_the_block():

@@ -133,7 +133,7 @@ def print_failures(verdicts: Sequence[Verdict]) -> None:
     ]
     print_table(("C", "task", "repeat", "outcome", "keywords", "why"), rows, right=("C", "repeat"))
     if len(failed) > MOST_FAILURES:
-        note(f"{len(failed) - MOST_FAILURES} more; `skep bench judge` and --json show them all")
+        note(f"{len(failed) - MOST_FAILURES} more; --json shows them all")
 
 
 def print_axes(axes: Sequence[Axis]) -> None:

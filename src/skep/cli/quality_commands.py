@@ -1,4 +1,4 @@
-"""Commands that judge answers: bench mixed, quality, judge."""
+"""Commands that judge answers: bench mixed, quality."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from skep.errors import UserError
 def register(_app: typer.Typer) -> None:
     bench.command(epilog="Example: skep bench mixed --form sustained --repeats 5")(mixed)
     bench.command(epilog="Example: skep bench quality --bank drills:1 --concurrency 1,4,8")(quality)
-    bench.command(epilog="Example: skep bench judge last --item HumanEval/7")(judge)
 
 
 def mixed(
@@ -97,17 +96,3 @@ def quality(
         cluster=cluster,
     )
     raise typer.Exit(run_quality_command(wishes, as_json=as_json))
-
-
-def judge(
-    run: Annotated[str, typer.Argument(help="A run's id, the beginning of one, or `last`.")] = "last",
-    item: Annotated[str | None, typer.Option(help="Show one: what was asked, answered, run and found.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Judge the stored answers of a run again, and hold the verdicts against those that were stored."""
-    import os
-
-    from skep.cli.replaying import run_judge_command
-    from skep.places import user_paths
-
-    raise typer.Exit(run_judge_command(user_paths(os.environ).store, run, item, as_json=as_json))

@@ -2,6 +2,7 @@
 
 REMOVED_COMMANDS: dict[str, str] = {
     "bench import": "`skep bench import` was removed: measure the same endpoint with `skep bench sweep`",
+    "bench judge": "`skep bench judge` was removed: `skep bench quality` and `bench mixed` judge answers as they run",
 }
 REMOVED_OPTIONS: dict[tuple[str, str], str] = {
     ("up", "--max-replicas"): "`--max-replicas` was removed: use `skep scale MODEL=N`",

@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -32,9 +32,8 @@ from skep.bench.tasks import TaskMaker, Workload
 from skep.bench.warming import WARM_UP_TOKENS
 from skep.errors import EndpointError
 from skep.host.facts import lasting_json
-from skep.quality.judging import Judge
+from skep.quality.judging import Answered, Judge
 from skep.quality.mixed_figures import LEVEL_NAMES, PRIMARY_TRAFFIC, SIDE_TRAFFIC, mixed_summary
-from skep.quality.replaying import answers_of
 from skep.records import HostFacts, Request
 from skep.sandbox.base import Sandbox
 from skep.store.database import Store
@@ -108,6 +107,24 @@ async def run_mixed(
 def items_of(levels: Sequence[int]) -> list[Item]:
     """What is asked at these levels."""
     return [*PRIMARY, *SIDE[: max(levels) - 1]]
+
+
+def answers_of(rows: Iterable[Request], items: Iterable[Item]) -> list[Answered]:
+    """Every stored answer with its item and, in a conversation, the answers to the turns before it."""
+    by_id = {item.id: item for item in items}
+    kept = [row for row in rows if row.level and row.kind in by_id]
+    turns: dict[tuple[int, int, int], dict[int, str]] = {}
+    for row in kept:
+        if row.session is not None and row.turn is not None:
+            turns.setdefault((row.level, row.repeat, row.session), {})[row.turn] = row.answer or ""
+    return [Answered(row, by_id[row.kind], _earlier(row, turns)) for row in kept]
+
+
+def _earlier(row: Request, turns: Mapping[tuple[int, int, int], Mapping[int, str]]) -> tuple[str, ...]:
+    if row.session is None or row.turn is None:
+        return ()
+    said = turns[row.level, row.repeat, row.session]
+    return tuple(said.get(turn, "") for turn in range(row.turn))
 
 
 def mixed_load(plan: MixedPlan, level: int, repeat: int) -> Load:

@@ -200,12 +200,6 @@ def language_of(info: str) -> str:
     return "python" if word in _PYTHON or word.endswith(".py") else word
 
 
-def python_of(text: str) -> str | None:
-    """The Python code that the answer gives, in one piece; None: there is none."""
-    blocks = python_blocks(text)
-    return "\n\n".join(code.strip("\n") for code in blocks) + "\n" if blocks else None
-
-
 def python_blocks(text: str, given: str = "") -> list[str]:
     """The Python code that the answer gives, block by block; `given` is what the answer was told.
 
