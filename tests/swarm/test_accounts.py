@@ -5,15 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from skep.records import Request
-from skep.report.swarm_story import SerialSource
-from skep.report.swarm_words import headline, serial_words
-from skep.series import Heat, Probe, ProbeOutcome, Sample, Shape, Target
+from skep.cli.swarm_tables import same_place
+from skep.report.swarm_words import headline
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 from skep.store.swarm import Recorded, SwarmSession, SwarmStore
 from skep.swarm.accounts.account import account_json, account_of, story_of
-from skep.swarm.accounts.alone import same_place
 from skep.swarm.accounts.times import spans_of
 from skep.tasks import Attempt, Ending, Outcome, Result, Task, Why
 
@@ -148,8 +144,6 @@ def test_nothing_begun_is_unknown_and_not_zero(journal):
     account = journal.account()
     assert account.wall_s is None
     assert account.effective_tok_s is None
-    assert account.serial is None
-    assert account.speedup is None
     assert "no work has begun" in headline(account)
 
 
@@ -160,103 +154,6 @@ def test_tokens_that_nobody_told_are_unknown(journal):
     assert account.output_tokens == 50
 
 
-def test_without_a_request_alone_the_serial_time_is_only_a_bound(journal):
-    """The queue in the gateway is left out: alone, nobody stands before a task."""
-    two_at_once(journal, queued_ms=4000)
-    account = journal.account(bench=journal.store)
-    assert account.serial.source is SerialSource.BOUND
-    assert account.serial.seconds == pytest.approx(6 + 10)
-    assert account.speedup == pytest.approx(16 / 11)
-    assert "×" not in headline(account)
-    assert serial_words(account) == ""
-
-
-def test_tasks_repeated_alone_give_the_serial_time_by_tokens(journal):
-    two_at_once(journal)
-    for task in ("a", "b", "a"):
-        journal.fact(
-            "serial",
-            20,
-            task=task,
-            seconds=3.0,
-            first_token_s=1.0,
-            prompt_tokens=100,
-            output_tokens=25,
-            error_kind=None,
-        )
-    journal.fact("serial", 21, task="b", seconds=99.0, error_kind="timeout")
-    account = journal.account()
-    serial = account.serial
-    assert serial.source is SerialSource.SAMPLE
-    assert serial.samples == 3
-    assert serial.seconds == pytest.approx(2 * 1.0 + 100 * 2 / 25)  # two prompts of 100, 100 tokens at 12.5 tok/s
-    assert serial.low == pytest.approx(serial.seconds) == serial.high
-    assert account.speedup == pytest.approx(10 / 11)
-    assert "about" in headline(account)
-
-
-def test_a_sample_without_tokens_is_held_against_its_time_in_the_crowd(journal):
-    two_at_once(journal)
-    journal.fact("serial", 20, task="a", seconds=2.5)
-    account = journal.account()
-    assert account.serial.seconds == pytest.approx(5)
-    assert account.serial.low is None
-
-
-def bench_run(store, *, model="small", url=f"{URL}/v1", simulated=False, level=1):
-    run = store.begin_run(
-        kind="sweep",
-        created_at=BEGAN - 60,
-        model=model,
-        url=url,
-        fingerprint="f",
-        config={},
-        host={},
-        engine={},
-        simulated=simulated,
-        skep_version="0",
-    )
-    row = {"kind": "implement", "started_s": 0.0, "ended_s": 3.0, "first_token_s": 1.0, "prompt_tokens": 50}
-    store.append_requests(run, [Request(level=level, repeat=0, index=i, output_tokens=20, **row) for i in range(4)])
-    store.end_run(run, BEGAN - 50, "done")
-    return run
-
-
-def test_a_stored_benchmark_of_one_agent_alone_gives_the_serial_time(journal):
-    run = bench_run(journal.store)
-    two_at_once(journal)
-    account = journal.account(bench=journal.store)
-    assert account.serial.source is SerialSource.BENCH
-    assert account.serial.seconds == pytest.approx(200 / 50 + 100 * 2 / 20)
-    assert run in account.serial.words
-
-
-@pytest.mark.parametrize(
-    "other", [{"model": "large"}, {"url": "http://127.0.0.1:1"}, {"simulated": True}, {"level": 4}], ids=str
-)
-def test_a_benchmark_of_something_else_gives_nothing(journal, other):
-    bench_run(journal.store, **other)
-    two_at_once(journal)
-    assert journal.account(bench=journal.store).serial.source is SerialSource.BOUND
-
-
-def test_probes_of_the_monitor_give_the_serial_time_where_no_benchmark_does(journal):
-    """Only those that nobody else disturbed, one stream at a time."""
-    series = SeriesStore(journal.store)
-    series.put_target(Target("box", f"{URL}/v1", model="small"))
-    told = {"heat": Heat.HOT, "shape": Shape.SHORT, "concurrency": 1, "ttft_ms": 500.0, "prompt_tokens": 100}
-    for slot, running in ((1, 0), (2, 5)):
-        at = BEGAN + 3600 * slot
-        probe = Probe("box", 0, slot, at, at, ProbeOutcome.DONE, started_at=at, running=running, model="small")
-        series.append_probe(probe, [Sample(at, tok_s=20.0 / (1 + running), output_tokens=41, **told)])
-    two_at_once(journal)
-    serial = journal.account(bench=journal.store).serial
-    assert serial.source is SerialSource.MONITOR
-    assert serial.samples == 1
-    assert serial.seconds == pytest.approx(2 * 0.5 + 100 * 2 / 41)
-    assert "box" in serial.words
-
-
 def test_what_ran_on_a_simulated_endpoint_says_so(journal):
     journal.begin("a")
     journal.open(0, simulated=True)
@@ -264,7 +161,6 @@ def test_what_ran_on_a_simulated_endpoint_says_so(journal):
     journal.close(1, 2)
     account = journal.account()
     assert account.simulated is True
-    assert account.serial.simulated
     assert headline(account).endswith("simulated")
 
 
@@ -318,7 +214,7 @@ def test_the_document_is_plain_json_and_every_key_of_it_is_documented(journal):
     document = account_json(journal.account())
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     text = JSON_MD.read_text()
-    nested = [document["serial"], document["energy"], document["by_agent"][0], document["by_replica"][0]]
+    nested = [document["energy"], document["by_agent"][0], document["by_replica"][0]]
     for key in {key for one in (document, *nested) for key in one}:
         assert f'"{key}"' in text or f"`{key}`" in text, key
 

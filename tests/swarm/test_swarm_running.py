@@ -282,30 +282,6 @@ def test_two_processes_do_not_work_at_one_run(runs, quick):
     asyncio.run(go())
 
 
-def test_some_are_repeated_alone_afterwards(runs, quick):
-    seen = []
-    run_id = runs.create(quick.url, some(6), serial_sample=2)
-    runs.carry_out(run_id, watch=seen.append)
-    assert [(one.done, one.in_flight, one.lanes[0].task) for one in seen[-2:]] == [(6, 1, "t1"), (6, 1, "t4")]
-    assert "2 of 2" in seen[-1].last[-1]
-    facts = [fact for _, _, _, fact in runs.read("facts", run_id, "serial")]
-    assert [fact["task"] for fact in facts] == ["t1", "t4"]
-    assert all(fact["seconds"] > 0 and fact["output_tokens"] == 5 for fact in facts)
-    all_done(runs, run_id, 6)
-
-
-def test_a_run_that_is_stopped_while_some_are_repeated_is_done(runs, quick):
-    run_id = runs.create(quick.url, some(2), serial_sample=2)
-
-    async def go():
-        work = asyncio.create_task(carry_out(runs.paths, run_id, watch=lambda one: one.limit == 1 and work.cancel()))
-        with suppress(asyncio.CancelledError):
-            await work
-
-    asyncio.run(go())
-    assert runs.read("run", run_id).state is RunState.DONE
-
-
 def test_a_run_that_is_cancelled_before_it_has_begun_sends_nothing(runs, quick):
     asked = quick.state()["requests"]
     run_id = runs.create(quick.url, some(3))
@@ -489,7 +465,7 @@ def test_a_full_disk_under_the_results_file_stops_it_and_loses_nothing(runs, qui
 
 
 def test_an_order_is_kept_as_it_was():
-    order = Order(agents=3, output="/x", ask={"goal": "g"}, serial_sample=2)
+    order = Order(agents=3, output="/x", ask={"goal": "g"}, priority="batch")
     assert order_from_json(json.loads(json.dumps(order_json(order)))) == order
     assert order_json(Order()) == {}
     assert order_from_json({"agents": 2, "of_a_later_version": 1}) == Order(agents=2)

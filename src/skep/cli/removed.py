@@ -6,4 +6,8 @@ REMOVED_COMMANDS: dict[str, str] = {
 }
 REMOVED_OPTIONS: dict[tuple[str, str], str] = {
     ("up", "--max-replicas"): "`--max-replicas` was removed: use `skep scale MODEL=N`",
+    (
+        "swarm run",
+        "--serial-sample",
+    ): "`--serial-sample` was removed: `skep bench serial-vs-swarm` measures the speedup over one task at a time",
 }

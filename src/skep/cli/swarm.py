@@ -68,7 +68,6 @@ def run(
         bool, typer.Option("--stragglers/--no-stragglers", help="Send what takes far too long a second time.")
     ] = True,
     key_env: of.KeyEnv = None,
-    serial_sample: of.SerialSample = 0,
     price_kwh: of.Price = None,
     report_file: of.ReportOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show what would be sent.")] = False,
@@ -93,7 +92,6 @@ def run(
         timeout=timeout,
         deadline=deadline,
         stragglers=stragglers,
-        serial_sample=serial_sample,
         price_kwh=price_kwh,
         report=report_file,
     )
@@ -141,7 +139,7 @@ def list_(
 
 
 def show(name: of.RunName = "last", price_kwh: of.Price = None, as_json: JsonOption = False) -> None:
-    """A run's account: failures first, then time, tokens, speedup, energy, and what each agent did."""
+    """A run's account: failures first, then time, tokens, energy, and what each agent did."""
     from skep.cli.swarm_tables import show_run
 
     show_run(name, price_kwh, as_json=as_json)

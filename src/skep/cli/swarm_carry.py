@@ -84,7 +84,7 @@ def end_of(run_id: str, *, output: Path | None, report: Path | None, as_json: bo
     with opened() as store:
         swarm = SwarmStore(store)
         run = swarm.run(run_id)
-        account = account_of(swarm, run, now=time.time(), bench=store)
+        account = account_of(swarm, run, now=time.time())
     file = order_from_json(run.config).output if output is None else str(output)
     for line in summary_lines(account, file):
         note(line)

@@ -24,10 +24,6 @@ Timeout = Annotated[str, typer.Option(help="For one attempt at a task.")]
 Deadline = Annotated[str, typer.Option(help="The endpoint may be down for so long before the run is given up.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Longest answer, where a task does not say.")]
 Price = Annotated[float | None, typer.Option("--price", "--price-kwh", min=0, help="Of a kWh: adds what the run cost.")]
-SerialSample = Annotated[
-    int,
-    typer.Option(min=0, metavar="K", help="Afterwards, repeat K of them alone: how long would one by one have taken?"),
-]
 ReportOption = Annotated[
     Path | None, typer.Option("--report", metavar="FILE", help="Also write the report at the end, .html or .svg.")
 ]

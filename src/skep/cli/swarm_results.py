@@ -48,6 +48,6 @@ def write_report(name: str, output: Path, price_kwh: float | None) -> None:
     with opened() as store:
         swarm = SwarmStore(store)
         run = swarm.run(name)
-        story = story_of(swarm, run, now=time.time(), price_kwh=price_kwh, bench=store)
+        story = story_of(swarm, run, now=time.time(), price_kwh=price_kwh)
     write_whole(output, gantt(story) if output.suffix == ".svg" else swarm_page(story))
     note(f"{run.id} ({run.state.value}) written to {output}")

@@ -92,7 +92,6 @@ class RunWishes:
     timeout: str = "10m"
     deadline: str = "10m"
     stragglers: bool = True
-    serial_sample: int = 0
     price_kwh: float | None = None
     report: Path | None = None
 
@@ -119,7 +118,6 @@ class RunWishes:
             key_env=self.target.key_env,
             priority=self.intake.priority,
             max_tokens=self.intake.max_tokens,
-            serial_sample=self.serial_sample,
             price_kwh=self.price_kwh,
         )
 

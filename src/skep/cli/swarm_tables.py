@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from skep.cli.output import note, number, print_json, print_table
 from skep.cli.swarm_places import MAKES_ONE, NONE_YET, opened, stored_run, stored_runs
-from skep.cli.swarm_words import one_line, serial_words
+from skep.cli.swarm_words import one_line
 from skep.report.swarm_story import Account
 from skep.store.swarm import SwarmStore
 from skep.swarm.accounts.account import account_json, account_of
-from skep.swarm.accounts.alone import same_place
 from skep.swarm.orders import order_from_json
 from skep.tasks import Ending, Result, RunState, SwarmRun
 from skep.units import format_seconds
@@ -69,7 +69,7 @@ def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
     with opened() as store:
         swarm = SwarmStore(store)
         run = stored_run(swarm, name)
-        account = account_of(swarm, run, now=time.time(), price_kwh=price_kwh, bench=store)
+        account = account_of(swarm, run, now=time.time(), price_kwh=price_kwh)
         failures = swarm.results(run.id, ending=Ending.FAILED)
         urls = [str(one.endpoint["url"]) for one in swarm.session_rows(run.id) if "url" in one.endpoint]
     if as_json:
@@ -111,7 +111,6 @@ def figures(run: SwarmRun, account: Account, urls: Sequence[str] = ()) -> list[t
         ("wall time", _wall(account)),
         ("tokens", _tokens(account)),
         ("effective", None if account.effective_tok_s is None else f"{number(account.effective_tok_s)} tok/s"),
-        ("one by one", serial_words(account)),
         ("a task", _task_times(account)),
         ("agents", _agents(account)),
         ("errors", ", ".join(f"{kind} {count}x" for kind, count in account.errors) or None),
@@ -120,6 +119,22 @@ def figures(run: SwarmRun, account: Account, urls: Sequence[str] = ()) -> list[t
         ("now" if run.state is RunState.RUNNING else "ended with", one_line(run.error) or None),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def same_place(one: str, other: str) -> bool:
+    """Whether two addresses are of the same endpoint: a `/v1` at the end and the loopback's name make no difference."""
+    return _place(one) == _place(other)
+
+
+def _place(url: str) -> tuple[str, str, int | None, str]:
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = (parts.hostname or "").lower(), parts.port
+    except ValueError:
+        return "", url, None, ""
+    port = port or {"http": 80, "https": 443}.get(parts.scheme)
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return parts.scheme, "127.0.0.1" if host in ("localhost", "::1") else host, port, path
 
 
 def _wall(account: Account) -> str | None:

@@ -17,8 +17,6 @@ def summary_lines(account: Account, output: str | None) -> list[str]:
     retried = f", {account.retried} tried more than once" if account.retried else ""
     simulated = " (simulated)" if account.simulated else ""
     lines = [f"{account.done} of {account.tasks} tasks done{wall}{speed}{retried}{simulated}"]
-    if serial := serial_words(account, brief=True):
-        lines.append(f"one after the other: {serial}")
     if output is not None:
         lines.append(f"results: {output}")
     if account.failed:
@@ -30,29 +28,6 @@ def summary_lines(account: Account, output: str | None) -> list[str]:
     elif account.state is RunState.DONE:
         lines.append(f"`skep swarm show {account.run}` has the account, `skep swarm report {account.run}` the picture")
     return lines
-
-
-def serial_words(account: Account, *, brief: bool = False) -> str | None:
-    """The time that one after the other would have taken, the speedup that follows, and how it is known.
-
-    Nothing of a run that was one after the other itself. A bound is no figure: the crowd slows each of its tasks down.
-    """
-    serial = account.serial
-    if serial is None or account.speedup is None or account.done < 2 or account.agents_max == 1:
-        return None
-    if serial.at_most:
-        how = "" if brief else ", as no request of this model was measured alone"
-        return f"unknown{how}; --serial-sample 3 measures it"
-    return f"about {format_seconds(serial.seconds)}, {_speedup_words(account)}; {serial.words}"
-
-
-def _speedup_words(account: Account) -> str:
-    assert account.speedup is not None
-    spread = ""
-    if account.speedup_low is not None and account.speedup_high is not None:
-        low, high = f"{account.speedup_low:.1f}", f"{account.speedup_high:.1f}"
-        spread = f" ({low} to {high})" if low != high else ""
-    return f"{account.speedup:.1f}x{spread}"
 
 
 def one_line(text: str | None, most: int = LONGEST_ERROR) -> str:

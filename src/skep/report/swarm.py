@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from skep.records import Percentiles
-from skep.report.figures import UNKNOWN, fact_list, moment, number, public_name, public_url, seconds, shortened, times
+from skep.report.figures import UNKNOWN, fact_list, moment, number, public_name, public_url, seconds, shortened
 from skep.report.markup import Markup, banner, card, definitions, join, section, tag, text, trusted, wide_figure
 from skep.report.style import document, mark
 from skep.report.swarm_gantt import gantt, gantt_caption, gantt_element
@@ -23,7 +23,7 @@ from skep.report.swarm_tables import (
     session_table,
     slow_table,
 )
-from skep.report.swarm_words import headline, outcome_words, serial_words, share, speedup_range
+from skep.report.swarm_words import headline, outcome_words, share
 from skep.tasks import RunState
 
 __all__ = ["gantt", "swarm_page"]
@@ -36,10 +36,6 @@ _TERMS = {
         result, added up. Pauses between sessions are not counted; time in which the endpoint was down is.""",
     "Effective tok/s": """Output tokens of the results over the wall time. Attempts that brought no result count with
         their time, not with tokens.""",
-    "Serial estimate": """How long the done tasks would have taken one after the other: from tasks of this run that were
-        repeated alone; else from a stored benchmark of one agent alone at the same model and endpoint; else from the
-        monitor's probes of it; else only a bound. The interval is of samples redrawn from those that ran alone.""",
-    "Speedup": "Serial estimate over wall time. Unknown where no request was measured alone.",
     "Seconds of a task": """From the start of its first attempt to its result, retries included, pauses between sessions
         left out.""",
     "TTFT": "Time to first token of the attempts that counted, from sending the request, the gateway's queue included.",
@@ -104,31 +100,14 @@ def _banners(account: Account, story: SwarmStory) -> list[Markup]:
 
 
 def _cards(account: Account) -> Markup:
-    known = account.serial is not None and not account.serial.at_most
-    spread = speedup_range(account)
-    note = f"{_source(account)}{f'; 95 %: {spread}' if spread else ''}"
     done = f"{number(account.done, digits=0)} of {number(account.tasks, digits=0)}"
     return tag(
         "dl",
-        card(times(account.speedup if known else None), "Speedup over one by one", note),
         card(seconds(account.wall_s), "Wall time", _wall_note(account)),
         card(number(account.effective_tok_s), "Effective tok/s", f"{_at_once(account)} at once"),
         card(done, "Tasks done", outcome_words(account) or "each at the first try"),
         class_="cards",
     )
-
-
-def _source(account: Account) -> str:
-    if account.serial is None:
-        return "nothing to estimate it from"
-    words = {
-        "sample": "serial time from tasks repeated alone",
-        "earlier": "serial time from tasks of an earlier run repeated alone",
-        "bench": "serial time from a stored benchmark",
-        "monitor": "serial time from the monitor's probes",
-        "bound": "nothing was measured alone; --serial-sample 3 does",
-    }
-    return words[account.serial.source.value]
 
 
 def _wall_note(account: Account) -> str:
@@ -182,7 +161,6 @@ def _work(story: SwarmStory) -> list[tuple[str, str]]:
 def _time(account: Account) -> list[tuple[str, str]]:
     return [
         ("wall", seconds(account.wall_s)),
-        ("one after the other", serial_words(account) or UNKNOWN),
         ("a task", f"{_pair(account.task_s)}, {seconds(account.task_max_s)} at most"),
         ("first token", _pair(account.ttft_s)),
         ("agents at once", _at_once(account)),

@@ -7,39 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 
 from skep.records import Energy, Percentiles
 from skep.tasks import Attempt, Result, RunState, SwarmRun
-
-
-class SerialSource(StrEnum):
-    """Where the time that the same tasks would have taken one after the other comes from; the best first."""
-
-    SAMPLE = "sample"  # some of them were repeated alone, after the run
-    EARLIER = "earlier"  # tasks of an earlier run at the same model and endpoint were
-    BENCH = "bench"  # a stored benchmark of one agent alone at the same model and endpoint
-    MONITOR = "monitor"  # probes of the same model and endpoint, one stream at a time
-    BOUND = "bound"  # nothing but the times in the crowd, which are longer than alone: at most so much
-
-
-@dataclass(frozen=True, slots=True)
-class Serial:
-    """The done tasks one after the other. `low` to `high` is the 95 % interval; None where nothing tells of it."""
-
-    source: SerialSource
-    seconds: float
-    low: float | None
-    high: float | None
-    samples: int  # tasks, requests or probes it was taken from
-    words: str  # how it was made, in one sentence
-    simulated: bool = False
-
-    @property
-    def at_most(self) -> bool:
-        """Many times too long where the crowd was large: no figure to show beside others."""
-        return self.source is SerialSource.BOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +104,6 @@ class Account:
     by_agent: tuple[AgentRow, ...]
     by_replica: tuple[ReplicaRow, ...]
     energy: EnergyAccount | None
-    serial: Serial | None
-    speedup: float | None  # serial over wall; at most so much where `serial.at_most`
-    speedup_low: float | None
-    speedup_high: float | None
 
 
 @dataclass(frozen=True, slots=True)

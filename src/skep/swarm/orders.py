@@ -18,7 +18,6 @@ class Order:
     key_env: str | None = None  # which variable holds the endpoint's key; never the key itself
     priority: str | None = None  # of skep's gateway, for tasks that name none
     max_tokens: int | None = None  # for tasks that name none
-    serial_sample: int = 0  # so many finished tasks are repeated alone afterwards, to know what one costs
     price_kwh: float | None = None
     ask: Mapping[str, Any] | None = None  # of an `ask` run: goal, plan, root
 

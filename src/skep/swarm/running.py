@@ -26,7 +26,6 @@ from skep.swarm.outage import FIRST_LOOK_S, next_pause_s
 from skep.swarm.output import ResultsFile
 from skep.swarm.pace import Pace
 from skep.swarm.progress import Progress
-from skep.swarm.repeating import chosen, repeat_alone
 from skep.swarm.schedule import Pending, Schedule
 from skep.swarm.shift import Cancelled, Shift, told_by
 from skep.swarm.stages import next_tasks, usual_work
@@ -256,10 +255,6 @@ class _Session:
                 await self._all_stages(shift, writer, checking)
             self._all_ended = True
             self._tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
-            if order.serial_sample > 0:
-                done = chosen(self._swarm.results(self._run.id), order.serial_sample)
-                again = make(line, checking, order)
-                await repeat_alone(again, self._tasks, done, writer, self._tally, heard=line.heard)
             await writer.drain()
 
     async def _all_stages(self, shift: Shift, writer: Writer, checking: Checking) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from skep.swarm.pace import Pace
 from skep.swarm.progress import Lane, Progress
@@ -52,13 +51,25 @@ class Tally:
 
     def away(self, now: float, since: float, why: str) -> None:
         """Before the endpoint has answered for the first time."""
-        quiet = self._quiet(now, "waiting for the endpoint")
-        self._watch(replace(quiet, down_s=now - since, down_why=why))
-
-    def alone(self, lane: Lane, now: float) -> None:
-        """Every task has its result, and one of them is measured once more."""
-        quiet = self._quiet(now, "one by one, to know how long a task takes alone")
-        self._watch(replace(quiet, in_flight=1, limit=1, lanes=(lane,)))
+        self._watch(
+            Progress(
+                run_id=self._run_id,
+                total=self._total,
+                done=self._done,
+                failed=self._failed,
+                in_flight=0,
+                limit=0,
+                limit_why="waiting for the endpoint",
+                elapsed_s=now - self._began,
+                left_s=None,
+                tok_s=None,
+                output_tokens=self._tokens,
+                retried=self._retried,
+                down_s=now - since,
+                down_why=why,
+                last=tuple(self._news),
+            )
+        )
 
     def show(
         self, schedule: Schedule, pace: Pace, heard: Mapping[int, int], now: float, *, at_once: bool = False
@@ -92,24 +103,6 @@ class Tally:
                 down_why=outage.why if outage.is_away else None,
                 last=tuple(self._news),
             )
-        )
-
-    def _quiet(self, now: float, why: str) -> Progress:
-        """Nobody is at work."""
-        return Progress(
-            run_id=self._run_id,
-            total=self._total,
-            done=self._done,
-            failed=self._failed,
-            in_flight=0,
-            limit=0,
-            limit_why=why,
-            elapsed_s=now - self._began,
-            left_s=None,
-            tok_s=None,
-            output_tokens=self._tokens,
-            retried=self._retried,
-            last=tuple(self._news),
         )
 
     def _rate(self) -> float | None:

@@ -1,1 +1,1 @@
-"""What a run took and what it would have taken one task after another."""
+"""What a run took."""

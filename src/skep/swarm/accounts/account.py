@@ -1,4 +1,4 @@
-"""The account of a run: what it did, how long it took, what it used, and what it was worth.
+"""The account of a run: what it did, how long it took, and what it used.
 
 Every figure is derived from the journal's rows, so it can be had again at any time. Knows no clock: `now` is told.
 """
@@ -20,17 +20,12 @@ from skep.report.swarm_story import (
     EnergyAccount,
     Limit,
     ReplicaRow,
-    Serial,
-    SerialSource,
     Span,
     SwarmStory,
     task_seconds,
 )
 from skep.stats.percentiles import median, percentiles
-from skep.store.database import Store
 from skep.store.swarm import SwarmStore
-from skep.swarm.accounts.alone import sampled, stored_alone
-from skep.swarm.accounts.serial import bound, from_elsewhere, from_sample, service_s, work_of
 from skep.swarm.accounts.times import (
     Fact,
     SessionLike,
@@ -42,7 +37,7 @@ from skep.swarm.accounts.times import (
 )
 from skep.tasks import Attempt, Ending, Outcome, Result, SwarmRun
 
-__all__ = ["Account", "Rows", "Serial", "SerialSource", "SwarmStory", "account_json", "account_of", "story_of"]
+__all__ = ["Account", "Rows", "SwarmStory", "account_json", "account_of", "story_of"]
 
 _ERRORS = (Outcome.FAILED, Outcome.REJECTED)
 
@@ -60,19 +55,14 @@ class Rows:
     stages: Sequence[tuple[int, int]] = ()
 
 
-def account_of(
-    swarm: SwarmStore, run: SwarmRun, *, now: float, price_kwh: float | None = None, bench: Store | None = None
-) -> Account:
-    """`price_kwh`: of this look at it; else the one that the run was given. `bench`: where benchmarks are stored."""
-    return story_of(swarm, run, now=now, price_kwh=price_kwh, bench=bench).account
+def account_of(swarm: SwarmStore, run: SwarmRun, *, now: float, price_kwh: float | None = None) -> Account:
+    """`price_kwh`: of this look at it; else the one that the run was given."""
+    return story_of(swarm, run, now=now, price_kwh=price_kwh).account
 
 
-def story_of(
-    swarm: SwarmStore, run: SwarmRun, *, now: float, price_kwh: float | None = None, bench: Store | None = None
-) -> SwarmStory:
+def story_of(swarm: SwarmStore, run: SwarmRun, *, now: float, price_kwh: float | None = None) -> SwarmStory:
     """The same with all that the page and the picture are made of."""
-    rows = read_rows(swarm, run)
-    return story_from(rows, now=now, price_kwh=price_kwh, bench=bench)
+    return story_from(read_rows(swarm, run), now=now, price_kwh=price_kwh)
 
 
 def read_rows(swarm: SwarmStore, run: SwarmRun) -> Rows:
@@ -91,54 +81,29 @@ def read_rows(swarm: SwarmStore, run: SwarmRun) -> Rows:
     )
 
 
-def story_from(rows: Rows, *, now: float, price_kwh: float | None = None, bench: Store | None = None) -> SwarmStory:
+def story_from(rows: Rows, *, now: float, price_kwh: float | None = None) -> SwarmStory:
     spans = spans_of(rows.sessions, rows.attempts, rows.facts, now=now, finished=rows.run.counts.left == 0)
     downs = downs_of(rows.facts, spans)
     limits: list[Limit] = limits_of(rows.facts, spans)
-    serial = serial_of(rows, bench)
     price = price_kwh if price_kwh is not None else _price(rows.run.config)
-    account = _account(rows, spans, downs, serial, price)
+    account = _account(rows, spans, downs, price)
     return SwarmStory(rows.run, account, spans, rows.attempts, rows.results, limits, downs, rows.stages)
-
-
-def serial_of(rows: Rows, bench: Store | None) -> Serial | None:
-    """From the best source that there is: this run's own sample, a benchmark, the monitor; else only a bound."""
-    done = [one for one in rows.results if one.ending is Ending.DONE]
-    if not done:
-        return None
-    counted = [one for one in rows.attempts if one.outcome is Outcome.DONE]
-    work = work_of(done, counted)
-    simulated = bool(rows.run.simulated)
-    crowd = {one.task: service_s(one) for one in counted}
-    solos = sampled(rows.facts, crowd)
-    found = from_sample(work, solos, simulated=simulated) if solos else None
-    if found is None and bench is not None and rows.model is not None:
-        stored = stored_alone(bench, url=rows.run.url, model=rows.model, at=rows.run.created_at, simulated=simulated)
-        if stored is not None:
-            source, name, alone = stored
-            found = from_elsewhere(work, alone, source, name, simulated=simulated)
-    return found or bound(work, simulated=simulated)
 
 
 def account_json(account: Account) -> dict[str, Any]:
     """As `--json` prints it; docs/json.md has its keys."""
     document: dict[str, Any] = _plain(asdict(account))
     document["errors"] = dict(account.errors)
-    if account.serial is not None:
-        document["serial"]["at_most"] = account.serial.at_most
     return document
 
 
-def _account(
-    rows: Rows, spans: Sequence[Span], downs: Sequence[Down], serial: Serial | None, price: float | None
-) -> Account:
+def _account(rows: Rows, spans: Sequence[Span], downs: Sequence[Down], price: float | None) -> Account:
     run, attempts = rows.run, rows.attempts
     done = [one for one in rows.results if one.ending is Ending.DONE]
     wasted = [one for one in attempts if one.outcome is not Outcome.DONE]
     wall_s = sum(span.seconds for span in spans) if spans else None
     output = _told(one.output_tokens for one in done)
     times = [task_seconds(one, spans) for one in done]
-    low, high = (serial.low, serial.high) if serial else (None, None)
     return Account(
         run=run.id,
         kind=run.kind,
@@ -177,10 +142,6 @@ def _account(
         by_agent=tuple(_agents(attempts, wall_s)),
         by_replica=tuple(_replicas(attempts)),
         energy=_energy(rows, price),
-        serial=serial,
-        speedup=serial.seconds / wall_s if serial and wall_s else None,
-        speedup_low=low / wall_s if low is not None and wall_s else None,
-        speedup_high=high / wall_s if high is not None and wall_s else None,
     )
 
 
