@@ -10,7 +10,7 @@ PYTHON ?= $(shell scripts/find-python)
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-slow test-web test-ray test-ray-serve screenshots test-vllm test-llama-server install install-ray lint fmt docs clean
+.PHONY: help demo test test-slow test-web test-ray screenshots test-vllm test-llama-server install install-ray lint fmt docs clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -42,12 +42,7 @@ test-web: $(VENV)/.installed-browser  ## the dashboard in a real Chromium, which
 
 test-ray: install-ray  ## real Ray clusters on this machine, embedded engines as replicas
 	$(RAY_BIN)/skep pull smollm2-135m
-	$(RAY_BIN)/pytest -m ray --timeout=400 tests/nodes --ignore tests/nodes/test_ray_export.py
-	$(MAKE) test-ray-serve
-
-test-ray-serve:  ## what is exported for Ray Serve, against Ray's own schema
-	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) $(RAY_VENV)/.installed-ray-serve
-	$(RAY_BIN)/pytest -m ray tests/nodes/test_ray_export.py
+	$(RAY_BIN)/pytest -m ray --timeout=400 tests/nodes
 
 screenshots: $(VENV)/.installed-browser  ## the dashboard's pictures in docs/images, by day, by night and on a phone
 	$(BIN)/python scripts/screenshots.py
@@ -101,10 +96,6 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.created
 
 $(VENV)/.installed-ray: $(VENV)/.installed-dev
 	$(PIP_INSTALL) -q -e '.[embedded,quality,ray,dev]'
-	@touch $@
-
-$(VENV)/.installed-ray-serve: $(VENV)/.installed-ray
-	$(PIP_INSTALL) -q grpcio grpcio-reflection numpy pyarrow
 	@touch $@
 
 $(VENV)/.installed-browser: $(VENV)/.installed-dev

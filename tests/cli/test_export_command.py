@@ -41,7 +41,7 @@ def run(tmp_path, monkeypatch):
     return invoke
 
 
-@pytest.mark.parametrize("form", ["shell", "docker", "compose", "systemd", "nginx", "haproxy"])
+@pytest.mark.parametrize("form", ["shell", "docker", "compose", "systemd"])
 def test_a_preset_of_ones_own_is_printed_in_every_form(run, form):
     text = run("mine", "--as", form, "--port", "9000", "--engine-port", "9100")
     assert "9000" in text
@@ -66,6 +66,7 @@ def test_a_model_on_cards_is_exported_as_it_is_planned(run):
     ("args", "said"),
     [
         (("mine", "--as", "kubernetes"), "--as `kubernetes` is unknown"),
+        (("mine", "--as", "nginx"), "--as `nginx` is unknown: choose shell, docker, compose or systemd"),
         (("mnie", "--as", "shell"), "no preset is called `mnie`"),
         (("qwen3-8b", "--as", "shell"), "is a model, not a preset"),
         (("mine", "--as", "shell", "--port", "8500"), "leaves no room"),

@@ -236,18 +236,6 @@ def test_replicas_that_share_a_card_start_one_after_the_other():
     assert "until curl" in export(together, "docker")
 
 
-def test_proxies_give_a_replica_no_more_than_its_slots():
-    nginx, haproxy = export(recipe(), "nginx"), export(recipe(), "haproxy")
-    assert "least_conn;" in nginx
-    assert "server 127.0.0.1:8501 max_conns=3 " in nginx
-    assert "proxy_buffering off;" in nginx
-    assert "no queue" in nginx
-    assert "balance leastconn" in haproxy
-    assert "127.0.0.1:8501 maxconn 3 check" in haproxy
-    assert "timeout queue" in haproxy
-    assert "option httpchk GET /health" in haproxy
-
-
 def test_ports_must_leave_room_for_the_endpoint():
     with pytest.raises(UserError, match="leaves no room"):
         recipe_of(PLAIN, context_tokens=0, port=8501, engine_port=8500)
@@ -297,7 +285,7 @@ def subprocess_free_words(script):
 
 def test_a_comment_never_ends_early():
     assert comment("one\nrm -rf x\r\ntwo\u2028three") == "# one\n# rm -rf x\n# two\n# three"
-    text = export(recipe(title="x\nrm -rf y", source="a\nb"), "nginx")
+    text = export(recipe(title="x\nrm -rf y", source="a\nb"), "compose")
     assert not re.search(r"^rm", text, re.MULTILINE)
 
 

@@ -13,10 +13,9 @@ import typer
 from skep.errors import UserError
 
 if TYPE_CHECKING:
-    from skep.catalog.presets import Preset
     from skep.engines.export.recipe import Recipe
 
-FORM_NAMES = "shell, docker, compose, systemd, nginx, haproxy, ray-serve or kuberay."
+FORM_NAMES = "shell, docker, compose or systemd"
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Of the one endpoint.")]
 EnginePort = Annotated[int, typer.Option(min=1, max=65535, help="Of the first engine; the next ones follow.")]
 
@@ -27,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 def export(
     name: Annotated[str, typer.Argument(metavar="PRESET", help="As `skep presets` lists them; a model with --gpu.")],
-    form: Annotated[str, typer.Option("--as", help=FORM_NAMES)],
+    form: Annotated[str, typer.Option("--as", help=f"{FORM_NAMES}.")],
     gpu: Annotated[
         str | None, typer.Option(help='Of a model: the best plan for these cards, such as "2x rtx-3090".')
     ] = None,
@@ -35,12 +34,12 @@ def export(
     engine_port: EnginePort = 8500,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A file; default: standard output.")] = None,
 ) -> None:
-    """Print what starts a preset without skep: a script, containers, units, Ray Serve; or a proxy before engines."""
-    from skep.engines.export import FORMS, RAY_FORMS
+    """Print what starts a preset without skep: a script, containers or systemd units."""
+    from skep.engines.export import FORMS
     from skep.engines.export import export as text_of
 
-    if form not in (*FORMS, *RAY_FORMS):
-        raise UserError(f"--as `{form}` is unknown", hint=f"choose one of {', '.join((*FORMS, *RAY_FORMS))}")
+    if form not in FORMS:
+        raise UserError(f"--as `{form}` is unknown: choose {FORM_NAMES}")
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
         raise UserError(f"--output `{output}` {what}", hint="name a file")
@@ -48,8 +47,6 @@ def export(
     if form == "systemd":
         recipe = replace(recipe, skep=_own_command())
     text = text_of(recipe, form)
-    if form in RAY_FORMS:
-        _check(recipe, form)
     if output is None:
         print(text, end="")  # noqa: T201
         return
@@ -72,29 +69,7 @@ def _preset(name: str, port: int, engine_port: int) -> Recipe:
     if find_preset(name, folder) is None and find_geometry(name) is not None:
         raise UserError(f"`{name}` is a model, not a preset", hint='say on which cards: --gpu "2x rtx-3090"')
     found = preset(name, folder)
-    recipe = recipe_of(found, context_tokens=serve_of(found).context_tokens, port=port, engine_port=engine_port)
-    return replace(recipe, weights_bytes=_weights_bytes(found))
-
-
-def _weights_bytes(preset: Preset) -> int | None:
-    """As the planner counts them; None: the model is not in the catalogue, or nothing says its format."""
-    from skep.catalog.models import find_geometry
-    from skep.planner.memory import weights_bytes
-    from skep.tuner.space_formats import quant_of
-
-    model = find_geometry(preset.model)
-    quant = quant_of(preset, model)
-    return weights_bytes(model, quant) if model is not None and quant is not None else None
-
-
-def _check(recipe: Recipe, form: str) -> None:
-    """By the Ray that is installed, if one is; without, the text is written all the same."""
-    from skep.cli.output import note
-    from skep.cluster.serve_schema import check_serve
-    from skep.engines.export import RAY_DOCUMENTS
-    from skep.engines.export.ray_serve import RAY_VERSION
-
-    note(check_serve(RAY_DOCUMENTS[form](recipe), RAY_VERSION))
+    return recipe_of(found, context_tokens=serve_of(found).context_tokens, port=port, engine_port=engine_port)
 
 
 def _planned(model: str, gpu: str, port: int, engine_port: int) -> Recipe:
@@ -102,7 +77,6 @@ def _planned(model: str, gpu: str, port: int, engine_port: int) -> Recipe:
     from skep.cli.simulating import Simulation, best_plan
     from skep.engines.commands import launches_of
     from skep.engines.export.recipe import check_engine, recipe_with
-    from skep.planner.memory import weights_bytes
     from skep.planner.rig_words import of_machines
 
     plan = best_plan(Simulation(model, gpu=(gpu,)).flags())
@@ -112,8 +86,7 @@ def _planned(model: str, gpu: str, port: int, engine_port: int) -> Recipe:
     check_engine(setup.engine, model)
     title = f"{setup.model.title}, {setup.quant.title}, {setup.layout} on {rig.title}: the best that skep plans"
     launches = launches_of(setup, rig)
-    recipe = recipe_with(launches, rig.cards, title=title, cards=gpu, port=port, engine_port=engine_port)
-    return replace(recipe, weights_bytes=weights_bytes(setup.model, setup.quant))
+    return recipe_with(launches, rig.cards[0].vendor, title=title, cards=gpu, port=port, engine_port=engine_port)
 
 
 def _own_command() -> tuple[str, ...]:

@@ -23,7 +23,8 @@ def compose(recipe: Recipe) -> str:
         lines.append(f"Then, once, before the first request: {inside}")
     parts = [comments(lines), "services:\n"]
     parts += [_service(recipe, place) for place in range(len(recipe.launches))]
-    parts.append("\n" + comments(_front(recipe)))
+    gateway = shell_lines(gateway_words(recipe)).replace(" \\\n  ", " ")  # no service: skep has no public image
+    parts.append("\n" + comments([f"In front, on this machine: {gateway}"]))
     return "".join(parts)
 
 
@@ -84,19 +85,6 @@ def _cards(one: Contained) -> list[str]:
     which = f"device_ids: [{', '.join(yaml_word(str(gpu)) for gpu in one.gpus)}]" if one.gpus else "count: all"
     lines = ["deploy:", "  resources:", "    reservations:", "      devices:", "        - driver: nvidia"]
     return [f"    {line}" for line in (*lines, f"          {which}", "          capabilities: [gpu]")]
-
-
-def _front(recipe: Recipe) -> list[str]:
-    """Not a service of its own: there is no public image of skep. nginx is one, and queues nothing."""
-    command = shell_lines(gateway_words(recipe)).replace(" \\\n  ", " ")
-    return [
-        f"In front, on this machine: {command}",
-        "Or nginx, with the file of `skep export ... --as nginx` (it does not queue), as one more service:",
-        "  front:",
-        '    image: "nginx:alpine"',
-        "    network_mode: host",
-        '    volumes: ["./nginx.conf:/etc/nginx/nginx.conf:ro"]',
-    ]
 
 
 def _name(launch: Launch) -> str:

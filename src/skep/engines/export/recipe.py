@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from skep.catalog.devices import Device
 from skep.catalog.needs import moves, stand_in_words
 from skep.catalog.presets import Container, Need, Preset, Published
 from skep.engines.adapter import Adapter
@@ -39,8 +38,6 @@ class Recipe:
     published: tuple[Published, ...] = ()
     engine_version: str | None = None
     vendor: str = "nvidia"  # of the cards
-    devices: tuple[Device, ...] = ()  # that the preset or the plan names
-    weights_bytes: int | None = None  # of the checkpoint, as the planner has it
     skep: tuple[str, ...] = ("skep",)  # how skep itself is started
     cards: str | None = None  # `--gpu`, of a plan
     stand_in: str | None = None  # said of a checkpoint that its author does not name
@@ -55,18 +52,9 @@ class Recipe:
         return sum(launch.slots for launch in self.launches)
 
     @property
-    def card(self) -> Device | None:
-        """The kind that all of them are; None: there is none, or they differ."""
-        return self.devices[0] if len({one.id for one in self.devices}) == 1 else None
-
-    @property
     def asked(self) -> str:
         """What stands behind `skep export`."""
         return self.name if self.cards is None else f"{self.name} --gpu {shlex.quote(self.cards)}"
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://{HERE}:{self.port}"
 
 
 def recipe_of(preset: Preset, *, context_tokens: int, port: int, engine_port: int) -> Recipe:
@@ -108,16 +96,15 @@ def recipe_of(preset: Preset, *, context_tokens: int, port: int, engine_port: in
         published=preset.published,
         engine_version=preset.engine_version,
         vendor=cards[0].vendor if cards else "",
-        devices=tuple(cards),
         stand_in=stand_in_words(preset),
         notes=preset.notes,
     )
 
 
 def recipe_with(
-    launches: Sequence[Launch], devices: Sequence[Device], *, title: str, cards: str, port: int, engine_port: int
+    launches: Sequence[Launch], vendor: str, *, title: str, cards: str, port: int, engine_port: int
 ) -> Recipe:
-    """Launches of a plan, given ports one after the other. `cards`: as the user named the devices."""
+    """Launches of a plan, given ports one after the other. `cards`: as the user named them."""
     check_ports(port, engine_port, len(launches))
     placed = tuple(replace(launch, port=engine_port + number) for number, launch in enumerate(launches))
     return Recipe(
@@ -125,8 +112,7 @@ def recipe_with(
         title=title,
         launches=placed,
         port=port,
-        vendor=devices[0].vendor,
-        devices=tuple(devices),
+        vendor=vendor,
         cards=cards,
     )
 
@@ -143,8 +129,8 @@ def check_ports(port: int, engine_port: int, replicas: int) -> None:
         raise UserError(f"--engine-port {engine_port} leaves no room", hint=hint)
 
 
-def head(recipe: Recipe, form: str, *, endpoint: str | None = None) -> list[str]:
-    """What every form says first, as lines of a comment. `endpoint`: where it is not at the recipe's port."""
+def head(recipe: Recipe, form: str) -> list[str]:
+    """What every form says first, as lines of a comment."""
     first = recipe.first
     lines = [*wrapped(f"{recipe.name}: {recipe.title}"), f"Made by `skep export {recipe.asked} --as {form}`."]
     if recipe.source:
@@ -153,7 +139,7 @@ def head(recipe: Recipe, form: str, *, endpoint: str | None = None) -> list[str]
     many, slots = len(recipe.launches), _counted(first.slots, "slot")
     lines.append(f"{many} x {first.engine}{version}, {slots} each" if many > 1 else f"{first.engine}{version}, {slots}")
     most = _counted(recipe.capacity, "request")
-    lines.append(f"Clients ask for `{first.model}` at {endpoint or recipe.endpoint}/v1; {most} at a time.")
+    lines.append(f"Clients ask for `{first.model}` at http://{HERE}:{recipe.port}/v1; {most} at a time.")
     return lines
 
 

@@ -125,12 +125,8 @@ def _systemd_quoted(text: str) -> str:
     return text if _PLAIN.fullmatch(text.replace("$", "").replace("{", "").replace("}", "")) else f'"{text}"'
 
 
-def escaped(text: str) -> str:
-    """What no reader of YAML or of a unit takes as it is, in an escape that both know."""
-    return _UNPRINTABLE.sub(_escaped, text)
-
-
 def _escaped(found: re.Match[str]) -> str:
+    """What no reader of YAML or of a unit takes as it is, in an escape that both know."""
     return {"\n": "\\n", "\t": "\\t"}.get(found.group(), f"\\u{ord(found.group()):04x}")
 
 
