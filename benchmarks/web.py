@@ -49,9 +49,8 @@ PAGES = {
     "compare 1y": "/compare?a=box-1&b=fine&window=1y",
     "runs": "/runs",
     "plan": "/plan?model=qwen3.6-27b&card=rtx-3090&count=2&agents=4",
-    "leaderboard": "/leaderboard",
 }
-WITHOUT_CHART = ("two letters, no page", "runs", "leaderboard")
+WITHOUT_CHART = ("two letters, no page", "runs")
 WAIT_MS = 5000  # for a chart, where there is one
 VIEW = {"width": 1280, "height": 900}
 # Looks in every frame; a chart counts in the frame after, when it has been painted. Lists have none.

@@ -68,7 +68,6 @@ PICTURES = (
     Picture("compare", "/compare?a=box&b=cloud&window=30d", 900),
     Picture("runs", "/runs", 420),
     Picture("plan", f"/plan?model={MODEL}&card=rtx-3090&count=2&agents=8", 1120),
-    Picture("leaderboard", "/leaderboard", 520),
     Picture("tuning", "/tuning/last", 1120, scale=0.8),
     Picture("phone", "/history?target=box&window=30d", 740, width=390, scale=1.5, at=".banner.simulated"),
 )

@@ -24,10 +24,10 @@ HOSTS = ("10.1.2.3", "gpu-box", "fd00::7")
 AT = "10.1.2.3:8000", "gpu-box.internal:8000", "[fd00::7]:8000"
 UPSTREAMS = ("10.1.2.3-8000", "gpu-box.internal-8000")
 BEGINNINGS = (
-    "/", "/history", "/history?target=box", "/compare", "/runs", "/plan", "/leaderboard?whole=1", "/tuning", "/metrics",
+    "/", "/history", "/history?target=box", "/compare", "/runs", "/plan", "/runs?sort=best", "/tuning", "/metrics",
     "/api/now.json", "/api/now.csv", "/api/history.json", "/api/history.csv", "/api/compare.json", "/api/compare.csv",
-    "/api/runs.json", "/api/runs.csv", "/api/leaderboard.json", "/api/leaderboard.csv", "/api/tuning.json",
-    "/api/tuning.csv", "/healthz", "/nowhere", "/api/nowhere.json",
+    "/api/runs.json", "/api/runs.csv", "/api/runs.json?sort=best", "/api/tuning.json", "/api/tuning.csv",
+    "/healthz", "/nowhere", "/api/nowhere.json",
 )  # fmt: skip
 
 

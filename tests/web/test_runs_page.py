@@ -83,12 +83,29 @@ def test_the_address_says_which_runs_are_shown(ask, query, names):
     assert all((run in page) is (name in names) for name, run in MADE.items())
 
 
-@pytest.mark.parametrize("query", ["state=gone", "simulated=maybe", "page=0", "page=x"])
+@pytest.mark.parametrize("query", ["state=gone", "simulated=maybe", "sort=worst", "page=0", "page=x"])
 def test_what_cannot_be_asked_is_refused_with_what_can(ask, query):
     assert ask(f"/runs?{query}")[0].status == 400
     response, body = ask(f"/api/runs.json?{query}")
     assert response.status == 400
     assert json.loads(body)["error"]["hint"]
+
+
+def test_the_best_come_first_where_that_is_asked_for(ask):
+    """Simulated runs are never ranked among measured ones; what failed or still runs comes last."""
+    found = runs_of(ask, "?sort=best&kind=sweep&simulated=no&model=qwen3-8b")
+    assert [one["id"] for one in found][:2] == [MADE["fast"], MADE["slow"]]
+    assert {one["id"] for one in found[-2:]} == {MADE["broken"], MADE["running"]}
+    ranked = [one for one in runs_of(ask, "?sort=best") if one["state"] == "done"]
+    assert ranked == sorted(ranked, key=lambda one: (one["simulated"], -one["best_tok_s"]))
+    page = ask("/runs?sort=best")[1]
+    assert page.index(f"/runs/{MADE['fast']}") < page.index(f"/runs/{MADE['slow']}")
+    assert "Stored runs, best tok/s first" in page
+
+
+def test_the_address_of_the_leaderboard_leads_to_the_best_runs(ask):
+    response, _ = ask("/leaderboard?model=qwen3-8b")
+    assert (response.status, response.headers["location"]) == (307, "/runs?model=qwen3-8b&sort=best")
 
 
 def test_the_list_comes_as_csv_too(ask):

@@ -71,8 +71,8 @@ def ask(paths):
 
 
 def test_nothing_private_is_in_any_list_page_or_file(ask):
-    looked = ["/runs", "/runs?q=leak", "/runs/rows", "/api/runs.json", "/api/runs.csv", "/leaderboard?whole=1",
-              "/api/leaderboard.json", "/api/leaderboard.csv", "/api/plan.json?model=qwen3-8b&card=rtx-3090&count=2",
+    looked = ["/runs", "/runs?q=leak", "/runs/rows", "/api/runs.json", "/api/runs.csv", "/runs?sort=best",
+              "/runs/rows?sort=best", "/api/runs.csv?sort=best", "/api/plan.json?model=qwen3-8b&card=rtx-3090&count=2",
               "/runs/nobody", "/plan/fragment?model=qwen3-8b&card=rtx-3090&count=2"]  # fmt: skip
     for run in MADE.values():
         looked += [f"/runs/{run}", f"/runs/{run}/requests", f"/api/run.json?id={run}"]

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skep.errors import SkepError
-from skep.web import auth, compare, history, leaderboard, notes, now, plan, runs, tuning
+from skep.web import auth, compare, history, notes, now, plan, runs, tuning
 from skep.web.answers import problem, wants_json
 from skep.web.assets import answer_static
 from skep.web.guard import Guard, as_error
@@ -63,7 +63,7 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
 
 
 def _page_routes(site: Site, live: Live) -> list[BaseRoute]:
-    pages = (history, compare, runs, plan, leaderboard, tuning)
+    pages = (history, compare, runs, plan, tuning)
     return [*now.routes(site, live), *(route for page in pages for route in page.routes(site))]
 
 

@@ -24,7 +24,6 @@ PAGES = (
     ("compare", "/compare", "Compare", "c"),
     ("runs", "/runs", "Runs", "r"),
     ("plan", "/plan", "Plan", "p"),
-    ("leaderboard", "/leaderboard", "Leaderboard", "l"),
     ("tuning", "/tuning", "Tuning", "t"),
 )
 _MARK = (

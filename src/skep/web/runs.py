@@ -21,8 +21,19 @@ from skep.store.database import Store
 from skep.web.answers import csv_answer, json_answer, problem, wants_json
 from skep.web.layout import downloads, page
 from skep.web.pictures import MOST_COMPARED, Pictures, report_parts, svg_answer
-from skep.web.runs_book import PATIENCE_S, RunBook
-from skep.web.runs_list import COLUMNS, Listed, filter_form, listed, pager, read_query, run_document, table_rows
+from skep.web.runs_book import PATIENCE_S, Figures, RunBook
+from skep.web.runs_list import (
+    COLUMNS,
+    SORTS,
+    Asked,
+    Listed,
+    filter_form,
+    listed,
+    pager,
+    read_query,
+    run_document,
+    table_rows,
+)
 from skep.web.runs_page import not_drawn, requests_body, run_body, run_json
 from skep.web.site import Site
 
@@ -49,13 +60,14 @@ class RunsPages:
     def listing(self, request: Request) -> Response:
         asked = read_query(request.query_params)
         with self.site.store() as store:
-            runs = [] if store is None else self.book.runs(store)
-            if store is None or not runs:
+            if store is None:
                 return self._empty()
-            found = listed(runs, asked, public=self.site.public)
-            figures = self.book.figures(store, found.runs, PATIENCE_S)
+            found, figures = self._found(store, asked, PATIENCE_S)
+        if not found.models:
+            return self._empty()
         rows = table_rows(found, figures, self.site)
-        waiting = f"/runs/rows?{found.asked.query()}" if len(figures) < len(found.runs) else None
+        wanted = found.total if asked.sort else len(found.runs)
+        waiting = f"/runs/rows?{found.asked.query()}" if len(figures) < wanted else None
         parts = [
             filter_form(found, self.site),
             self._table(found, rows, waiting),
@@ -71,8 +83,7 @@ class RunsPages:
         with self.site.store() as store:
             if store is None:
                 return HTMLResponse("")
-            found = listed(self.book.runs(store), asked, public=self.site.public)
-            return HTMLResponse(table_rows(found, self.book.figures(store, found.runs), self.site))
+            return HTMLResponse(table_rows(*self._found(store, asked), self.site))
 
     def as_json(self, request: Request) -> Response:
         found, documents = self._documents(request)
@@ -156,12 +167,25 @@ class RunsPages:
             drawn = self.pictures.comparison_picture(store, runs)
             return svg_answer(drawn, final=all(run.state.is_final for run in runs))
 
+    def leaderboard(self, request: Request) -> Response:
+        """Was a page of its own: its address leads to the best runs."""
+        model = request.query_params.get("model", "")
+        return RedirectResponse(Asked(model=model, sort="best").address())
+
+    def _found(self, store: Store, asked: Asked, patience_s: float | None = None) -> tuple[Listed, dict[str, Figures]]:
+        """One page of runs with their figures; of all that are asked for, where the figures decide the order."""
+        runs, public = self.book.runs(store), self.site.public
+        if not asked.sort:
+            found = listed(runs, asked, public=public)
+            return found, self.book.figures(store, found.runs, patience_s)
+        taken = [run for run in runs if asked.takes(run, public=public)]
+        figures = self.book.figures(store, taken, patience_s)
+        return listed(runs, asked, figures, public=public), figures
+
     def _documents(self, request: Request) -> tuple[Listed, list[dict[str, Any]]]:
         asked = read_query(request.query_params)
         with self.site.store() as store:
-            runs = self.book.runs(store) if store is not None else []
-            found = listed(runs, asked, public=self.site.public)
-            figures = self.book.figures(store, found.runs) if store is not None else {}
+            found, figures = self._found(store, asked) if store is not None else (listed([], asked), {})
         return found, [run_document(run, figures.get(run.id), self.site) for run in found.runs]
 
     @contextmanager
@@ -188,7 +212,7 @@ class RunsPages:
         left = ("", "When", "Model", "Kind", "Where")
         head = tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in left else None)
                            for name in _HEAD))  # fmt: skip
-        made = table("Stored runs, newest first", [head], [rows])
+        made = table(f"Stored runs, {SORTS[found.asked.sort]}", [head], [rows])
         button = tag("button", text("Compare"), data_compare="")
         keys = (tag("kbd", text(key)) for key in ("Space", "↑", "↓", "Enter"))
         said = (text(said) for said in ("tick two runs to put them side by side: ", " ticks, ", " ", " move, "))
@@ -238,6 +262,7 @@ def routes(site: Site) -> list[BaseRoute]:
     pages = RunsPages(site)
     return [
         Route("/runs", pages.listing),
+        Route("/leaderboard", pages.leaderboard),
         Route("/runs/rows", pages.rows),
         Route("/runs/compare", pages.compare),
         Route("/runs/compare.svg", pages.comparison),

@@ -102,12 +102,6 @@ class RunBook:
                 found[run.id] = known
         return found
 
-    def most_figures(self, store: Store, runs: Sequence[Run], patience_s: float) -> dict[str, Figures]:
-        """As `figures`, but at least one more each time, however long it takes: whoever asks again comes to an end."""
-        found = self.figures(store, runs, patience_s)
-        missing = [run for run in runs if run.id not in found]
-        return found if not missing else {**found, **self.figures(store, missing[:1])}
-
     def levels(self, store: Store, run: Run) -> tuple[LevelSummary, ...]:
         """Of one run, as measured; empty where nothing was."""
         with self._lock:

@@ -21,6 +21,7 @@ from skep.web.site import Site
 
 PAGE = 50
 _CHOICES = {"yes": "simulated only", "no": "measured only"}
+SORTS = {"": "newest first", "best": "best tok/s first"}
 COLUMNS = (
     "id", "created_at", "ended_at", "kind", "state", "model", "machine", "engine", "layout", "simulated", "requests",
     "failed", "best_tok_s", "best_at", "ttft_ms", "client_limited", "conclusion", "url", "fingerprint", "skep_version",
@@ -38,11 +39,13 @@ class Asked:
     simulated: str = ""
     text: str = ""
     page: int = 1
+    sort: str = ""  # "best": by effective tok/s
 
     def query(self, **changed: Any) -> str:
         asked = replace(self, **changed)
         told = (("kind", asked.kind), ("model", asked.model), ("state", asked.state), ("simulated", asked.simulated),
-                ("q", asked.text), ("page", "" if asked.page == 1 else str(asked.page)))  # fmt: skip
+                ("q", asked.text), ("sort", asked.sort),
+                ("page", "" if asked.page == 1 else str(asked.page)))  # fmt: skip
         return urlencode([(name, value) for name, value in told if value])
 
     def address(self, **changed: Any) -> str:
@@ -86,12 +89,20 @@ def read_query(query: QueryParams) -> Asked:
         raise UserError(f"`state={state}` is no state of a run", hint=f"one of {', '.join(states)}")
     if simulated and simulated not in _CHOICES:
         raise UserError(f"`simulated={simulated}` is neither yes nor no", hint="leave it out for both")
+    sort = query.get("sort", "")
+    if sort not in SORTS:
+        raise UserError(f"`sort={sort}` is unknown", hint="sort=best, or leave it out for the newest first")
     return Asked(query.get("kind", ""), query.get("model", ""), state, simulated, query.get("q", "").strip()[:200],
-                 _page(query.get("page", "")))  # fmt: skip
+                 _page(query.get("page", "")), sort)  # fmt: skip
 
 
-def listed(runs: Sequence[Run], asked: Asked, *, public: bool = False) -> Listed:
+def listed(
+    runs: Sequence[Run], asked: Asked, figures: Mapping[str, Figures] | None = None, *, public: bool = False
+) -> Listed:
+    """`runs` are newest first. `figures` decide the order where the best are asked for."""
     found = [run for run in runs if asked.takes(run, public=public)]
+    if asked.sort:
+        found.sort(key=lambda run: _rank(run, (figures or {}).get(run.id)))
     pages = max(1, -(-len(found) // PAGE))
     asked = replace(asked, page=min(asked.page, pages))
     shown = found if asked.page == 0 else found[(asked.page - 1) * PAGE : asked.page * PAGE]
@@ -117,6 +128,7 @@ def filter_form(found: Listed, site: Site) -> Markup:
         select("kind", "Kind", kinds, asked.kind),
         select("state", "State", states, asked.state),
         select("simulated", "Simulated or measured", both, asked.simulated),
+        select("sort", "Order", SORTS.items(), asked.sort),
         tag("button", text("Filter")),
         clear,
         method="get",
@@ -159,8 +171,9 @@ def pager(found: Listed) -> Markup | None:
     if found.pages == 1 or found.asked.page == 0:
         return None
     here = found.asked.page
-    newer = tag("a", text("← Newer"), href=found.asked.address(page=here - 1), rel="prev") if here > 1 else None
-    older = tag("a", text("Older →"), href=found.asked.address(page=here + 1), rel="next")
+    back, on = ("← Better", "Next →") if found.asked.sort else ("← Newer", "Older →")
+    newer = tag("a", text(back), href=found.asked.address(page=here - 1), rel="prev") if here > 1 else None
+    older = tag("a", text(on), href=found.asked.address(page=here + 1), rel="next")
     place = tag("span", text(f"page {here} of {found.pages}"))
     return tag("nav", newer, place, older if here < found.pages else None, class_="pager", aria_label="More runs")
 
@@ -223,6 +236,12 @@ def _figure_cells(figures: Figures | None) -> list[Markup]:
 def labelled(label: str, shown: Markup, style: str | None) -> Markup:
     """Its content is one element: on a phone the label stands beside it, in two columns."""
     return tag("td", tag("span", shown), class_=style, data_label=label)
+
+
+def _rank(run: Run, figures: Figures | None) -> tuple[bool, bool, float]:
+    """Simulated runs come after measured ones, and last what has not ended well or has no figure."""
+    best = figures.best_tok_s if figures and run.state is RunState.DONE else None
+    return best is None, run.simulated, -(best or 0.0)
 
 
 def _page(said: str) -> int:

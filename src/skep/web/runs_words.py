@@ -10,11 +10,10 @@ from urllib.parse import urlsplit
 
 from skep.places import LOOPBACK
 from skep.records import Run
-from skep.units import GIB
 
 # What a hive with `--simulate` says of itself.
 _SIMULATED = re.compile(
-    r"simulated: (?P<weights>.+?), (?:KV (?P<kv>[^,]+), )?(?:(?P<speculation>[^,]+), )?"
+    r"simulated: .+?, (?:KV [^,]+, )?(?:[^,]+, )?"
     r"(?P<layout>(?:\d+ x )?TP=.+?) on (?P<rig>.+), as (?P<engine>\w+)"
 )
 _LONGEST = 400  # letters of such a sentence
@@ -57,16 +56,6 @@ def host_words(host: Mapping[str, Any]) -> str:
     return f"{cpu}, {cores} cores" if cpu and cores else str(cpu or "unknown machine")
 
 
-def machine_key(run: Run) -> tuple[object, ...]:
-    """Equal for runs on one machine, as far as its facts tell; an update of its software is no other machine."""
-    host = run.host
-    memory = host.get("memory_bytes")
-    size = round(memory / GIB) if isinstance(memory, int) else None
-    if run.simulated:
-        return (machine_of(run),)
-    return machine_of(run), host.get("cpu_model"), host.get("cpu_cores"), size
-
-
 def engine_of(run: Run) -> str:
     """Its name and version, as the endpoint told."""
     if found := _simulated(run):
@@ -76,15 +65,6 @@ def engine_of(run: Run) -> str:
     )
     version = run.engine.get("version") or run.engine.get("build")
     return told if not version or str(version) in told or "unknown" in str(version) else f"{told} {version}"
-
-
-def setup_of(run: Run) -> dict[str, str]:
-    """What a simulated rig says of itself in one sentence, by its parts; empty of any other."""
-    found = _simulated(run)
-    if found is None:
-        return {}
-    told = {name: said for name, said in found.groupdict().items() if name != "rig"}
-    return {**told, "kv": told["kv"] or "", "speculation": told["speculation"] or "no speculation"}
 
 
 def layout_of(run: Run) -> str:

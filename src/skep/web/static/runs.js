@@ -10,11 +10,10 @@ async function textOf(address) {
 
 async function fill(place) {
   try {
-    do place.innerHTML = await textOf(place.dataset.fetch);
-    while (place.querySelector("[data-more]")); // each answer brings some more, and the last one has no such mark
+    place.innerHTML = await textOf(place.dataset.fetch);
     place.removeAttribute("data-fetch");
   } catch (error) {
-    const told = place.querySelector(".waiting, .filling") || place;
+    const told = place.querySelector(".waiting") || place;
     told.textContent = `This could not be drawn (${error.message}). Reload the page to try again.`;
   }
 }
