@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from skep.places import user_paths
-from skep.report.tuning import climb_picture
+from skep.report.tuning import ladder_picture
 from skep.store.database import open_store
 from skep.store.tunings import TuningStore
 
@@ -33,7 +33,7 @@ def main() -> None:
         with open_store(user_paths(env).store, read_only=True) as store:
             tunings = TuningStore(store)
             tuning = tunings.tuning("last")
-            IMAGE.write_text(climb_picture(tuning, tunings.stages(tuning.id)), encoding="utf-8")
+            IMAGE.write_text(ladder_picture(tuning, tunings.stages(tuning.id)), encoding="utf-8")
     print(f"{IMAGE.relative_to(ROOT)} written")
 
 

@@ -93,12 +93,6 @@ def sample_curve() -> list[CurvePoint]:
     ]
 
 
-WORDS = (
-    "From 25.1 to 191 tok/s: two replicas instead of TP=2 made most of it.",
-    "Turning slots brought nothing that could be seen; a difference of 2 % would have been.",
-)
-
-
 class _Climb:
     """Stages by their ratio over the best of that moment; each accepted one becomes the next best."""
 

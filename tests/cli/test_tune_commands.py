@@ -32,7 +32,7 @@ def test_a_climb_from_its_first_word_to_a_preset(tmp_path, monkeypatch):
     whole = json.loads(called.out)
     the_document_has_baseline_best_stages_and_curve(whole)
     the_story_says_what_it_is(called.err, (tmp_path / "page.html").read_text())
-    what_is_kept_can_be_shown_explained_and_listed()
+    what_is_kept_can_be_shown_and_listed()
     the_best_becomes_a_preset_once()
     what_was_not_kept_is_exported_only_with_a_warning(whole["stages"])
     assert "has ended" in tune("resume", check=2).error.message
@@ -59,13 +59,13 @@ def the_story_says_what_it_is(said, page):
     assert "SIMULATED" in page.upper()
 
 
-def what_is_kept_can_be_shown_explained_and_listed():
+def what_is_kept_can_be_shown_and_listed():
     shown = tune("show", check=0)
     assert shown.out.startswith("SIMULATED: qwen3-8b (vllm) on rtx-4090")
     assert "██" in shown.out
     assert "accepted" in shown.out
     assert "best tok/s" in shown.out
-    assert "graphs off → on" in tune("explain", "last", check=0).out
+    assert "kept: shown to be better by" in shown.out
     (row,) = json.loads(tune("ls", "--json", check=0).out)
     assert row["state"] == "ended"
     assert row["to"] > row["from"]

@@ -5,8 +5,17 @@ import pytest
 from skep.cli.top import Page
 from skep.cli.tune_knobs import begun, chosen
 from skep.cli.tune_prospects import Prospect, prospect_lines
-from skep.cli.tune_rungs import changes_wrapped, foreseen_ratio, left_out_words, told, why_words
-from skep.cli.tune_tables import climb_lines, dead_ends, headline, ladder_cells, print_curve, print_ladder
+from skep.cli.tune_tables import (
+    changes_wrapped,
+    climb_lines,
+    dead_ends,
+    foreseen_ratio,
+    headline,
+    ladder_cells,
+    print_curve,
+    print_ladder,
+    why_words,
+)
 from skep.cli.tune_view import Standing, live_view, stage_words
 from skep.cli.tune_words import unmet
 from skep.errors import UserError
@@ -49,7 +58,7 @@ def tuning(**more):
 def test_a_row_has_figure_interval_ratio_foresight_and_decision():
     cells = ladder_cells(STAGES[1], STAGES)
     assert cells == ["1", "graphs off → on", "50.0", "48.5..51.5", "2.000", "1.980..2.020", "1.80", "–", "–",
-                     "accepted", "because"]  # fmt: skip
+                     "accepted", "kept: because"]  # fmt: skip
 
 
 def test_the_ladder_says_dead_ends_in_full_below_the_table(capsys):
@@ -64,34 +73,6 @@ def test_the_ladder_says_dead_ends_in_full_below_the_table(capsys):
 def attempt(number, decision, knob, after, ratio, **more):
     return stage(number, decision, changes=(Change(knob, 1, after),), config=BASE.turned({knob: after}), figure=25.0,
                  ratio=ratio, **more)  # fmt: skip
-
-
-MANY = [
-    *STAGES,
-    attempt(3, Decision.WORSE, "slots", 2, 0.7),
-    attempt(4, Decision.SAME, "slots", 4, 0.99),
-    attempt(5, Decision.SAME, "slots", 8, 0.98),
-    attempt(6, Decision.ANSWERS_WORSE, "kv", "q8_0", 1.1),
-    attempt(7, Decision.SAME, "kv", "f16", 1.0),
-    attempt(8, Decision.OVER_LIMIT, "slots", 6, 1.2),
-    attempt(9, Decision.OVER_LIMIT, "slots", 7, 1.1),
-]
-
-
-def test_of_what_was_not_better_only_each_knobs_best_attempt_is_told(capsys):
-    """What was accepted, failed, or was faster and rejected all the same is always told."""
-    shown = told(MANY)
-    assert [one.number for one in shown] == [0, 1, 2, 4, 6, 7, 8]
-    left_out = "3 more attempts are left out here (1 worse, 1 not distinguishable, 1 over the SLO)"
-    assert left_out in left_out_words(MANY, shown)
-    assert left_out_words(MANY, MANY) is None
-    print_ladder(tuning(), MANY)
-    said = capsys.readouterr()
-    assert "`skep tune show t-1 --all` has every stage" in said.err
-    print_ladder(tuning(), MANY, every=True)
-    every = capsys.readouterr()
-    assert len(every.out.splitlines()) == len(said.out.splitlines()) + 3
-    assert "left out" not in every.err
 
 
 def test_a_long_list_of_changes_wraps_and_none_is_cut():
@@ -109,10 +90,27 @@ def test_nothing_is_foreseen_of_a_knob_that_the_planner_does_not_know():
     assert foreseen_ratio(STAGES[1]) == 1.8
 
 
-def test_the_reason_in_the_table_does_not_repeat_its_columns():
-    said = attempt(3, Decision.SAME, "slots", 2, 1.0, why="+0.0 % (-2.0 to +2.0): less than 2.0 % cannot be told")
-    assert why_words(said) == "less than 2.0 % cannot be told"
-    assert why_words(STAGES[2]) == "ran out of memory"
+@pytest.mark.parametrize(
+    ("decision", "why", "said"),
+    [
+        (Decision.ACCEPTED, "+0.0 % (-2.0 to +2.0), 2 starts, 6 readings",
+         "kept: shown to be better by 2 starts, 6 readings"),
+        (Decision.WORSE, "+0.0 % (-2.0 to +2.0), 1 start, 3 readings",
+         "left: shown to be worse by 1 start, 3 readings"),
+        (Decision.SAME, "+0.0 % (-2.0 to +2.0): less than 2.0 % cannot be told",
+         "left: less than 2.0 % cannot be told"),
+        (Decision.ANSWERS_WORSE, "20 of 96 right against 80", "left: 20 of 96 right against 80"),
+        (Decision.OVER_LIMIT, "beyond ttft=1s", "left: beyond ttft=1s"),
+        (Decision.ACCEPTED, "within ttft=1s", "kept: within ttft=1s"),
+    ],
+)  # fmt: skip
+def test_each_step_says_why_it_was_kept_or_left_without_repeating_its_columns(decision, why, said):
+    assert why_words(attempt(3, decision, "slots", 2, 1.0, why=why)) == said
+
+
+def test_a_baseline_has_no_reason_and_a_dead_end_a_short_one():
+    assert why_words(STAGES[0]) == "because"
+    assert why_words(STAGES[2]) == "left: ran out of memory"
 
 
 def test_what_was_accepted_and_died_later_is_no_step_of_the_climb(capsys):
@@ -157,11 +155,10 @@ def test_the_headline_says_from_where_to_where_and_that_it_is_simulated():
     assert headline(tuning(), STAGES[:1], over=False).endswith("better so far")
 
 
-def test_bars_grow_with_the_figures_and_what_was_left_stands_between():
+def test_what_was_kept_has_a_bar_that_grows_with_its_figure():
     lines = climb_lines(STAGES, "tok/s")
-    assert len(lines) == 3
+    assert len(lines) == 2
     assert lines[1].count("█") > 1.8 * lines[0].count("█")
-    assert "tried and left: slots 1 → 8 (failed)" in lines[2]
 
 
 def test_the_curve_has_both_sides_and_their_ratio(capsys):

@@ -39,7 +39,6 @@ def register(app: typer.Typer) -> None:
     tune.command(epilog='Example: skep tune run qwen3.6-27b --gpu "2x rtx-3090" --simulate; `run` may be left out')(run)
     tune.command(epilog="Example: skep tune resume last")(resume)
     tune.command(epilog="Example: skep tune show last --html tuning.html")(show)
-    tune.command(epilog="Example: skep tune explain last")(explain)
     tune.command(epilog="Example: skep tune export my-27b --tuning last")(export)
     tune.command("ls", epilog="Example: skep tune ls --json")(list_)
     tune.command("rm", epilog="Example: skep tune rm 20260801-2")(remove)
@@ -127,23 +126,13 @@ def resume(
 
 def show(
     name: TuningName = "last",
-    every: Annotated[
-        bool, typer.Option("--all", help="Every stage; otherwise, of what was not better, each knob's best attempt.")
-    ] = False,
     html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The ladder: each change with its figure, interval, ratio, and why it was kept or not; the climb as bars."""
+    """The ladder: each change with its figure, interval, ratio, and why it was kept or left; the climb as bars."""
     from skep.cli.tune_kept import show_tuning
 
-    show_tuning(name, every=every, html=html, as_json=as_json)
-
-
-def explain(name: TuningName = "last", as_json: JsonOption = False) -> None:
-    """Say in words what mattered on this machine, what did not, and what could not be told."""
-    from skep.cli.tune_kept import explain_tuning
-
-    explain_tuning(name, as_json=as_json)
+    show_tuning(name, html=html, as_json=as_json)
 
 
 def export(

@@ -41,7 +41,7 @@ from skep.tunings import Aim
 from skep.weights.pull import installed
 
 SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")
-OWN_WORDS = ("resume", "show", "explain", "export", "ls", "rm")
+OWN_WORDS = ("resume", "show", "export", "ls", "rm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Tunings as the store has them: listed, shown, explained, exported, deleted."""
+"""Tunings as the store has them: listed, shown, exported, deleted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 
 from skep.cli.output import note, print_json, print_table
 from skep.cli.swarm_words import one_line
-from skep.cli.tune_rungs import verdict_words, why_words
 from skep.cli.tune_tables import (
     aim_words,
     differences,
@@ -24,6 +23,7 @@ from skep.cli.tune_tables import (
     print_climb,
     print_curve,
     print_ladder,
+    verdict_words,
 )
 from skep.errors import UserError
 from skep.places import Paths, user_paths
@@ -31,8 +31,6 @@ from skep.report.tuning_words import KEPT, baseline_of, best_of, given_up, tally
 from skep.store.database import open_store
 from skep.store.tunings import KeptAnswer, KeptTuning, TuningState, TuningStore
 from skep.tuner.documents import asked_and_answered, curve_of, failure_json, tuning_json
-from skep.tuner.explain import explain
-from skep.tuner.explain_limits import Standing
 from skep.tunings import Curved, CurvePoint, Failure, Round, Stage, Tuning
 from skep.units import format_seconds
 
@@ -55,11 +53,6 @@ class Kept:
     @property
     def tuning(self) -> Tuning:
         return self.row.tuning
-
-    @property
-    def words(self) -> list[str]:
-        row = self.row
-        return explain(row.tuning, self.stages, Standing(row.state.value, row.reason, row.measured_s, self.curve))
 
 
 @contextmanager
@@ -92,28 +85,28 @@ def document(found: Kept) -> dict[str, Any]:
     return {**told, "failure": failure, "reason": found.row.reason, "presets": list(found.row.presets)}
 
 
-def show_tuning(name: str, *, every: bool, html: Path | None, as_json: bool) -> None:
+def show_tuning(name: str, *, html: Path | None, as_json: bool) -> None:
     if html is not None:
         check_page(html)
     found = kept(name)
     if as_json:
         print_json(document(found))
     else:
-        print_all(found, every=every)
+        print_all(found)
         _say_next(found)
     if html is not None:
         write_page(found, html)
 
 
-def print_all(found: Kept, *, every: bool = False) -> None:
-    """The ladder, the climb as bars, the curve. `every`: all stages of the ladder."""
+def print_all(found: Kept) -> None:
+    """Print the ladder, the climb as bars, the curve."""
     tuning, stages = found.tuning, found.stages
     over = found.row.state is TuningState.ENDED
     print(headline(tuning, stages, over=over))  # noqa: T201
     if found.failure is not None:
         print("\n".join(failure_lines("the baseline", found.failure)))  # noqa: T201
     if stages:
-        print_ladder(tuning, stages, every=every)
+        print_ladder(tuning, stages)
         print()  # noqa: T201
         print_climb(tuning, stages)
     best = best_of(stages)
@@ -155,15 +148,6 @@ def _say_next(found: Kept) -> None:
         note(f"`skep tune export NAME --tuning {found.row.id}` writes the best{so_far} as a preset{made}")
 
 
-def explain_tuning(name: str, *, as_json: bool) -> None:
-    found = kept(name)
-    words = [*found.words, *([] if found.failure is None else failure_lines("the baseline", found.failure))]
-    if as_json:
-        print_json({"tuning": found.row.id, "simulated": found.tuning.simulated, "words": words})
-        return
-    print("\n".join(words))  # noqa: T201
-
-
 def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool) -> None:
     from skep.cli.tune_preset import base_of, stage_for, write_preset
 
@@ -176,7 +160,7 @@ def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool)
     changed = differences(found.stages[0].config, wanted.config)
     note(f"stage {wanted.number} of {found.row.id}, against its baseline: {changed}")
     if wanted.decision not in KEPT or wanted.number in given_up(found.stages):
-        note(f"warning: it was not kept: {verdict_words(wanted, found.stages)}, {one_line(why_words(wanted), 300)}")
+        note(f"warning: it was not kept: {verdict_words(wanted, found.stages)}, {one_line(wanted.why, 300)}")
     stand_in = base_of(found.tuning).stand_in
     before = f"write the weights' name into its `checkpoint` ({path}), then " if stand_in else ""
     note(f"{before}`skep up {name}` serves it")
@@ -214,7 +198,7 @@ def write_page(found: Kept, html: Path) -> None:
     from skep.report.tuning import tuning_page
 
     state = None if found.row.state is TuningState.ENDED else found.row.state.value
-    write_whole(html, tuning_page(found.tuning, found.stages, found.curve, found.words, state=state))
+    write_whole(html, tuning_page(found.tuning, found.stages, found.curve, state=state))
     note(f"{found.row.id} written to {html}")
 
 

@@ -198,7 +198,6 @@ def _say_next(found: Kept, name: str | None) -> None:
         note(f"the best is the preset {name}: `skep up {name}` serves it")
     elif accepted(found.stages):
         note(f"`skep tune export NAME --tuning {found.row.id}` writes the best as a preset")
-    note(f"`skep tune explain {found.row.id}` says in words what mattered")
 
 
 def _stopped(tuning_id: str) -> Stopped:

@@ -5,17 +5,29 @@ Values in, lines out: what is stored where, and who asked, it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 
-from skep.cli.output import note, number, print_table
+from skep.cli.output import number, print_table
 from skep.cli.swarm_words import one_line
-from skep.cli.tune_rungs import changes_wrapped, foreseen_ratio, left_out_words, told, verdict_words, why_words, wrapped
 from skep.records import Interval
-from skep.report.tuning_words import KEPT, accepted, baseline_of, best_of, given_up, total_gain, unit_of
-from skep.tunings import FAILURES, Aim, Config, CurvePoint, Failure, Knob, Stage, Tuning, value_words
+from skep.report.tuning_words import (
+    KEPT,
+    accepted,
+    baseline_of,
+    best_of,
+    decision_words,
+    given_up,
+    total_gain,
+    unit_of,
+)
+from skep.tuner.foresight import FORESEEN
+from skep.tuner.verdicts import share_words
+from skep.tunings import FAILURES, Aim, Config, CurvePoint, Decision, Failure, Knob, Stage, Tuning, value_words
 
-BAR, WHY_WIDTH, CHANGE_WIDTH, LONGEST_CHANGE, MOST_LEFT = 40, 68, 44, 60, 4
+BAR, WHY_WIDTH, CHANGE_WIDTH = 40, 68, 44
 LADDER = ("STAGE", "CHANGE", "FIGURE", "95 %", "RATIO", "95 % OF RATIO", "FORESEEN", "TPOT", "TTFT", "DECISION", "WHY")
+_SHOWN = {Decision.ACCEPTED: "shown to be better", Decision.WORSE: "shown to be worse"}
 
 
 def headline(tuning: Tuning, stages: Sequence[Stage], *, over: bool = True) -> str:
@@ -35,17 +47,13 @@ def headline(tuning: Tuning, stages: Sequence[Stage], *, over: bool = True) -> s
     return f"{what}: {climb} by {steps} accepted step{plural}"
 
 
-def print_ladder(tuning: Tuning, stages: Sequence[Stage], *, every: bool = False) -> None:
-    """`every`: also of each knob the attempts that were not its best."""
+def print_ladder(tuning: Tuning, stages: Sequence[Stage]) -> None:
+    """Print every stage with the reason why it was kept or left."""
     if not stages:
         return
-    unit, shown = unit_of(tuning), list(stages) if every else told(stages)
-    columns = [unit if name == "FIGURE" else name for name in LADDER]
+    columns = [unit_of(tuning) if name == "FIGURE" else name for name in LADDER]
     right = [name for name in columns if name not in ("CHANGE", "DECISION", "WHY")]
-    print_table(columns, [ladder_cells(stage, stages) for stage in shown], right=right)
-    hidden = left_out_words(stages, shown)
-    if hidden is not None:
-        note(f"{hidden}; `skep tune show {tuning.id} --all` has every stage")
+    print_table(columns, [ladder_cells(stage, stages) for stage in stages], right=right)
     for line in dead_ends(stages):
         print(line)  # noqa: T201
 
@@ -65,6 +73,43 @@ def ladder_cells(stage: Stage, stages: Sequence[Stage]) -> list[str]:
         verdict_words(stage, stages),
         wrapped(why_words(stage), WHY_WIDTH),
     ]
+
+
+def foreseen_ratio(stage: Stage) -> float | None:
+    """The planner's, where it knows any of the knobs: one that it knows nothing of leaves its figure as it is."""
+    return stage.predicted if any(change.knob in FORESEEN for change in stage.changes) else None
+
+
+def verdict_words(stage: Stage, stages: Sequence[Stage]) -> str:
+    return f"{stage.decision.value}, died later" if stage.number in given_up(stages) else stage.decision.value
+
+
+def why_words(stage: Stage) -> str:
+    """Say why a stage was kept or left, without its ratio and its log line: both are told elsewhere."""
+    if stage.decision is Decision.BASELINE:
+        return stage.why
+    lead = "kept" if stage.decision is Decision.ACCEPTED else "left"
+    if stage.decision is Decision.FAILED:
+        return f"{lead}: {decision_words(stage)}"
+    reason = stage.why
+    if stage.ratio is not None:
+        share = share_words(stage.ratio)
+        reason = stage.why.removeprefix(share).lstrip(",:; ")
+        if stage.why.startswith(f"{share}, ") and stage.decision in _SHOWN:
+            reason = f"{_SHOWN[stage.decision]} by {reason}"
+    return f"{lead}: {reason}"
+
+
+def wrapped(text: str, width: int) -> str:
+    """Lines of at most so many letters, nothing cut but words that are longer."""
+    return "\n".join(textwrap.wrap(one_line(text, 2000), width, break_on_hyphens=False))
+
+
+def changes_wrapped(stage: Stage, width: int) -> str:
+    """A change to a line where they do not fit on one."""
+    if len(stage.title) <= width or len(stage.changes) < 2:
+        return wrapped(stage.title, width)
+    return "\n".join(wrapped(str(change), width) for change in stage.changes)
 
 
 def dead_ends(stages: Iterable[Stage]) -> list[str]:
@@ -94,21 +139,16 @@ def print_climb(tuning: Tuning, stages: Sequence[Stage]) -> None:
 
 
 def climb_lines(stages: Sequence[Stage], unit: str) -> list[str]:
-    """A bar for each configuration that was the best of its time; what was tried and left stands between."""
-    informative, lost = {stage.number for stage in told(stages)}, given_up(stages)
-    most = max((stage.figure.high for stage in stages if stage.decision in KEPT and stage.figure), default=0.0)
+    """Draw a bar for each configuration that was the best of its time."""
+    kept, lost = [stage for stage in stages if stage.decision in KEPT], given_up(stages)
+    most = max((stage.figure.high for stage in kept if stage.figure), default=0.0)
     lines: list[str] = []
-    left: list[Stage] = []
-    for stage in stages:
-        if stage.decision not in KEPT or stage.figure is None:
-            left.append(stage)
-            continue
-        lines += _left_words(left, informative)
-        left = []
-        died = " (died later)" if stage.number in lost else ""
-        figure = f"{figure_words(stage.figure)} {unit}"
-        lines.append(f"{stage.number:>5}  {_bar(stage.figure, most)}  {figure}  {stage.title}{died}")
-    return lines + _left_words(left, informative)
+    for stage in kept:
+        if stage.figure is not None:
+            died = " (died later)" if stage.number in lost else ""
+            figure = f"{figure_words(stage.figure)} {unit}"
+            lines.append(f"{stage.number:>5}  {_bar(stage.figure, most)}  {figure}  {stage.title}{died}")
+    return lines
 
 
 def _bar(figure: Interval, most: float) -> str:
@@ -116,15 +156,6 @@ def _bar(figure: Interval, most: float) -> str:
     low, high = round(BAR * max(0.0, figure.low) / most), round(BAR * figure.high / most)
     full = max(1, low)
     return ("█" * full + "░" * max(0, high - full)).ljust(BAR)
-
-
-def _left_words(left: Sequence[Stage], informative: Collection[int]) -> list[str]:
-    if not left:
-        return []
-    shown = sorted(left, key=lambda stage: stage.number not in informative)[:MOST_LEFT]
-    words = "; ".join(f"{one_line(stage.title, LONGEST_CHANGE)} ({stage.decision.value})" for stage in shown)
-    more = f"; and {len(left) - len(shown)} more" if len(left) > len(shown) else ""
-    return [f"       tried and left: {words}{more}"]
 
 
 def print_curve(points: Sequence[CurvePoint], baseline: Config, best: Config) -> None:

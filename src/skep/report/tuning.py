@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skep.report.figures import UNKNOWN, fact_list, milliseconds, moment, number, seconds
+from skep.report import theme
+from skep.report.figures import UNKNOWN, fact_list, milliseconds, moment, number, printable, seconds, shortened
 from skep.report.levels import interval_text
+from skep.report.marks import sized
 from skep.report.markup import Markup, banner, card, definitions, join, section, tag, text, trusted, wide_figure
 from skep.report.style import document, mark
-from skep.report.svg import chart_figure
-from skep.report.tuning_bars import climb_caption, climb_element, climb_picture
-from skep.report.tuning_curve import curve_chart, curve_table, first_token_chart
+from skep.report.svg import chart_figure, picture, standalone
+from skep.report.tuning_curve import curve_chart, curve_table, first_token_chart, ladder_chart
 from skep.report.tuning_tables import dead_ends, ladder, settings_table
 from skep.report.tuning_words import (
     baseline_of,
@@ -29,8 +30,6 @@ from skep.report.tuning_words import (
     unit_of,
 )
 from skep.tunings import METRICS, CurvePoint, Decision, Stage, Tuning
-
-__all__ = ["climb_picture", "tuning_banners", "tuning_main", "tuning_page"]
 
 _STATES = {
     "running": "The climb goes on; what is shown is what was decided so far.",
@@ -60,11 +59,10 @@ def tuning_page(
     tuning: Tuning,
     stages: Sequence[Stage],
     curve: Sequence[CurvePoint] = (),
-    words: Sequence[str] = (),
     *,
     state: str | None = None,
 ) -> str:
-    """`words`: what mattered and what did not, a sentence each. `state`: where the climb is not at its end."""
+    """`state`: where the climb is not at its end."""
     model = model_words(tuning)
     title = f"{model} (simulated)" if tuning.simulated else model
     header = tag(
@@ -76,7 +74,7 @@ def tuning_page(
         tag("p", text(f"{headline(tuning, stages)}."), class_="lead"),
     )
     footer = tag("footer", text(f"skep {tuning.skep_version} · tuning {tuning.id}"))
-    return document(f"{title}: skep tune", header, tag("main", tuning_main(tuning, stages, curve, words)), footer)
+    return document(f"{title}: skep tune", header, tag("main", tuning_main(tuning, stages, curve)), footer)
 
 
 def tuning_banners(tuning: Tuning, stages: Sequence[Stage], *, state: str | None = None) -> list[Markup]:
@@ -94,17 +92,24 @@ def tuning_banners(tuning: Tuning, stages: Sequence[Stage], *, state: str | None
     return told
 
 
-def tuning_main(
-    tuning: Tuning, stages: Sequence[Stage], curve: Sequence[CurvePoint] = (), words: Sequence[str] = ()
-) -> Markup:
+def ladder_picture(tuning: Tuning, stages: Sequence[Stage]) -> str:
+    """One SVG document: a bar for each configuration that was the best of its time."""
+    spec = ladder_chart(tuning, stages)
+    said = headline(tuning, stages)
+    marks = ["SIMULATED"] if tuning.simulated else []
+    below = " · ".join([*marks, model_words(tuning), tuning.engine, tuning.rig, shape_words(tuning)])
+    height = 120 if spec is None else spec["height"]
+    panel = sized(spec, shortened(printable(said), 96), shortened(printable(below), 130), 480, height)
+    if marks:
+        panel["title"] |= {"subtitleColor": theme.ROSE}
+    return standalone(panel, f"{below}: {said}")
+
+
+def tuning_main(tuning: Tuning, stages: Sequence[Stage], curve: Sequence[CurvePoint] = ()) -> Markup:
     """Everything below the headline, without its frame."""
-    drawn = climb_element(tuning, stages)
-    climb = wide_figure(trusted(drawn), _climb_title(tuning), climb_caption(stages)) if drawn else None
     parts = [
         _cards(tuning, stages),
-        section("climb", "The climb", climb) if climb else None,
-        section("words", "What mattered", _sentences(words)) if words else None,
-        section("ladder", "The ladder", ladder(tuning, stages)) if stages else None,
+        section("ladder", "The ladder", _ladder_figure(tuning, stages), ladder(tuning, stages)) if stages else None,
         _optional("dead-ends", "Dead ends", dead_ends(stages)),
         _curve(tuning, stages, curve),
         _optional("settings", "From the baseline to the best", settings_table(tuning, stages)),
@@ -113,9 +118,13 @@ def tuning_main(
     return join(part for part in parts if part)
 
 
-def _climb_title(tuning: Tuning) -> str:
-    simulated = "simulated, " if tuning.simulated else ""
-    return f"{unit_of(tuning)}: {simulated}{shape_words(tuning)}"
+def _ladder_figure(tuning: Tuning, stages: Sequence[Stage]) -> Markup | None:
+    spec = ladder_chart(tuning, stages)
+    if spec is None:
+        return None
+    title = f"{unit_of(tuning)}: {'simulated, ' if tuning.simulated else ''}{shape_words(tuning)}"
+    caption = "A bar for each configuration that was the best of its time; whiskers: 95 % interval."
+    return wide_figure(trusted(picture({**spec, "width": 860}, headline(tuning, stages))), title, caption)
 
 
 def _cards(tuning: Tuning, stages: Sequence[Stage]) -> Markup:
@@ -157,10 +166,6 @@ def _curve(tuning: Tuning, stages: Sequence[Stage], curve: Sequence[CurvePoint])
         class_="charts",
     )
     return section("curve", "The best against the baseline", drawn, curve_table(tuning, stages, curve))
-
-
-def _sentences(words: Sequence[str]) -> Markup:
-    return tag("ul", *(tag("li", text(one)) for one in words), class_="checks")
 
 
 def _facts(tuning: Tuning, stages: Sequence[Stage]) -> Markup:

@@ -1,4 +1,4 @@
-"""The winner against the baseline over C: effective tok/s with intervals, and the same as a table.
+"""The charts of a tuning: its ladder as bars, and the winner against the baseline over C, which is a table as well.
 
 Knows nothing of pages. A curve is drawn only where at least one configuration was measured at some level.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from skep.records import Interval
 from skep.report import theme
 from skep.report.curves import Curve, time_chart
-from skep.report.figures import UNKNOWN, known, milliseconds, number
+from skep.report.figures import UNKNOWN, known, milliseconds, number, printable, shortened
 from skep.report.levels import interval_text
 from skep.report.marks import Spec, concurrency, halo, label, layer, line, place, point, quantity, rule, spread
 from skep.report.markup import Markup, table, tag, text
-from skep.report.tuning_words import config_name
-from skep.tunings import Config, CurvePoint, Stage, Tuning
+from skep.report.tuning_words import KEPT, best_of, config_name, given_up, ratio_words, unit_of
+from skep.tunings import Config, CurvePoint, Decision, Stage, Tuning
 
 _TALLEST = 1.6  # of the largest figure: the interval of two repeats may be of any width
 _LOOKS = (
@@ -23,6 +24,46 @@ _LOOKS = (
     (theme.SKY, (2, 3), "triangle-up"),
     (theme.PLUM, (9, 3, 2, 3), "diamond"),
 )
+
+
+def ladder_chart(tuning: Tuning, stages: Sequence[Stage]) -> Spec | None:
+    """Draw a bar for each configuration that was the best of its time. None where nothing was measured."""
+    best, lost = best_of(stages), given_up(stages)
+    kept = [(one, one.figure) for one in stages if one.decision in KEPT and one.figure is not None]
+    rows = [
+        _ladder_row(one, figure, best=one is best, lost=one.number in lost)
+        for one, figure in kept
+        if known(figure.estimate)
+    ]
+    if not rows:
+        return None
+    largest = max(row["value"] for row in rows)
+    for row in rows:
+        row["high"] = min(row["high"], _TALLEST * largest)
+    x = quantity("value", unit_of(tuning), [0, 1.45 * max(row["high"] for row in rows) or 1.0])
+    axis = {"labelFontSize": 13, "labelColor": theme.INK, "labelLimit": 330}
+    y = {"field": "name", "type": "nominal", "sort": None, "title": None, "axis": axis, "scale": {"padding": 0.3}}
+    fill = {"field": "colour", "type": "nominal", "scale": None}
+    ends = {"x": {**x, "field": "low"}, "x2": {"field": "high"}}
+    layers = [
+        layer(rows, {"type": "bar", "cornerRadiusEnd": 3}, x=x, y=y, color=fill),
+        layer(rows, rule(theme.INK), y=y, **ends),
+        layer(rows, label("left", dx=8, weight=600), x={**x, "field": "high"}, y=y, text="label"),
+    ]
+    padding = {"left": 26, "top": 5, "bottom": 5, "right": 5}  # another font may be wider than the renderer's
+    return {"padding": padding, "height": max(90, 36 * len(rows)), "layer": layers}
+
+
+def _ladder_row(stage: Stage, figure: Interval, *, best: bool, lost: bool) -> Spec:
+    bounded = known(figure.low) and known(figure.high)
+    low, high = (max(0.0, figure.low), figure.high) if bounded else (figure.estimate, figure.estimate)
+    words, colour = [number(figure.estimate)], theme.STONE
+    if stage.decision is Decision.ACCEPTED:
+        mark, colour = ("died later", theme.ROSE) if lost else ("best", theme.HONEY) if best else ("", theme.SKY)
+        words += [ratio_words(stage.ratio), *([mark] if mark else [])]
+    name = f"{stage.number}. {shortened(printable(stage.title), 48)}"
+    return {"name": name, "value": figure.estimate, "low": low, "high": high, "label": ", ".join(words),
+            "colour": colour}  # fmt: skip
 
 
 def curve_chart(

@@ -65,13 +65,11 @@ def given_up(stages: Sequence[Stage]) -> frozenset[int]:
 
 
 def total_gain(stages: Sequence[Stage]) -> Interval | None:
-    """All accepted steps together, over the baseline. None where nothing was accepted, or a step has no ratio."""
-    return multiplied(accepted(stages))
+    """All accepted steps together, over the baseline; their errors are taken as independent of each other.
 
-
-def multiplied(kept: Sequence[Stage]) -> Interval | None:
-    """Steps together. Their errors are taken as independent of each other."""
-    steps = [one.ratio for one in kept]
+    None where nothing was accepted, or a step has no ratio.
+    """
+    steps = [one.ratio for one in accepted(stages)]
     ratios = [one for one in steps if one is not None and known(one.estimate) and one.estimate > 0]
     if not ratios or len(ratios) < len(steps):
         return None

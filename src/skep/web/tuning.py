@@ -1,4 +1,4 @@
-"""The pages of tunings: all of them, and one with its ladder, its pictures and what mattered. A running one goes on."""
+"""The pages of tunings: all of them, and one with its ladder and its pictures. A running one goes on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from starlette.routing import BaseRoute, Route
 from skep.errors import UserError
 from skep.report.figures import moment, seconds, shortened
 from skep.report.markup import Markup, join, tag, text
-from skep.report.tuning import climb_picture, tuning_banners, tuning_main, tuning_page
+from skep.report.tuning import ladder_picture, tuning_banners, tuning_main, tuning_page
 from skep.report.tuning_words import headline
 from skep.store.tunings import KeptTuning, TuningState, TuningStore
 from skep.tuner.documents import curve_of, tuning_json
-from skep.tuner.explain import explain
-from skep.tuner.explain_limits import Standing
 from skep.tunings import Curved, CurvePoint, Stage, Tuning
 from skep.web.answers import csv_answer, json_answer, problem, wants_json
 from skep.web.layout import downloads, page
@@ -52,12 +50,6 @@ class Whole:
         return self.kept.tuning
 
     @property
-    def words(self) -> list[str]:
-        kept = self.kept
-        standing = Standing(kept.state.value, kept.reason, kept.measured_s, self._points())
-        return explain(self.tuning, self.stages, standing) if self.stages else []
-
-    @property
     def running(self) -> bool:
         return self.kept.state is TuningState.RUNNING
 
@@ -69,14 +61,14 @@ class Whole:
                 *tuning_banners(self.tuning, self.stages, state=state),
                 tag("p", text(f"{headline(self.tuning, self.stages)}."), class_="lead"),
                 self._standing(),
-                tag("div", tuning_main(self.tuning, self.stages, self._points(), self.words), class_="report"),
+                tag("div", tuning_main(self.tuning, self.stages, self._points()), class_="report"),
                 tag("span", hidden="", data_running="") if self.running else text(""),
             ]
         )
 
     def page(self) -> str:
         state = None if self.kept.state is TuningState.ENDED else self.kept.state.value
-        return tuning_page(self.tuning, self.stages, self._points(), self.words, state=state)
+        return tuning_page(self.tuning, self.stages, self._points(), state=state)
 
     def _points(self) -> tuple[CurvePoint, ...]:
         return self.curve.points if self.curve is not None else ()
@@ -135,7 +127,7 @@ class TuningPages:
     def picture(self, request: Request) -> Response:
         with self._stored(request) as whole:
             final = whole.kept.state is TuningState.ENDED
-            return svg_answer(climb_picture(whole.tuning, whole.stages), final=final)
+            return svg_answer(ladder_picture(whole.tuning, whole.stages), final=final)
 
     def one_json(self, request: Request) -> Response:
         with self._stored(request) as whole:
