@@ -1,8 +1,8 @@
 """The user's own service set aside while something else needs the machine, and put back on any end.
 
 `python -m skep.putback --word-fd N --answer-fd M` is the guardian: it holds what is to be put back and the reading end
-of a pipe, in a session of its own. At the word `back`, or at the pipe's end (whoever held it was killed), it sets power
-limits back and starts the service again as it was: same wishes, folder, environment and port. Knows nothing of tuning.
+of a pipe, in a session of its own. At the word `back`, or at the pipe's end (whoever held it was killed), it starts
+the service again as it was: same wishes, folder, environment and port. Knows nothing of tuning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from skep.engines.control import NotRunning, ask, ask_down, socket_of
 from skep.engines.logfile import open_log
 from skep.engines.shown import NO_REPLICAS
 from skep.errors import EngineError, SkepError
-from skep.host.power_cap import restore_caps
 from skep.places import Paths, user_paths
 from skep.settings import wishes_of
 from skep.wire.heads import parse_url
@@ -66,21 +65,17 @@ def running_service(paths: Paths) -> Service | None:
 
 
 @contextmanager
-def service_set_aside(
-    paths: Paths, *, caps: Mapping[int, float] | None = None, service: bool = True
-) -> Iterator[Service | None]:
+def service_set_aside(paths: Paths) -> Iterator[Service | None]:
     """Stopped after its answers while the block runs; serving again when the block has been left, also by a kill.
 
-    `caps`: power limits (watts by card) that are set back as well; without `service`, only they. Yields None where
-    nothing was running.
+    Yields None where nothing was running.
     """
-    found = _find(paths) if service else None
-    if found is None and not caps:
+    found = _find(paths)
+    if found is None:
         yield None
         return
-    with _guardian(found, paths, caps or {}):
-        if found is not None:
-            ask_down(socket_of(paths.lock, paths.socket))
+    with _guardian(found, paths):
+        ask_down(socket_of(paths.lock, paths.socket))
         yield found
 
 
@@ -137,7 +132,7 @@ def _unit(pid: int) -> str | None:
 
 
 @contextmanager
-def _guardian(service: Service | None, paths: Paths, caps: Mapping[int, float]) -> Iterator[None]:
+def _guardian(service: Service, paths: Paths) -> Iterator[None]:
     word_read, word_write = os.pipe()
     answer_read, answer_write = os.pipe()
     argv = [sys.executable, "-m", "skep.putback", "--word-fd", str(word_read), "--answer-fd", str(answer_write)]
@@ -148,21 +143,19 @@ def _guardian(service: Service | None, paths: Paths, caps: Mapping[int, float]) 
         )  # fmt: skip
     os.close(word_read)
     os.close(answer_write)
-    document = {"service": None if service is None else asdict(service), "caps": list(caps.items()),
-                "logs": str(paths.logs)}  # fmt: skip
+    document = {"service": asdict(service), "logs": str(paths.logs)}
     with os.fdopen(answer_read) as answers, os.fdopen(word_write, "wb", buffering=0) as word:
         assert child.stdin is not None
         with child.stdin:
             child.stdin.write(json.dumps(document).encode())
         if "holding" not in answers.readline():
-            what = "power limits" if service is None else "the service"
-            raise EngineError(f"nobody could be made to put {what} back", hint=f"see {paths.logs / 'putback.log'}")
+            raise EngineError("nobody could be made to put the service back", hint=f"see {paths.logs / 'putback.log'}")
         error: BaseException | None = None
         try:
             yield
         except BaseException as raised:
             error = raised
-        trouble = _back(child, word, answers, "the power limits" if service is None else "the service")
+        trouble = _back(child, word, answers)
     if trouble is not None and isinstance(error, SkepError):  # both are told
         error.hint = "; ".join(filter(None, (f"{trouble}: {trouble.hint}", error.hint)))
     elif trouble is not None:
@@ -171,7 +164,7 @@ def _guardian(service: Service | None, paths: Paths, caps: Mapping[int, float]) 
         raise error
 
 
-def _back(child: subprocess.Popen[bytes], word: IO[bytes], answers: IO[str], what: str) -> EngineError | None:
+def _back(child: subprocess.Popen[bytes], word: IO[bytes], answers: IO[str]) -> EngineError | None:
     """The word is given; what the guardian could not do."""
     with suppress(OSError):  # it was killed: there is no answer either
         word.write(b"back\n")
@@ -180,19 +173,15 @@ def _back(child: subprocess.Popen[bytes], word: IO[bytes], answers: IO[str], wha
     if "back" in told:
         return None
     why = told.get("error", f"its guardian ended with code {child.returncode}")
-    hint = "start it with `skep up -d`" if what == "the service" else "`nvidia-smi -pl WATTS` sets them"
-    return EngineError(f"{what} could not be put back: {why}", hint=hint)
+    return EngineError(f"the service could not be put back: {why}", hint="start it with `skep up -d`")
 
 
 # The guardian's side
 
 
 def put_back(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Power limits first. Tried again for a while: what ran meanwhile may still hold the cards."""
-    restore_caps({int(index): float(watts) for index, watts in document["caps"]})
+    """Tried again for a while: what ran meanwhile may still hold the cards."""
     service = document["service"]
-    if service is None:
-        return {"back": True}
     said: dict[str, Any] = {}
     for left in range(TRIES - 1, -1, -1):
         said = _start(service, Path(document["logs"]))

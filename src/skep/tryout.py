@@ -12,8 +12,8 @@ import shutil
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,11 +26,10 @@ from skep.engines.member import Member
 from skep.engines.placement import RAM
 from skep.engines.replica import Replica
 from skep.engines.supervisor import Hive, Supervisor
-from skep.errors import SkepError, UserError, first_of
+from skep.errors import SkepError, first_of
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.host.power import gpu_memory_used, wait_until_clear
-from skep.host.power_cap import power_caps
 from skep.launching import PullProgress, plan_launches, read_machine
 from skep.places import Paths, make_private
 from skep.presetfile import serve_of
@@ -86,7 +85,7 @@ class Tryout:
         return len(known) == len(wanted) and free is not None and sum(known) <= (1 - SPARE_RAM) * free
 
     @asynccontextmanager
-    async def open(self, preset: Preset, *, power: float | None = None) -> AsyncIterator[Served]:
+    async def open(self, preset: Preset) -> AsyncIterator[Served]:
         number = next(number for number in self._numbers if not self._folder(number).exists())
         paths = self._paths(number)
         if not self._open:
@@ -94,7 +93,7 @@ class Tryout:
         self._open += 1
         try:
             make_private(paths.logs)
-            with _capped(preset, power), bind(_GATEWAY, guarded=False) as listener:
+            with bind(_GATEWAY, guarded=False) as listener:
                 hive = await self._hive(preset, paths, listener)
                 async with _Trial(hive, listener).up() as served:
                     yield served
@@ -247,16 +246,3 @@ def _room(launches: Sequence[Launch]) -> int | None:
     sizes = [dict(launch.room).get(RAM, 0 if launch.engine in OWN_ENGINES else None) for launch in launches]
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None
-
-
-@contextmanager
-def _capped(preset: Preset, power: float | None) -> Iterator[None]:
-    if power is None:
-        yield
-        return
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(power_caps(power, preset.gpus))
-        except UserError as error:
-            raise DidNotStart(Failure("refused", error.message, remedy=error.hint)) from None
-        yield

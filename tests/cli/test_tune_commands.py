@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 from called import own_folders, tune
 
@@ -14,12 +15,14 @@ from skep.cli.tune_ground import Wishes
 from skep.cli.tuning import prepare
 from skep.places import user_paths
 from skep.presetfile import preset, presets_folder
+from skep.records import Interval
 from skep.store.database import open_store
 from skep.store.tunings import TuningStore
 from skep.tuner.journal import Journal
 from skep.tuner.running import resumed
 from skep.tuner.simulated import SimulatedBench
 from skep.tuner.simulated_planned import PlannedTruth
+from skep.tunings import Decision, Stage
 
 CLIMB = ("qwen3-8b", "--gpu", "rtx-4090", "--simulate", "--knobs", "graphs,slots", "--budget", "40m", "--seed", "3")
 WISHES = Wishes("qwen3-8b", gpu="rtx-4090", simulate=True, knobs="graphs,slots", budget="40m", seed=3)
@@ -125,6 +128,31 @@ def test_a_running_tuning_is_neither_resumed_nor_deleted(tmp_path, monkeypatch):
         journal.end("stopped")
     tune("rm", "last", check=0)
     assert json.loads(tune("ls", "--json", check=0).out) == []
+
+
+def test_a_tuning_of_an_earlier_version_that_turned_the_power_limit_is_shown_and_exported_but_not_resumed(
+    tmp_path, monkeypatch
+):
+    own_folders(monkeypatch, tmp_path)
+    tuning = prepare(WISHES).tuning
+    start = tuning.baseline.turned({"power_cap": 100})
+    capped = start.turned({"power_cap": 70})
+    figure = Interval(24.0, 25.0, 26.0)
+    stages = [
+        Stage(0, (), start, Decision.BASELINE, "2 starts", figure),
+        Stage(1, capped.changes_from(start), capped, Decision.ACCEPTED, "better", figure, Interval(1.1, 1.2, 1.3)),
+    ]
+    with open_store(user_paths(os.environ).store) as store:
+        tunings = TuningStore(store)
+        name = tunings.begin(replace(tuning, baseline=start))
+        session = tunings.begin_session(name, time.time())
+        tunings.append_stages(name, stages, time.time())
+        tunings.end_session(name, session, at=time.time(), outcome="stopped")
+    assert "power_cap 100 → 70" in tune("show", check=0).out
+    tune("export", "capped-8b", check=0)
+    told = tune("resume", check=2).error
+    assert "turns the power limit, which skep no longer does" in told.message
+    assert "nvidia-smi -pl" in told.hint
 
 
 def test_ctrl_c_keeps_what_was_decided_and_says_how_to_go_on(env, tmp_path):

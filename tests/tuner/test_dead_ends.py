@@ -18,11 +18,11 @@ KNOBS = (
     Knob("graphs", "", (False, True)),
     Knob("prefix_cache", "", (False, True)),
     Knob("layout", "", ("TP=2", "2x TP=1")),
-    Knob("power_cap", "", (250, 300, 350), ordered=True),
+    Knob("threads", "", (4, 8, 16), ordered=True),
 )
 MIDDLE = Config.of({
     "memory_share": 0.9, "slots": 8, "batched_tokens": 2048, "mtp": 3, "kv": "auto", "graphs": True,
-    "prefix_cache": True, "layout": "TP=2", "power_cap": 350,
+    "prefix_cache": True, "layout": "TP=2", "threads": 16,
 })  # fmt: skip
 OUTSIDE = Failure("out-of-memory", "out of GPU memory while CUDA graphs were captured", "CUDA out of memory.")
 POOL = Failure("no-start", "no room in the KV cache for one request of 32768 tokens", remedy="raise memory_share")
@@ -80,9 +80,9 @@ def test_where_the_words_do_not_tell_which_nothing_is_concluded_from_the_share()
 
 
 def test_a_knob_that_memory_does_not_depend_on_mends_nothing():
-    reason = hopeless(MIDDLE.turned({"power_cap": 250}), [(MIDDLE, OUTSIDE)], KNOBS)
-    assert reason.endswith("which power_cap cannot mend")
-    assert hopeless(MIDDLE.turned({"power_cap": 250}), [(MIDDLE, CRASH)], KNOBS) is None
+    reason = hopeless(MIDDLE.turned({"threads": 4}), [(MIDDLE, OUTSIDE)], KNOBS)
+    assert reason.endswith("which threads cannot mend")
+    assert hopeless(MIDDLE.turned({"threads": 4}), [(MIDDLE, CRASH)], KNOBS) is None
 
 
 def test_on_a_machine_with_so_much_memory_nothing_that_fits_is_ever_refused():

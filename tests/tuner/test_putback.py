@@ -5,17 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 
 from skep.engines.control import NotRunning, ask, socket_of
 from skep.errors import UserError
 from skep.places import user_paths
-from skep.putback import Service, put_back, running_service, service_set_aside
+from skep.putback import Service, running_service, service_set_aside
 
 HOLDS = """
 import os, sys, time
@@ -64,7 +62,6 @@ def test_where_nothing_runs_nothing_is_set_aside(env):
     with service_set_aside(paths) as found:
         assert found is None
     assert not paths.logs.exists()
-    assert put_back({"service": None, "caps": [], "logs": ""}) == {"back": True}
 
 
 def test_only_the_same_cards_are_in_the_way():
@@ -73,31 +70,6 @@ def test_only_the_same_cards_are_in_the_way():
     assert service.shares((1, 2)) == (2,)
     assert service.shares((1, 3)) == ()
     assert "on GPU 0, 2 at" in str(service)
-
-
-def test_power_limits_have_a_guardian_of_their_own(env):
-    """Whoever kills it hears that they are not back, beside what went wrong in the block."""
-    paths = user_paths(env)
-    caps = {99: 300.0}  # no machine's card is touched
-    with service_set_aside(paths, caps=caps, service=False) as found:
-        assert found is None
-
-    def killed():
-        with service_set_aside(paths, caps=caps, service=False):
-            (guardian,) = guardians()
-            os.kill(guardian, signal.SIGKILL)
-            os.waitid(os.P_PID, guardian, os.WEXITED | os.WNOWAIT)
-            raise UserError("of the block", hint="try it")
-
-    with pytest.raises(UserError, match="of the block") as told:
-        killed()
-    assert told.value.hint.startswith("the power limits could not be put back: its guardian ended with code -9: ")
-    assert told.value.hint.endswith("; try it")
-
-
-def guardians():
-    listed = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children").read_text().split()
-    return [int(pid) for pid in listed if b"skep.putback" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.slow

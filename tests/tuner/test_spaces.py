@@ -118,13 +118,6 @@ def test_a_prefix_cache_that_is_on_is_turned_off_only_by_name():
     assert "prefix_cache" in values(knobs_for(base, AIM, box, named=("prefix_cache",)))
 
 
-def test_power_is_capped_for_joules_where_it_may_be():
-    joules = Aim("tok_per_joule", 4)
-    assert "power_cap" not in values(knobs_for(dense(), joules, DUAL))
-    assert "power_cap" in values(knobs_for(dense(), joules, replace(DUAL, can_cap=True)))
-    assert "power_cap" not in values(knobs_for(dense(), AIM, replace(DUAL, can_cap=True)))
-
-
 def test_two_checkpoints_are_a_choice_that_may_answer_differently():
     base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"])
     knob = next(k for k in knobs_for(base, AIM, DUAL, checkpoints=("a/x-AWQ", "a/x-GPTQ")) if k.name == "checkpoint")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 
 from skep.cli.output import byte_progress, note
 from skep.cli.tune_ground import Wishes
@@ -11,13 +11,12 @@ from skep.cli.tuning import Ready
 from skep.errors import EngineError, UserError
 from skep.host.facts import read_host
 from skep.host.power import open_meter
-from skep.host.power_cap import read_caps
 from skep.places import Paths
 from skep.putback import running_service, service_set_aside
 from skep.store.database import Store
 from skep.tryout import Tryout, tuner_lock
 from skep.tuner.guard import ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
-from skep.tuner.measuring import POWER_CAP, EngineBench, Tuned
+from skep.tuner.measuring import EngineBench, Tuned
 from skep.tuner.ports import Bench
 from skep.tuner.simulated import SimulatedBench
 from skep.tuner.simulated_planned import PlannedTruth
@@ -37,8 +36,7 @@ def machine_for(ready: Ready, paths: Paths, *, in_place: bool) -> Iterator[None]
     with tuner_lock(paths):
         if not in_place:
             _check_service(ready, paths)
-        caps = {cap.index: cap.now for cap in read_caps()} if POWER_CAP in ready.tuning.baseline.as_dict else {}
-        with service_set_aside(paths, caps=caps, service=in_place) as service:
+        with service_set_aside(paths) if in_place else nullcontext() as service:
             if service is not None:
                 note(f"set aside until this ends: {service}")
             try:

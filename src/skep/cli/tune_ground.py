@@ -24,7 +24,6 @@ from skep.cli.choosing import ENGINES, Wanted, check_cards, for_the_embedded, ow
 from skep.errors import UserError
 from skep.host.bandwidth import memory_bandwidth_gbs
 from skep.host.facts import read_host
-from skep.host.power_cap import can_set
 from skep.places import user_paths
 from skep.planner.candidates import offered_quants
 from skep.planner.cpu_rig import cpu_rig
@@ -133,7 +132,7 @@ def _check_simulated(wishes: Wishes, preset: Preset | None) -> None:
 def _simulated(wishes: Wishes, aim: Aim, preset: Preset | None) -> Ground:
     words = wishes.gpu or (preset.hardware if preset is not None and preset.hardware != NO_CARDS else None)
     found = _simulated_rig(words, wishes.link or (preset.link if preset is not None and not wishes.gpu else None))
-    box = Box(rig=found.rig, can_cap=True)
+    box = Box(rig=found.rig)
     if preset is not None:
         if preset.engine not in SIMULATED_ENGINES:
             hint = f"tune it where it runs, or a model with --engine {SIMULATED_ENGINES[0]}"
@@ -187,7 +186,7 @@ def _on(wishes: Wishes, aim: Aim, host: HostFacts, engine: str | None, preset: P
         raise UserError("--goal tok_per_joule: nothing here tells what a CPU draws", hint=hint)
     model = None if preset is not None else _own_model(wishes, engine)
     found = _cards(host, cards, wishes.link) if on_cards else _cpu(host, wishes.bandwidth)
-    box = Box(host.cpu_cores, found.rig, model.geometry if model is not None else None, on_cards and can_set())
+    box = Box(host.cpu_cores, found.rig, model.geometry if model is not None else None)
     if preset is not None:
         base = prepared(preset if not cards else replace(preset, gpus=cards), aim, box)
     else:

@@ -24,7 +24,7 @@ from skep.tuner.aims import parse_aim
 from skep.tuner.climb import Climb
 from skep.tuner.foresight import FORESEEN, Foresight
 from skep.tuner.space import space_of
-from skep.tuner.variants import config_of, turned
+from skep.tuner.variants import NO_LONGER_TURNED, config_of, turned
 from skep.tunings import Config, Tuning
 from skep.units import format_seconds
 
@@ -84,6 +84,9 @@ def prepare(wishes: Wishes) -> Ready:
 
 def prepare_again(tuning: Tuning) -> Ready:
     """As it was begun: preset, knobs, baseline and what is foreseen with are the stored ones."""
+    if NO_LONGER_TURNED in tuning.baseline.as_dict:
+        hint = f"set it with `nvidia-smi -pl WATTS`, then begin anew with `skep tune {tuning.model}`"
+        raise UserError(f"tuning `{tuning.id}` turns the power limit, which skep no longer does", hint=hint)
     wishes, base = wishes_of(tuning.base["wishes"]), base_of(tuning)
     terrain = terrain_of(ground_again(base, tuning.base["terrain"]), tuning, wishes.checkpoints)
     return Ready(tuning, wishes, base, terrain)

@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 from skep.tunings import Value
 
-INDIFFERENT = frozenset({"power_cap", "threads", "threads_batch"})  # memory does not depend on them
+INDIFFERENT = frozenset({"threads", "threads_batch"})  # memory does not depend on them
 _MORE_IS_MORE = frozenset({"slots", "batched_tokens", "batch", "context", "mtp", "ngram", "replicas"})
 _ON_IS_MORE = frozenset({"graphs"})
 _OFF_IS_MORE = frozenset({"flash_attention"})  # the whole matrix of scores is laid out

@@ -33,19 +33,18 @@ from skep.tuner.space import pairs_of
 from skep.tuner.space_formats import quant_of
 from skep.tuner.space_layouts import layout_of
 from skep.tuner.space_rules import own_refusal
-from skep.tuner.variants import DRAFTS, FULL_POWER, turned
+from skep.tuner.variants import DRAFTS, turned
 from skep.tunings import Aim, Config, Knob
 from skep.units import GIB
 
 FORESEEN = ("layout", "replicas", "checkpoint", "quant", "slots", "graphs", "memory_share", "kv", "batched_tokens",
-            "threads", "power_cap", "mtp", "eagle", "draft", "dflash")  # fmt: skip
+            "threads", "mtp", "eagle", "draft", "dflash")  # fmt: skip
 READING_S = 15.0  # where nothing is foreseen
 _SLACK = 0.02  # of a card: by so little the arithmetic may be wrong, and the start is tried
 _STARTS_S = {"vllm": 45.0, "sglang": 30.0, "llamacpp": 3.0, "embedded": 2.0, "ollama": 3.0}
 _GRAPHS_S = {"vllm": 55.0, "sglang": 20.0}  # compiling and recording
 _READ_BYTES_S = 1.5 * GIB  # weights into memory
 _ONE_CORE = 0.5  # exponent of the share of cores in the share of bandwidth that they can use
-_UNHURT, _HURTS = 0.8, 0.6  # a power cap above this share costs no speed; below it, so much for each share of power
 _DRAWN = 0.85  # of its limit, while it decodes
 
 
@@ -206,7 +205,7 @@ class Foresight:
         drawn = [card.tdp_w for card in rig.cards[: setup.layout.cards]]
         if not drawn or any(each is None for each in drawn):
             return None
-        return sum(each or 0.0 for each in drawn) * min(_DRAWN, _power(config))
+        return sum(each or 0.0 for each in drawn) * _DRAWN
 
     def _played(self, config: Config, agents: int) -> Outcome | None:
         setup, rig, aim = self.setup(config), rig_of(config, self.ground), self.ground.aim
@@ -218,14 +217,7 @@ class Foresight:
         found = prospect(setup, rig, basis.constants, context=self.ground.need_tokens, tuning=basis.tuning)
         if found.pool_tokens <= 0:
             return None
-        played = found.outcome(Load(agents, aim.input_tokens, aim.output_tokens))
-        slower = max(0.1, 1.0 - _HURTS * max(0.0, _UNHURT - _power(config)))
-        if slower == 1.0:
-            return played
-        return replace(
-            played, effective_tok_s=played.effective_tok_s * slower, task_tok_s=played.task_tok_s * slower,
-            ttft_s=played.ttft_s / slower, tpot_s=played.tpot_s / slower, wall_s=played.wall_s / slower,
-        )  # fmt: skip
+        return found.outcome(Load(agents, aim.input_tokens, aim.output_tokens))
 
     def _refused(self, config: Config) -> str | None:
         """The engine's own rules first: a contradiction has no setup."""
@@ -269,11 +261,6 @@ def _preset(config: Config, ground: Ground) -> Preset | None:
         return turned(ground.base, config)
     except UserError:
         return None
-
-
-def _power(config: Config) -> float:
-    cap = config.get("power_cap", FULL_POWER)
-    return float(cap) / FULL_POWER if isinstance(cap, int | float) else 1.0
 
 
 def _rounded(tokens: int) -> int:

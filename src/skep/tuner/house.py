@@ -35,8 +35,8 @@ class House(Protocol):
     def together(self, presets: Sequence[Preset]) -> bool:
         """Whether they may be up at the same time without taking memory or cards from each other."""
 
-    def open(self, preset: Preset, *, power: float | None = None) -> AbstractAsyncContextManager[Served]:
-        """Up until the block ends, on any end. Raises DidNotStart. `power`: share of each card's limit meanwhile."""
+    def open(self, preset: Preset) -> AbstractAsyncContextManager[Served]:
+        """Up until the block ends, on any end. Raises DidNotStart."""
 
 
 def of_these_knobs(failure: Failure, config: Config) -> Failure:

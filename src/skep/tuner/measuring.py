@@ -37,7 +37,6 @@ WARM_S = 15.0  # of a warm-up, however short the readings are
 LENGTHS_S = 120.0  # for each prompt by which lengths are measured, at least
 FIRST_TOK_S = 50.0  # prompts are read at least so fast, until somebody has shown how fast
 SLOWER = 4.0  # than whoever was slowest so far, before it is a hang
-POWER_CAP = "power_cap"  # the knob that is no part of a preset: per cent of each card's limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +176,7 @@ class EngineBench:
         preset, stack = self._preset(bout.config), bout.stack
         began = time.monotonic()
         try:
-            served = await stack.enter_async_context(self._house.open(preset, power=_power(bout.config)))
+            served = await stack.enter_async_context(self._house.open(preset))
         finally:
             bout.start_s = time.monotonic() - began
         bout.start_s = served.start_s
@@ -285,7 +284,7 @@ class EngineBench:
         if known is not None:
             return known
         on_progress(BenchProgress(config, "starting"))
-        async with self._house.open(self._preset(config), power=_power(config)) as served:
+        async with self._house.open(self._preset(config)) as served:
             return await guard.answers(served, config, on_progress)
 
 
@@ -329,8 +328,3 @@ def _steps(levels: Sequence[int]) -> list[tuple[int, int]]:
     """Runs and levels, up and down again; the highest comes last: one that dies there has shown all the others."""
     *lower, highest = sorted(levels)
     return [*((0, one) for one in lower), *((1, one) for one in reversed(lower)), (0, highest), (1, highest)]
-
-
-def _power(config: Config) -> float | None:
-    value = config.get(POWER_CAP)
-    return value / 100 if isinstance(value, int | float) and value < 100 else None

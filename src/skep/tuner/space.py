@@ -17,7 +17,7 @@ from skep.tuner.space_box import Asked, Box
 from skep.tuner.space_cards import card_knobs
 from skep.tuner.space_formats import quant_of
 from skep.tuner.space_llama import cpu_knobs, llama_knobs
-from skep.tuner.variants import DRAFTS, FULL_POWER, plain_kv, where
+from skep.tuner.variants import DRAFTS, plain_kv, where
 from skep.tunings import Aim, Knob, Value
 
 PAIRS = (
@@ -27,7 +27,7 @@ PAIRS = (
     ("layout", "checkpoint"), ("layout", "quant"), ("layout", "memory_share"), ("layout", "kv"),
     ("layout", "flash_attention"), ("threads", "replicas"), ("threads", "threads_batch"), ("threads", "slots"),
     ("batch", "batched_tokens"), ("kv_layout", "slots"), ("chunked_prefill", "batched_tokens"),
-    ("batched_tokens", "memory_share"), ("power_cap", "slots"), ("eagle", "slots"), ("draft", "slots"),
+    ("batched_tokens", "memory_share"), ("eagle", "slots"), ("draft", "slots"),
     ("dflash", "slots"), ("graphs", "memory_share"),
 )  # fmt: skip
 _SPECULATIVE = {"vllm": ("--speculative-config", "-sc"), "sglang": ("--speculative-algorithm",),
@@ -80,7 +80,7 @@ def space_of(
     """
     asked = Asked(base, aim, box, box.model or find_geometry(base.model), _quants(base, checkpoints, quants),
                   frozenset(named))  # fmt: skip
-    offered = [*_choices(base, checkpoints, quants), *_by_engine(asked), *_drafts(asked), *_power(asked)]
+    offered = [*_choices(base, checkpoints, quants), *_by_engine(asked), *_drafts(asked)]
     said = said_in_extra(base)
     knobs = tuple(with_own(knob, base) for knob in offered if knob.name not in said)
     lines = [f"{name} is left alone: the preset's own `{flag}` says it" for name, flag in said.items()]
@@ -153,11 +153,3 @@ def _drafts(asked: Asked) -> Iterator[Knob]:
     own: Draft | None = asked.base.options.draft
     if own is not None and own.method not in ("mtp", "ngram"):
         yield Knob(own.method, f"drafts by {own.method}", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.2)
-
-
-def _power(asked: Asked) -> Iterator[Knob]:
-    """Costs speed at best: offered where joules are the goal, or by name. In per cent of the card's own limit."""
-    wanted = asked.aim.metric == "tok_per_joule" or "power_cap" in asked.named
-    if wanted and asked.box.can_cap and asked.box.cards:
-        yield Knob("power_cap", "power limit, % of the card's own", (50, 60, 70, 80, 90, FULL_POWER), ordered=True,
-                   expected=0.15)  # fmt: skip

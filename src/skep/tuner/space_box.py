@@ -27,7 +27,6 @@ class Box:
     cores: int = 1
     rig: Rig | None = None
     model: Geometry | None = None
-    can_cap: bool = False  # its power limits may be set
 
     @property
     def cards(self) -> tuple[Device, ...]:

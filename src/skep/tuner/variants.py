@@ -18,7 +18,8 @@ from skep.tunings import Config, Knob, Value
 
 DRAFTS = ("mtp", "ngram", "eagle", "draft", "dflash")  # a knob each, its value the depth; 0: off
 LLAMA = ("llamacpp", "embedded")
-FULL_POWER = 100  # per cent of what the card has by itself
+NO_LONGER_TURNED = "power_cap"  # in tunings of earlier versions; it was never part of a preset
+_NO_HANDLE = (*DRAFTS, NO_LONGER_TURNED)
 _SHARES = {"sglang": 0.88}  # of a card, where the preset leaves it to the engine
 _SHARE = 0.9
 _BATCH, _MICRO_BATCH, _CHUNK = 2048, 512, 2048
@@ -59,7 +60,7 @@ def turned(base: Preset, config: Config) -> Preset:
             preset = handle.write(preset, wanted[name])
     if preset.engine in ("vllm", "sglang") and len(preset.gpus) > preset.replicas * preset.options.cards:
         preset = replace(preset, gpus=preset.gpus[: preset.replicas * preset.options.cards])
-    unknown = next((name for name in wanted if name not in _HANDLES and name not in DRAFTS), None)
+    unknown = next((name for name in wanted if name not in _HANDLES and name not in _NO_HANDLE), None)
     if unknown is not None:
         _handle(unknown)
     return _drafted(preset, {name: _whole(wanted[name]) for name in DRAFTS if name in wanted})
@@ -149,11 +150,6 @@ def _micro_batch(preset: Preset) -> int:
     return _MICRO_BATCH if preset.engine in LLAMA else _CHUNK
 
 
-def _same(preset: Preset, _value: Value) -> Preset:
-    """Not the preset's: whoever starts it sees to it."""
-    return preset
-
-
 _HANDLES: dict[str, Handle] = {
     "layout": Handle(_read_layout, lambda preset, words: with_layout(preset, parse_layout(words))),
     "replicas": Handle(lambda preset: preset.replicas, lambda preset, count: replace(preset, replicas=count)),
@@ -171,7 +167,6 @@ _HANDLES: dict[str, Handle] = {
     "prefix_cache": _option("prefix_cache", _prefix_cache),
     "threads": Handle(lambda preset: preset.threads, lambda preset, count: replace(preset, threads=count)),
     "threads_batch": _option("threads_batch", lambda preset: preset.threads),
-    "power_cap": Handle(lambda _: FULL_POWER, _same),
 }
 
 
