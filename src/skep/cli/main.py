@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from skep import __version__
+from skep.cli.removed import instead_of
 from skep.errors import SkepError
 
 # Which commands each module of `skep.cli` has: only the one that is asked for is loaded.
@@ -95,6 +96,9 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it: the command is to go on
             signal.signal(number, _leave)
+    if removed := instead_of(sys.argv[1:]):
+        say_error(removed, None)
+        return 2
     try:
         app_of(parts_of(sys.argv[1:]))()
     except SkepError as error:

@@ -1,5 +1,7 @@
 """Commands and options that are gone, and what to use instead."""
 
+from collections.abc import Sequence
+
 REMOVED_COMMANDS: dict[str, str] = {
     "bench import": "`skep bench import` was removed: measure the same endpoint with `skep bench sweep`",
     "bench judge": "`skep bench judge` was removed: `skep bench quality` and `bench mixed` judge answers as they run",
@@ -13,3 +15,15 @@ REMOVED_OPTIONS: dict[tuple[str, str], str] = {
     ): "`--serial-sample` was removed: `skep bench serial-vs-swarm` measures the speedup over one task at a time",
     ("tune show", "--all"): "`--all` was removed: `skep tune show` lists every step",
 }
+
+
+def instead_of(words: Sequence[str]) -> str | None:
+    """Return what to say of a command line that names a removed command or option; None: it names neither."""
+    given = words[: words.index("--")] if "--" in words else words
+    for command, message in REMOVED_COMMANDS.items():
+        if list(given[: len(command.split())]) == command.split():
+            return message
+    for (command, option), message in REMOVED_OPTIONS.items():
+        if list(given[: len(command.split())]) == command.split() and option in (word.split("=")[0] for word in given):
+            return message
+    return None
