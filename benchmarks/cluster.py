@@ -40,7 +40,7 @@ from doors.load import Asked, Loader, in_turns
 from doors.rig import EMBEDDED, PACED, Door, Kind, Nodes, cluster, hive, key_of, local_path
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.local_crowd import LocalCrowd
+from skep.bench.load_processes import LoadProcesses
 
 RESULTS = Path(__file__).parent / "results" / "cluster.json"
 PARTS = ("simulated", "doors", "embedded", "up", "node")
@@ -84,13 +84,13 @@ async def paths(owner: Door, local: Door, kind: Kind, key: str, turns: Turns) ->
         "cluster": await find_endpoint(owner.url, kind.model),
         "direct": await find_endpoint(engine, None, key=key),
     }
-    crowd = LocalCrowd()
+    load_processes = LoadProcesses()
     try:
-        loader = Loader(crowd, kind, "paths")
+        loader = Loader(load_processes, kind, "paths")
         levels = levels_of(kind, turns.streams)
         return await in_turns(loader, ways, levels, turns.rounds, turns.budget_s, only_alone="direct")
     finally:
-        await crowd.close()
+        await load_processes.close()
 
 
 def compared(nodes: Nodes, kind: Kind, turns: Turns, rest_s: float) -> dict[str, Any]:
@@ -114,11 +114,11 @@ def compared(nodes: Nodes, kind: Kind, turns: Turns, rest_s: float) -> dict[str,
 
 def doors(nodes: Nodes, kind: Kind, cycles: int) -> dict[str, Any]:
     async def measured(owner: Door) -> mishaps.Shared:
-        crowd = LocalCrowd()
+        load_processes = LoadProcesses()
         try:
-            return await mishaps.sharing(owner, nodes, kind, Loader(crowd, kind, "doors"), cycles, say)
+            return await mishaps.sharing(owner, nodes, kind, Loader(load_processes, kind, "doors"), cycles, say)
         finally:
-            await crowd.close()
+            await load_processes.close()
 
     say(f"{kind.model}: skep up --cluster")
     with hive(kind, nodes.address) as owner:

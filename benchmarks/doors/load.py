@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from doors.rig import Kind
 
-from skep.bench.crowd import Crowd
 from skep.bench.endpoint import Endpoint
+from skep.bench.load_processes import LoadProcesses
 from skep.bench.metrics import repeat_of, tpot_values, ttft_values
 from skep.bench.request import Task
 from skep.bench.strands import Strand
@@ -44,8 +44,8 @@ class Asked:
 class Loader:
     """No two prompts of a run are alike, so that no cache knows them."""
 
-    def __init__(self, crowd: Crowd, kind: Kind, seed: str) -> None:
-        self._crowd = crowd
+    def __init__(self, load_processes: LoadProcesses, kind: Kind, seed: str) -> None:
+        self._load_processes = load_processes
         self._kind = kind
         self._rng = random.Random(seed)
 
@@ -58,7 +58,7 @@ class Loader:
             width = len(range(number, asked.streams, len(ways)))
             tasks = [self._task(asked.streams, index) for index in range(number, asked.requests, len(ways))]
             jobs.append(Job(way, [Strand(tasks, width)], origin_s, TIMEOUT_S, False))
-        fared = await self._crowd.run(jobs, rows.append)
+        health = await self._load_processes.run(jobs, rows.append)
         failed = [row.error for row in rows if not row.ok]
         if failed or len(rows) != asked.requests:
             raise SystemExit(f"{len(failed)} of {asked.requests} requests failed: {failed[:3]}")
@@ -67,7 +67,7 @@ class Loader:
             ttft_ms=statistics.median(ttft_values(rows)),
             tpot_ms=statistics.median(tpot_values(rows)),
             whole_ms=statistics.median((row.ended_s - row.started_s) * 1000 for row in rows),
-            cpu_share=fared.health.cpu_share,
+            cpu_share=health.cpu_share,
         )
 
     def _task(self, level: int, index: int) -> Task:

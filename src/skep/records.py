@@ -200,17 +200,6 @@ class Disagreement:
 
 
 @dataclass(frozen=True, slots=True)
-class Workers:
-    """Who made a level's load, where that was on other machines, and how well their clocks are known against ours."""
-
-    number: int
-    nodes: tuple[str, ...]  # addresses
-    clock_error_ms: float  # of a run's wall time, at most; durations of one request have none
-    clock_error_share: float  # of the wall time, in the run where it was worst
-    drift_ppm: float | None  # of the clock that drifted most; None: none to be seen in so short a time
-
-
-@dataclass(frozen=True, slots=True)
 class LevelSummary:
     """All runs of one level together. Figures are of the runs that count; `wall_s` is the sum over them."""
 
@@ -249,8 +238,7 @@ class LevelSummary:
     errors: tuple[tuple[str, int], ...] = ()  # by kind
     energy: Energy | None = None
     clocks: tuple[Disagreement, ...] = ()
-    workers: Workers | None = None  # None: this machine made the load
-    late_ms: float | None = None  # workers or processes began so much too late; None: in time
+    late_ms: float | None = None  # load processes began so much too late; None: in time
 
     @property
     def counted(self) -> tuple[RepeatSummary, ...]:

@@ -12,10 +12,9 @@ from itertools import accumulate
 import pytest
 
 from skep.bench.client_health import LATE_LIMIT_MS, RARELY, ClientHealth, garbage_kept, watch_client
-from skep.bench.crowd import LEAD_S
 from skep.bench.driver import Driver
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.local_crowd import LoadProcess, LocalCrowd
+from skep.bench.load_processes import LEAD_S, LoadProcess, LoadProcesses
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Task
 from skep.bench.strands import Span, Strand
@@ -59,12 +58,12 @@ class OftenStopped(LoadProcess):
         os.kill(self.pid, signal.SIGCONT)
 
 
-async def crowd_with(sleeper):
-    crowd = LocalCrowd()
-    crowd.processes = [await LoadProcess.start(), sleeper]
-    for process in crowd.processes:
+async def load_processes_with(sleeper):
+    load = LoadProcesses()
+    load.processes = [await LoadProcess.start(), sleeper]
+    for process in load.processes:
         await process.ready()
-    return crowd
+    return load
 
 
 class Stopwatch:
@@ -81,7 +80,7 @@ class Stopwatch:
         self.spans.append((self.began_s, time.monotonic()))
 
 
-async def driven(endpoint, path, crowd, offsets, runs=1, meter=None):
+async def driven(endpoint, path, load, offsets, runs=1, meter=None):
     """By two workers: for each run its rows, when the first was due, whether the client was the limit, and what is
     stored of that: the mark, and by how much it was late.
     """
@@ -89,8 +88,8 @@ async def driven(endpoint, path, crowd, offsets, runs=1, meter=None):
     found = []
     with open_store(path) as store:
         async with Recording(store, endpoint, HOST, Identity("open", "f", {})) as recording:
-            how = {"timeout_s": 30.0, "keep_text": False, "most_connections": 64, "processes": 2, "crowd": crowd}
-            driver = Driver(endpoint, recording, **how, meter=meter)
+            how = {"timeout_s": 30.0, "keep_text": False, "most_connections": 64, "processes": 2}
+            driver = Driver(endpoint, recording, **how, meter=meter, load_processes=load)
             try:
                 for run in range(runs):
                     tasks = [Task(1, run, n, "fix", words, 2) for n, words in enumerate(said)]
@@ -101,7 +100,6 @@ async def driven(endpoint, path, crowd, offsets, runs=1, meter=None):
                     found.append((rows, min(due), limited, recording.samples[-1].client_limited, late))
             finally:
                 await driver.close()
-                await crowd.close()
     return found
 
 
@@ -119,9 +117,9 @@ def test_all_begin_when_all_are_ready_and_who_is_late_then_marks_the_run(engine,
 
     async def run():
         sleeper = await OftenStopped.start()
-        crowd = await crowd_with(sleeper)
+        load = await load_processes_with(sleeper)
         endpoint = await find_endpoint(engine.url, None)
-        found = await driven(endpoint, tmp_path / "s.sqlite3", crowd, [0.01 * n for n in range(8)], runs=2, meter=meter)
+        found = await driven(endpoint, tmp_path / "s.sqlite3", load, [0.01 * n for n in range(8)], runs=2, meter=meter)
         return found, sleeper.woken_s
 
     ((slow, slow_s, _, _, in_time), (late, late_s, *marks, late_ms)), (prepared_s, begun_s) = asyncio.run(run())
@@ -271,7 +269,7 @@ def test_arrivals_dealt_to_processes_use_a_connection_again(tmp_path):
         async with await asyncio.start_server(counted.answer, "127.0.0.1", 0) as server:
             origin, _ = parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
             arrivals = [0.12 * (n // 10) for n in range(40)]
-            return await driven(Endpoint(origin, "/v1", "m"), tmp_path / "s.sqlite3", LocalCrowd(), arrivals)
+            return await driven(Endpoint(origin, "/v1", "m"), tmp_path / "s.sqlite3", LoadProcesses(), arrivals)
 
     ((rows, *_),) = asyncio.run(run())
     assert all(row.ok for row in rows)

@@ -9,8 +9,8 @@ from random import Random
 import msgspec
 import pytest
 
-from skep.bench.crowd import LEAD_S, beginnings
 from skep.bench.endpoint import Endpoint
+from skep.bench.load_processes import LEAD_S, beginnings
 from skep.bench.request import Task
 from skep.bench.strands import Again, Span, Strand, again_of, beginning, conversations, dealt, lasting
 from skep.bench.tasks import TaskMaker, Workload, talk_strand

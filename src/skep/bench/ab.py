@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from skep.bench.compare import Side, compare
-from skep.bench.crowd import Crowd
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import repeat_of
 from skep.bench.recording import Identity, Recording
@@ -40,8 +39,6 @@ async def run_ab(
     host: HostFacts,
     makers: tuple[TaskMaker, TaskMaker],
     on_progress: Callable[[str, Progress], None] = lambda _, __: None,
-    *,
-    crowd: Crowd | None = None,
 ) -> Duel:
     """Two stored runs of the kind `ab`. Ends when every level's ratio is known to the plan's precision, or in time."""
     plan = replace(plan, kind="ab")
@@ -52,7 +49,7 @@ async def run_ab(
             identity = Identity("ab", run_fingerprint(plan, endpoint, host), config)
             recording = await stack.enter_async_context(Recording(store, endpoint, host, identity))
             show = partial(on_progress, name)
-            sweep = Sweep(plan, endpoint, recording, maker, show, crowd=crowd)
+            sweep = Sweep(plan, endpoint, recording, maker, show)
             stack.push_async_callback(sweep.close)
             sides.append(sweep)
         for sweep in sides:

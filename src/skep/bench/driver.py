@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from skep.bench.client_health import LEAST_DELIVERED, ClientHealth, garbage_kept, watch_client
 from skep.bench.counters import counted, read_counters
-from skep.bench.crowd import Crowd, Fared, Witness
 from skep.bench.endpoint import Endpoint
+from skep.bench.load_processes import LoadProcesses, Witness
 from skep.bench.loads import Load, OnRow
-from skep.bench.local_crowd import LocalCrowd
 from skep.bench.recording import Recording
 from skep.bench.request import Sender, Task
 from skep.bench.strands import Span, Strand, carry, dealt
 from skep.bench.tokens import delivered
 from skep.bench.worker import Job
-from skep.bench.workers import WORKERS
 from skep.records import Request
 from skep.store.rows import ClientSample, LevelFact
 from skep.wire.client import Pool
@@ -42,12 +41,9 @@ class Driver:
         most_connections: int,
         processes: int | None = 1,
         meter: Meter | None = None,
-        crowd: Crowd | None = None,
+        load_processes: LoadProcesses | None = None,
     ) -> None:
-        """`processes` None: one, and more for a level at which one was not enough.
-
-        `crowd`: makes all of the load, be it one request; closed by whoever gave it.
-        """
+        """`processes` None: one, and more for a level at which one was not enough."""
         self.endpoint = endpoint
         self.recording = recording
         self.pool = Pool(endpoint.origin, max_idle=most_connections)
@@ -55,15 +51,13 @@ class Driver:
         self._timeout_s = timeout_s
         self._keep_text = keep_text
         self._most_connections = most_connections
-        self._crowd = crowd or LocalCrowd()
-        self._processes = processes or self._crowd.few
+        self._load_processes = load_processes or LoadProcesses()
+        self._processes = processes or 1
         self._may_grow = processes is None
-        self.away = crowd is not None
         self._meter = meter
 
     async def close(self) -> None:
-        if not self.away:
-            await self._crowd.close()
+        await self._load_processes.close()
         await self.pool.close()
 
     async def run_tasks(
@@ -94,9 +88,9 @@ class Driver:
         *,
         is_closed: bool = False,
     ) -> tuple[list[Request], bool]:
-        """Traffic that is written down, here or by the crowd. `is_closed`: its agents have a request all the time."""
+        """Traffic that is written down. `is_closed`: its agents have a request all the time."""
         width = sum(strand.width for strand in strands)
-        if self.away or self._processes > 1:
+        if self._processes > 1:
             spread = self._spread(strands, span)
             return await self._measured(level, repeat, spread, width, on_row, is_closed=is_closed)
 
@@ -110,7 +104,7 @@ class Driver:
     ) -> tuple[list[Request], bool]:
         """What cannot be written down, in this process. `is_closed`: `width` are to be in flight all the time."""
 
-        async def here(took: OnRow, draw: _Draw) -> Fared:
+        async def here(took: OnRow, draw: _Draw) -> ClientHealth:
             await self.pool.prepare(width)
             with garbage_kept():
                 draw.began()
@@ -118,7 +112,7 @@ class Driver:
                     await load(self.sender, took)
                 draw.ended()
             self.pool.trim()
-            return Fared(health)
+            return health
 
         return await self._measured(level, repeat, here, width, on_row, is_closed=is_closed)
 
@@ -136,8 +130,8 @@ class Driver:
             for hand in dealt(strands, self._processes)
         ]
 
-        async def spread(took: OnRow, draw: _Draw) -> Fared:
-            return await self._crowd.run(jobs, took, draw)
+        async def spread(took: OnRow, draw: _Draw) -> ClientHealth:
+            return await self._load_processes.run(jobs, took, draw)
 
         return spread
 
@@ -153,8 +147,7 @@ class Driver:
 
         before = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model)
         draw = _Draw(self._meter)
-        fared = await run(took, draw)
-        health = fared.health
+        health = await run(took, draw)
         after = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model) if before else {}
         whole = (
             is_closed and rows and all(row.ok for row in rows)
@@ -164,12 +157,12 @@ class Driver:
         if level:
             self._keep(level, repeat, health, share, limited=limited)
             late = {"late_ms": health.late_ms} if health.late else None
-            facts = {"counters": counted(before, after), "energy": draw.drawn, WORKERS: fared.workers, "late": late}
+            facts = {"counters": counted(before, after), "energy": draw.drawn, "late": late}
             for name, fact in facts.items():
                 if fact:
                     self.recording.found(LevelFact(level, repeat, name, fact))
         if limited and self._may_grow and health.cpu_share > BUSY:  # a machine busy with others is not helped by more
-            self._processes = max(self._processes, min(2 * self._processes, self._crowd.most))
+            self._processes = max(self._processes, min(2 * self._processes, os.cpu_count() or 1))
         return rows, limited
 
     def _keep(self, level: int, repeat: int, health: ClientHealth, share: float | None, *, limited: bool) -> None:
@@ -204,4 +197,4 @@ class _Draw(Witness):
 
 
 class _Run(Protocol):
-    async def __call__(self, took: OnRow, draw: _Draw) -> Fared: ...
+    async def __call__(self, took: OnRow, draw: _Draw) -> ClientHealth: ...

@@ -12,7 +12,6 @@ from skep.bench.client_health import limit_reason
 from skep.bench.counters import MEANS
 from skep.bench.limits import Limits, promise_of
 from skep.bench.metrics import Key, by_repeat, classes_of, levels_of, repeat_of
-from skep.bench.workers import with_workers
 from skep.records import Energy, Interval, LevelSummary, Promise, Request, Speedup, SweepSummary
 from skep.stats.intervals import ratio_of_medians_interval
 from skep.stats.turning import LevelPoint, find_turning
@@ -35,7 +34,7 @@ def summarise(
     limited = _limited(samples, facts)
     counted = _without_limited(rows, limited)
     figures = levels_of(counted, limited, _energy(facts, counted), _counters(facts, counted), closed=closed)
-    levels = _with_late(with_workers(figures, facts), facts)
+    levels = _with_late(figures, facts)
     levels = _with_every_run(levels, rows, limited, closed=closed)
     one, many = _same_tasks(counted, levels[-1].concurrency) if closed and levels else ([], [])
     speedups = _speedup(one, many)

@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
 from skep.bench.course import Course, course_of
-from skep.bench.crowd import Crowd
 from skep.bench.driver import Driver, Meter
 from skep.bench.endpoint import Endpoint
 from skep.bench.limits import Limits
@@ -106,7 +105,6 @@ async def run_sweep(
     *,
     maker: TaskMaker | None = None,
     meter: Meter | None = None,
-    crowd: Crowd | None = None,
 ) -> SweepSummary:
     """Faults of single requests become rows; what ends the run as a whole is raised, and the rows so far are kept."""
     config = asdict(plan)
@@ -115,7 +113,7 @@ async def run_sweep(
     config |= maker.lengths
     identity = Identity(plan.kind, run_fingerprint(plan, endpoint, host), config)
     async with Recording(store, endpoint, host, identity) as recording:
-        sweep = Sweep(plan, endpoint, recording, maker, on_progress, meter, crowd)
+        sweep = Sweep(plan, endpoint, recording, maker, on_progress, meter)
         try:
             await sweep.run()
         finally:
@@ -151,7 +149,6 @@ class Sweep:
         maker: TaskMaker,
         on_progress: OnProgress,
         meter: Meter | None = None,
-        crowd: Crowd | None = None,
     ) -> None:
         self.plan = plan
         self.recording = recording
@@ -172,7 +169,6 @@ class Sweep:
             most_connections=widest,
             processes=plan.processes,
             meter=meter,
-            crowd=crowd,
         )
         self._maker = maker
         self._on_progress = on_progress

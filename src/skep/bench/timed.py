@@ -15,7 +15,6 @@ from itertools import islice, takewhile
 from random import Random
 from typing import Any
 
-from skep.bench.crowd import Crowd
 from skep.bench.driver import Driver, Meter
 from skep.bench.endpoint import Endpoint
 from skep.bench.pace import Pace
@@ -63,7 +62,7 @@ class TimedPlan:
     fingerprint: str
     timeout_s: float = 900.0
     keep_text: bool = True
-    processes: int | None = None  # None: one here; of a crowd as many as it begins with, more where they are not enough
+    processes: int = 1  # all runs of a level are to be made in one way
 
 
 async def run_timed(
@@ -76,10 +75,9 @@ async def run_timed(
     on_progress: OnProgress = lambda _: None,
     *,
     meter: Meter | None = None,
-    crowd: Crowd | None = None,
 ) -> SweepSummary:
     async with Recording(store, endpoint, host, Identity(plan.kind, plan.fingerprint, plan.config)) as recording:
-        timed = _Timed(plan, endpoint, recording, on_progress, meter, crowd)
+        timed = _Timed(plan, endpoint, recording, on_progress, meter)
         try:
             await timed.run(parts, maker)
         finally:
@@ -191,7 +189,6 @@ class _Timed:
         recording: Recording,
         on_progress: OnProgress,
         meter: Meter | None,
-        crowd: Crowd | None,
     ) -> None:
         self._endpoint = endpoint
         self._recording = recording
@@ -203,8 +200,7 @@ class _Timed:
             keep_text=plan.keep_text,
             most_connections=CONNECTIONS,
             meter=meter,
-            processes=plan.processes or (1 if crowd is None else None),  # runs of a level are to be made in one way
-            crowd=crowd,
+            processes=plan.processes,
         )
         self._pace = Pace()
         self._part: Part | None = None

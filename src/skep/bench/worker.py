@@ -4,8 +4,7 @@
 
 One process keeps about a thousand streams; beyond that, or beside a client that needs its core, several share a level.
 Frames are a length in four bytes and MessagePack. A job is prepared when it comes, and begun when that is told. All
-processes of a machine share one monotonic clock; whoever gives a job to another machine gives its origin on that
-machine's clock (`skep.bench.timebase`).
+processes of a machine share one monotonic clock.
 """
 
 from __future__ import annotations
@@ -71,29 +70,14 @@ class News:
     late_ms: float = 0.0  # it began so long after it was told to
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """As much of `News` as whoever only hands it on needs."""
-
-    last: bool = False
-
-
 encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
 decode_begin = msgspec.msgpack.Decoder(Begin).decode
 decode_news = msgspec.msgpack.Decoder(News).decode
-_decode_end = msgspec.msgpack.Decoder(_End).decode
-
-
-def is_last(news: bytes) -> bool:
-    return _decode_end(news).last
 
 
 def framed(message: Job | Begin | News) -> bytes:
-    return length_before(encode(message))
-
-
-def length_before(data: bytes) -> bytes:
+    data = encode(message)
     return LENGTH.pack(len(data)) + data
 
 

@@ -37,7 +37,7 @@ def run_against_command(
     for line in beforehand(found, wishes.target):
         note(f"warning: {line}")
     note(f"{found.name}: {rerun.shape}, C={','.join(map(str, rerun.levels))} as published ({found.source})")
-    summary = measure(plan, wishes.target, wishes.cluster)
+    summary = measure(plan, wishes.target)
     for line in shortfalls(plan, summary):
         note(line)
     with existing(paths.store) as store:

@@ -22,16 +22,8 @@ Timeout = Annotated[str, typer.Option(help="For one request.")]
 Prompts = Annotated[bool, typer.Option("--prompts/--no-prompts", help="Store prompts and answers.")]
 Budget = Annotated[str, typer.Option(help="Time for all of it; what is not done then is left out.")]
 Precision = Annotated[str, typer.Option(help="A level is repeated until its 95 % interval is within this.")]
-Processes = Annotated[
-    int | None, typer.Option(min=1, help="Load processes; default: one (a node, with --cluster), more where needed.")
-]
-TimedProcesses = Annotated[
-    int | None, typer.Option(min=1, help="Load processes; default: one. With --cluster one a node, more where needed.")
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(metavar="ADDRESS", help="Make the load on a Ray cluster's nodes: HOST:PORT of its head, or auto."),
-]
+Processes = Annotated[int | None, typer.Option(min=1, help="Load processes; default: one, more where needed.")]
+TimedProcesses = Annotated[int, typer.Option(min=1, help="Load processes.")]
 Price = Annotated[float | None, typer.Option(min=0, help="Of a kWh: adds the cost of a million tokens.")]
 
 LOCAL = "http://127.0.0.1:8400"

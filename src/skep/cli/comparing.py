@@ -17,8 +17,7 @@ from skep.cli.benching import Target, maker_for, positive_seconds, run_measuring
 from skep.cli.liveview import live_view
 from skep.cli.output import note, number, print_json, print_table
 from skep.cli.results import check_output, existing, write_whole
-from skep.cli.spreading import joined, load_from
-from skep.cli.sweep import levels_of, most_streams, share_of
+from skep.cli.sweep import levels_of, share_of
 from skep.errors import Regression, UserError
 from skep.host.facts import read_host
 from skep.places import user_paths
@@ -117,7 +116,6 @@ def run_ab_command(
     workload: Workload,
     limits: tuple[str, int | None, int | None, str, str, str],
     *,
-    cluster: str | None = None,
     processes: int | None = None,
     threshold: str,
     as_json: bool,
@@ -126,7 +124,7 @@ def run_ab_command(
     concurrency, tasks, runs, precision, budget, timeout = limits
     allowed = share_of(threshold, "--threshold")
     plan = SweepPlan(
-        concurrency=levels_of(concurrency, "--concurrency", most_streams(cluster)),
+        concurrency=levels_of(concurrency, "--concurrency"),
         tasks=tasks,
         runs=runs,
         precision=share_of(precision, "--precision"),
@@ -140,17 +138,14 @@ def run_ab_command(
         a, b = await targets[0].find(), await targets[1].find()
         note(f"A {a.model} at {a.url}, B {b.model} at {b.url}: C={concurrency} in turns; seed {workload.seed}")
         makers = (await maker_for(workload, a, salt="a"), await maker_for(workload, b, salt="b"))
-        async with load_from(cluster, processes) as reaching:
-            crowd = await reaching(a, b)
-            with open_store(user_paths(os.environ).store) as store, live_view() as show:
+        with open_store(user_paths(os.environ).store) as store, live_view() as show:
 
-                def show_side(name: str, progress: Progress) -> None:
-                    show(replace(progress, label=f"{name} C={progress.level}"))
+            def show_side(name: str, progress: Progress) -> None:
+                show(replace(progress, label=f"{name} C={progress.level}"))
 
-                return await run_ab(plan, (a, b), store, read_host(), makers, show_side, crowd=crowd)
+            return await run_ab(plan, (a, b), store, read_host(), makers, show_side)
 
-    with joined(cluster):
-        duel = run_measuring(run)
+    duel = run_measuring(run)
     outcome = Outcome(duel.comparisons, regressions(duel.a, duel.b, allowed, paired=True), allowed)
     return tell(outcome, (duel.a.summary.run_id, duel.b.summary.run_id), as_json=as_json)
 

@@ -96,7 +96,6 @@ def ab(
     key_env: of.KeyEnv = None,
     timeout: of.Timeout = of.FIFTEEN_MINUTES,
     processes: of.Processes = None,
-    cluster: of.Cluster = None,
     as_json: JsonOption = False,
 ) -> None:
     """Two endpoints in turns on the same tasks: what the machine does meanwhile befalls both."""
@@ -113,9 +112,7 @@ def ab(
     )
     targets = (Target(url_a, model, key_env), Target(url_b, model_b or model, key_env))
     limits = (concurrency, tasks, runs_per_level, precision, budget, timeout)
-    code = run_ab_command(
-        targets, workload, limits, cluster=cluster, processes=processes, threshold=threshold, as_json=as_json
-    )
+    code = run_ab_command(targets, workload, limits, processes=processes, threshold=threshold, as_json=as_json)
     raise typer.Exit(code)
 
 
@@ -125,13 +122,12 @@ def matrix(
         Path | None, typer.Option("-o", "--output", help="Also write an HTML page, .svg, .md or .csv.")
     ] = None,
     processes: of.Processes = None,
-    cluster: of.Cluster = None,
     as_json: JsonOption = False,
 ) -> None:
     """Configurations against concurrencies, measured one after the other or taken from stored runs."""
     from skep.cli.matrices import run_matrix_command
 
-    run_matrix_command(file, output, cluster=cluster, processes=processes, as_json=as_json)
+    run_matrix_command(file, output, processes=processes, as_json=as_json)
 
 
 def export(

@@ -25,8 +25,7 @@ from skep.cli.benching import (
 from skep.cli.liveview import live_view
 from skep.cli.output import note, print_json, print_table
 from skep.cli.results import existing, write_whole
-from skep.cli.spreading import Reaching, joined, load_from
-from skep.cli.sweep import most_streams, share_of, sweep_json
+from skep.cli.sweep import share_of, sweep_json
 from skep.errors import EngineError, UserError
 from skep.host.facts import read_host
 from skep.places import user_paths
@@ -52,11 +51,9 @@ _KNOWN = (
 _SUFFIXES = (".html", ".htm", ".svg", ".md", ".csv")
 
 
-def run_matrix_command(
-    file: Path, output: Path | None, *, cluster: str | None = None, processes: int | None = None, as_json: bool
-) -> None:
+def run_matrix_command(file: Path, output: Path | None, *, processes: int | None = None, as_json: bool) -> None:
     document = toml_of(file)
-    configs, plan = parse_matrix(document), replace(plan_of(document, most_streams(cluster)), processes=processes)
+    configs, plan = parse_matrix(document), replace(plan_of(document), processes=processes)
     baseline = document.get("baseline")
     if baseline is not None and baseline not in [config.name for config in configs]:
         raise UserError(f"baseline `{baseline}` is not among the configurations", hint="name one of them")
@@ -66,12 +63,7 @@ def run_matrix_command(
         )
     folder = user_paths(os.environ).state / "matrix"
 
-    async def run() -> list[Cell]:
-        async with load_from(cluster, processes) as reaching:
-            return await run_matrix(configs, lambda config: _measured(plan, config, reaching), _stored, folder, note)
-
-    with joined(cluster):
-        cells = run_measuring(run)
+    cells = run_measuring(lambda: run_matrix(configs, lambda config: _measured(plan, config), _stored, folder, note))
     tables = tables_of(cells, baseline)
     if output is not None:
         _write(cells, tables, output)
@@ -98,7 +90,7 @@ def _fail_for(cells: Sequence[Cell]) -> None:
         raise EngineError(what, hint="the others are in the tables, and stored")
 
 
-def plan_of(document: Mapping[str, Any], most: int = MAX_CONCURRENCY) -> SweepPlan:
+def plan_of(document: Mapping[str, Any]) -> SweepPlan:
     unknown = next((key for key in document if key not in _KNOWN), None)
     if unknown is not None:
         raise UserError(f"`{unknown}` is not known in a matrix", hint=f"known are {', '.join(_KNOWN)}")
@@ -106,10 +98,11 @@ def plan_of(document: Mapping[str, Any], most: int = MAX_CONCURRENCY) -> SweepPl
     if (
         not isinstance(levels, list)
         or not levels
-        or not all(isinstance(one, int) and 0 < one <= most for one in levels)
+        or not all(isinstance(one, int) and 0 < one <= MAX_CONCURRENCY for one in levels)
     ):
         raise UserError(
-            f"concurrency `{levels}` is not a list of numbers from 1 to {most}", hint="write concurrency = [1, 2, 4]"
+            f"concurrency `{levels}` is not a list of numbers from 1 to {MAX_CONCURRENCY}",
+            hint="write concurrency = [1, 2, 4]",
         )
     seed, fixed = document.get("seed"), document.get("fixed_output", False)
     if not isinstance(seed, int | None) or not isinstance(fixed, bool):
@@ -149,12 +142,12 @@ def tables_of(cells: Sequence[Cell], baseline: str | None) -> list[Table]:
     return tables
 
 
-async def _measured(plan: SweepPlan, config: Config, reaching: Reaching) -> SweepSummary:
+async def _measured(plan: SweepPlan, config: Config) -> SweepSummary:
     endpoint = await Target(config.url or "", config.model, config.key_env).find()
     maker = await maker_for(plan.workload, endpoint)
-    crowd, meter = await reaching(endpoint), meter_for(endpoint)
+    meter = meter_for(endpoint)
     with open_store(user_paths(os.environ).store) as store, live_view() as show:
-        return await run_sweep(plan, endpoint, store, read_host(), show, maker=maker, meter=meter, crowd=crowd)
+        return await run_sweep(plan, endpoint, store, read_host(), show, maker=maker, meter=meter)
 
 
 def _stored(name: str) -> SweepSummary:

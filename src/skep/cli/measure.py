@@ -65,7 +65,6 @@ def sweep(
     api: of.Api = "openai",
     timeout: of.Timeout = of.FIFTEEN_MINUTES,
     processes: of.Processes = None,
-    cluster: of.Cluster = None,
     price: of.Price = None,
     store_prompts: of.Prompts = True,
     against_preset: Annotated[
@@ -106,7 +105,6 @@ def sweep(
         timeout=timeout,
         processes=processes,
         store_prompts=store_prompts,
-        cluster=cluster,
     )
     if against_preset is not None:
         from skep.cli.against_preset import run_against_command
@@ -132,7 +130,6 @@ def swarm(
     api: of.Api = "openai",
     timeout: of.Timeout = "1h",
     processes: of.Processes = None,
-    cluster: of.Cluster = None,
     store_prompts: of.Prompts = True,
     as_json: JsonOption = False,
 ) -> None:
@@ -150,7 +147,7 @@ def swarm(
     )
     target = Target(url or of.running_url(), model, key_env, api)
     limits = (timeout, processes, store_prompts)
-    raise typer.Exit(run_swarm_command(target, workload, agents, tasks, runs, limits, cluster=cluster, as_json=as_json))
+    raise typer.Exit(run_swarm_command(target, workload, agents, tasks, runs, limits, as_json=as_json))
 
 
 def open_loop(
@@ -168,8 +165,7 @@ def open_loop(
     key_env: of.KeyEnv = None,
     api: of.Api = "openai",
     timeout: of.Timeout = of.FIFTEEN_MINUTES,
-    processes: of.TimedProcesses = None,
-    cluster: of.Cluster = None,
+    processes: of.TimedProcesses = 1,
     store_prompts: of.Prompts = True,
     as_json: JsonOption = False,
 ) -> None:
@@ -187,7 +183,7 @@ def open_loop(
     )
     target = Target(url or of.running_url(), model, key_env, api)
     schedule = (rate, arrivals, duration, runs)
-    how = Telling(as_json=as_json, keep_text=store_prompts, cluster=cluster, processes=processes)
+    how = Telling(as_json=as_json, keep_text=store_prompts, processes=processes)
     raise typer.Exit(run_open_command(target, workload, schedule, timeout, how))
 
 
@@ -201,8 +197,7 @@ def classes(
     seed: of.Seed = None,
     key_env: of.KeyEnv = None,
     timeout: of.Timeout = of.FIFTEEN_MINUTES,
-    processes: of.TimedProcesses = None,
-    cluster: of.Cluster = None,
+    processes: of.TimedProcesses = 1,
     store_prompts: of.Prompts = True,
     as_json: JsonOption = False,
 ) -> None:
@@ -212,7 +207,7 @@ def classes(
 
     target = Target(url or of.running_url(), model, key_env)
     schedule = (duration, agents, runs, seed)
-    how = Telling(as_json=as_json, keep_text=store_prompts, cluster=cluster, processes=processes)
+    how = Telling(as_json=as_json, keep_text=store_prompts, processes=processes)
     raise typer.Exit(run_classes_command(target, mix, schedule, timeout, how))
 
 
@@ -226,8 +221,7 @@ def replay(
     seed: of.Seed = None,
     key_env: of.KeyEnv = None,
     timeout: of.Timeout = of.FIFTEEN_MINUTES,
-    processes: of.TimedProcesses = None,
-    cluster: of.Cluster = None,
+    processes: of.TimedProcesses = 1,
     store_prompts: of.Prompts = True,
     as_json: JsonOption = False,
 ) -> None:
@@ -237,5 +231,5 @@ def replay(
 
     target = Target(url or of.running_url(), model, key_env)
     wanted = (speed, limit, max_tokens, seed)
-    how = Telling(as_json=as_json, keep_text=store_prompts, cluster=cluster, processes=processes)
+    how = Telling(as_json=as_json, keep_text=store_prompts, processes=processes)
     raise typer.Exit(run_replay_command(target, trace, wanted, timeout, how))

@@ -12,9 +12,8 @@ from typing import Any
 
 from skep.cli.benching import Target, meter_for, positive_seconds, run_measuring
 from skep.cli.output import byte_progress, note, number, print_json, print_table
-from skep.cli.spreading import joined, load_from
 from skep.cli.summaries import milliseconds
-from skep.cli.sweep import levels_of, most_streams
+from skep.cli.sweep import levels_of
 from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.places import user_paths
@@ -50,15 +49,13 @@ class QualityWishes:
     seed: int | None
     timeout: str
     max_tokens: int | None = None  # instead of each item's own
-    cluster: str | None = None  # whose nodes ask; answers are judged here
 
 
 def run_quality_command(wishes: QualityWishes, *, as_json: bool) -> int:
     """0: every level asked for holds; 4: one is worse; 1: neither could be shown."""
     plan = plan_of(wishes)
     bank = bank_of(wishes, plan)
-    with joined(wishes.cluster):
-        summary = run_measuring(lambda: measure(plan, bank, wishes.target, wishes.cluster))
+    summary = run_measuring(lambda: measure(plan, bank, wishes.target))
     if as_json:
         print_json(quality_json(summary))
     else:
@@ -71,7 +68,7 @@ def run_quality_command(wishes: QualityWishes, *, as_json: bool) -> int:
 
 def plan_of(wishes: QualityWishes) -> TrialPlan:
     return TrialPlan(
-        concurrency=levels_of(wishes.concurrency, "--concurrency", most_streams(wishes.cluster)),
+        concurrency=levels_of(wishes.concurrency, "--concurrency"),
         delta=delta_of(wishes.delta),
         repeats=wishes.repeats,
         temperature=wishes.temperature,
@@ -117,7 +114,7 @@ def bank_of(wishes: QualityWishes, plan: TrialPlan) -> Bank:
     return bank
 
 
-async def measure(plan: TrialPlan, bank: Bank, target: Target, cluster: str | None = None) -> QualitySummary:
+async def measure(plan: TrialPlan, bank: Bank, target: Target) -> QualitySummary:
     if missing := missing_packages(bank.items):
         hint = "pip install 'skep[quality]'"
         raise UserError(f"answers may use what is not installed: {', '.join(missing)}", hint=hint)
@@ -128,13 +125,11 @@ async def measure(plan: TrialPlan, bank: Bank, target: Target, cluster: str | No
         note(f"{endpoint.model}{simulated} at {endpoint.url}: {headline(plan, bank)}")
         for line in outlook(len(bank.items), plan.delta, plan.repeats, available=bank.available):
             note(line)
-        async with load_from(cluster) as reaching:
-            how: dict[str, Any] = {"meter": meter_for(endpoint), "crowd": await reaching(endpoint)}
-            with open_store(user_paths(os.environ).store) as store, progress_view() as show:
-                told = Telling(plan, bank)
-                return await run_trial(
-                    plan, bank, endpoint, store, read_host(), Judge(sandbox), show, on_level=told, **how
-                )
+        meter, told = meter_for(endpoint), Telling(plan, bank)
+        with open_store(user_paths(os.environ).store) as store, progress_view() as show:
+            return await run_trial(
+                plan, bank, endpoint, store, read_host(), Judge(sandbox), show, on_level=told, meter=meter
+            )
     finally:
         if sandbox is not None:
             await sandbox.close()

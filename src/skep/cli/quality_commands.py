@@ -9,7 +9,6 @@ import typer
 from skep.cli import bench_options as of
 from skep.cli.measure import bench
 from skep.cli.serve import JsonOption
-from skep.errors import UserError
 
 
 def register(_app: typer.Typer) -> None:
@@ -32,17 +31,11 @@ def mixed(
     seed: of.Seed = None,
     key_env: of.KeyEnv = None,
     timeout: of.Timeout = of.FIFTEEN_MINUTES,
-    cluster: Annotated[str | None, typer.Option(hidden=True)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """A coding conversation with side tasks beside it; every answer is executed, not grepped."""
     from skep.cli.mixed import MixedWishes, run_mixed_command
 
-    if cluster is not None:
-        what = "`bench mixed` is one conversation with four requests beside it: there is nothing to spread"
-        raise UserError(
-            what, hint="leave --cluster out; `skep bench classes --cluster` spreads several kinds of traffic"
-        )
     wishes = MixedWishes(
         url=url or of.running_url(),
         models=tuple(model or ()),
@@ -74,7 +67,6 @@ def quality(
     seed: of.Seed = None,
     key_env: of.KeyEnv = None,
     timeout: of.Timeout = of.FIFTEEN_MINUTES,
-    cluster: of.Cluster = None,
     as_json: JsonOption = False,
 ) -> None:
     """Are answers as good at C=N as at C=1? The same items in both, judged by execution, with a bound on the loss."""
@@ -93,6 +85,5 @@ def quality(
         seed=seed,
         timeout=timeout,
         max_tokens=max_tokens,
-        cluster=cluster,
     )
     raise typer.Exit(run_quality_command(wishes, as_json=as_json))

@@ -14,6 +14,14 @@ REMOVED_OPTIONS: dict[tuple[str, str], str] = {
         "--serial-sample",
     ): "`--serial-sample` was removed: `skep bench serial-vs-swarm` measures the speedup over one task at a time",
     ("tune show", "--all"): "`--all` was removed: `skep tune show` lists every step",
+    ("bench sweep", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
+    ("bench serial-vs-swarm", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
+    ("bench open", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
+    ("bench classes", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
+    ("bench replay", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
+    ("bench ab", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
+    ("bench matrix", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
+    ("bench quality", "--cluster"): "`--cluster` was removed: leave it out, this machine makes the load",
 }
 
 

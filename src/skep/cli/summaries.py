@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from skep.bench.energy import cost_per_million_tokens
 from skep.cli.output import note, number, print_table
 from skep.records import Clock, LevelSummary, Promise, Speedup, SweepSummary, Turning
-from skep.report.checks import has_curve, left_out_sentences, unclear_words, workers_sentence
+from skep.report.checks import has_curve, left_out_sentences, unclear_words
 from skep.report.levels import runs_text, spread_text
 from skep.units import format_seconds
 
@@ -113,8 +113,6 @@ def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
             f"{number(one.engine)} {UNITS[one.clock]} by the engine: {one.cause}"
             for one in level.clocks
         )
-    if (load := workers_sentence(summary.levels)) is not None:
-        found.append(load)
     if summary.client_limited:
         late_ms = max((level.late_ms for level in summary.levels if level.late_ms is not None), default=None)
         why = "" if late_ms is None else f"; load began up to {late_ms:,.0f} ms late"

@@ -14,7 +14,6 @@ from skep.bench.tasks import Workload
 from skep.cli.benching import MAX_CONCURRENCY, Target, maker_for, meter_for, positive_seconds, run_measuring
 from skep.cli.liveview import live_view
 from skep.cli.output import note, print_json
-from skep.cli.spreading import MAX_SPREAD, joined, load_from
 from skep.cli.summaries import print_summary
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
@@ -43,12 +42,10 @@ class SweepWishes:
     timeout: str
     processes: int | None
     store_prompts: bool
-    cluster: str | None = None  # whose nodes make the load; None: this machine
 
 
 def plan_of(wishes: SweepWishes) -> SweepPlan:
-    most = most_streams(wishes.cluster)
-    levels = levels_of(wishes.concurrency, "--concurrency", most)
+    levels = levels_of(wishes.concurrency, "--concurrency")
     if wishes.tasks is not None and wishes.tasks > MOST_TASKS:
         raise UserError(f"--tasks {wishes.tasks} is too large", hint=f"at most {MOST_TASKS:,} a run of a level")
     if wishes.warm_up not in ("steady", "quick"):
@@ -68,23 +65,18 @@ def plan_of(wishes: SweepWishes) -> SweepPlan:
         quick_warm_up=wishes.warm_up == "quick",
         to_saturation=wishes.to_saturation,
         slo=Limits.parse(wishes.slo) if wishes.slo else None,
-        max_concurrency=min(wishes.max_concurrency, most),
+        max_concurrency=min(wishes.max_concurrency, MAX_CONCURRENCY),
         timeout_s=positive_seconds(wishes.timeout, "--timeout", "15m"),
         keep_text=wishes.store_prompts,
         processes=wishes.processes,
     )
 
 
-def levels_of(text: str, option: str, most: int = MAX_CONCURRENCY) -> tuple[int, ...]:
+def levels_of(text: str, option: str) -> tuple[int, ...]:
     levels = parse_int_list(text, name=option)
-    if levels[-1] > most:
-        one = "one client goes" if most == MAX_CONCURRENCY else "a cluster's nodes go"
-        raise UserError(f"{option} {levels[-1]} is too large", hint=f"{one} up to {most}")
+    if levels[-1] > MAX_CONCURRENCY:
+        raise UserError(f"{option} {levels[-1]} is too large", hint=f"one client goes up to {MAX_CONCURRENCY}")
     return levels
-
-
-def most_streams(cluster: str | None) -> int:
-    return MAX_CONCURRENCY if cluster is None else MAX_SPREAD
 
 
 def share_of(text: str, option: str) -> float:
@@ -101,7 +93,7 @@ def share_of(text: str, option: str) -> float:
 def run_sweep_command(wishes: SweepWishes, *, price: float | None, as_json: bool) -> int:
     """0 when every request was answered, 1 when some failed."""
     plan = plan_of(wishes)
-    summary = measure(plan, wishes.target, wishes.cluster)
+    summary = measure(plan, wishes.target)
     for line in shortfalls(plan, summary):
         note(line)
     return show(summary, price=price, as_json=as_json)
@@ -133,10 +125,9 @@ def run_swarm_command(
     runs: int,
     limits: tuple[str, int | None, bool],
     *,
-    cluster: str | None = None,
     as_json: bool,
 ) -> int:
-    levels = levels_of(agents, "--agents", most_streams(cluster))
+    levels = levels_of(agents, "--agents")
     if levels[0] != 1 or len(levels) < 2:
         raise UserError(f"--agents `{agents}` needs 1 and another number", hint="write it as --agents 1,50")
     if tasks > MOST_TASKS:
@@ -156,7 +147,7 @@ def run_swarm_command(
         processes=processes,
         kind="serial-vs-swarm",
     )
-    return show(measure(plan, target, cluster), price=None, as_json=as_json)
+    return show(measure(plan, target), price=None, as_json=as_json)
 
 
 def show(summary: SweepSummary, *, price: float | None, as_json: bool) -> int:
@@ -179,19 +170,16 @@ def fail_for(summary: SweepSummary) -> None:
         raise EndpointError(what, hint="docs/errors.md says what each kind means; the rows are in the store")
 
 
-def measure(plan: SweepPlan, target: Target, cluster: str | None = None) -> SweepSummary:
+def measure(plan: SweepPlan, target: Target) -> SweepSummary:
     async def run() -> SweepSummary:
         endpoint = await target.find()
         note(headline(plan, endpoint))
         maker = await maker_for(plan.workload, endpoint)
-        async with load_from(cluster, plan.processes) as reaching:
-            crowd = await reaching(endpoint)
-            with open_store(user_paths(os.environ).store) as store, live_view() as progress:
-                how: dict[str, Any] = {"maker": maker, "meter": meter_for(endpoint), "crowd": crowd}
-                return await run_sweep(plan, endpoint, store, read_host(), progress, **how)
+        meter = meter_for(endpoint)
+        with open_store(user_paths(os.environ).store) as store, live_view() as progress:
+            return await run_sweep(plan, endpoint, store, read_host(), progress, maker=maker, meter=meter)
 
-    with joined(cluster):
-        return run_measuring(run)
+    return run_measuring(run)
 
 
 def measure_endpoint(plan: SweepPlan, url: str, model: str | None) -> SweepSummary:

@@ -16,7 +16,6 @@ from skep.bench.timed import Part, TimedPlan, classes_part, open_part, replay_pa
 from skep.cli.benching import Target, maker_for, meter_for, positive_seconds, run_measuring, text_of, toml_of
 from skep.cli.liveview import live_view
 from skep.cli.output import note, print_json
-from skep.cli.spreading import joined, load_from
 from skep.cli.summaries import print_summary
 from skep.cli.sweep import fail_for, sweep_json
 from skep.errors import UserError
@@ -35,12 +34,11 @@ MOST_RATE = 2000.0
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """What is kept and shown, and whose machines make the load, in how many processes."""
+    """What is kept and shown, and how many processes make the load."""
 
     as_json: bool
     keep_text: bool
-    cluster: str | None = None
-    processes: int | None = None
+    processes: int = 1
 
 
 def run_open_command(
@@ -68,10 +66,9 @@ def run_open_command(
             for repeat in range(runs)
             for place, one in enumerate(rates, start=1)
         ]
-        return await _measured(_plan("open", config, endpoint, timeout, how), parts, endpoint, maker, how.cluster)
+        return await _measured(_plan("open", config, endpoint, timeout, how), parts, endpoint, maker)
 
-    with joined(how.cluster):
-        summary = run_measuring(run)
+    summary = run_measuring(run)
     return _show(summary, as_json=how.as_json, title="rate /s", names=[f"{one:g}" for one in rates])
 
 
@@ -95,10 +92,9 @@ def run_classes_command(
         calibration = await calibrate_on(endpoint, None, seed)
         parts = [classes_part(classes, calibration, repeat, seed=seed, for_s=for_s) for repeat in range(runs)]
         maker = TaskMaker(Workload(seed=seed), calibration)
-        return await _measured(_plan("classes", config, endpoint, timeout, how), parts, endpoint, maker, how.cluster)
+        return await _measured(_plan("classes", config, endpoint, timeout, how), parts, endpoint, maker)
 
-    with joined(how.cluster):
-        summary = run_measuring(run)
+    summary = run_measuring(run)
     return _show(summary, as_json=how.as_json)
 
 
@@ -122,10 +118,9 @@ def run_replay_command(
         calibration = await calibrate_on(endpoint, None, seed) if needs else Calibration()
         part = replay_part(items, calibration, seed=seed, default_tokens=max_tokens)
         maker = TaskMaker(Workload(seed=seed), calibration)
-        return await _measured(_plan("replay", config, endpoint, timeout, how), [part], endpoint, maker, how.cluster)
+        return await _measured(_plan("replay", config, endpoint, timeout, how), [part], endpoint, maker)
 
-    with joined(how.cluster):
-        summary = run_measuring(run)
+    summary = run_measuring(run)
     return _show(summary, as_json=how.as_json)
 
 
@@ -161,14 +156,10 @@ def _plan(kind: str, config: dict[str, Any], endpoint: Endpoint, timeout: str, h
     return TimedPlan(kind, config, fingerprint, timeout_s, how.keep_text, how.processes)
 
 
-async def _measured(
-    plan: TimedPlan, parts: Sequence[Part], endpoint: Endpoint, maker: TaskMaker, cluster: str | None
-) -> SweepSummary:
-    async with load_from(cluster, plan.processes) as reaching:
-        crowd = await reaching(endpoint)
-        with open_store(user_paths(os.environ).store) as store, live_view() as show:
-            meter = meter_for(endpoint)
-            return await run_timed(plan, parts, endpoint, store, read_host(), maker, show, meter=meter, crowd=crowd)
+async def _measured(plan: TimedPlan, parts: Sequence[Part], endpoint: Endpoint, maker: TaskMaker) -> SweepSummary:
+    with open_store(user_paths(os.environ).store) as store, live_view() as show:
+        meter = meter_for(endpoint)
+        return await run_timed(plan, parts, endpoint, store, read_host(), maker, show, meter=meter)
 
 
 def _show(summary: SweepSummary, *, as_json: bool, title: str = "traffic", names: Sequence[str] = ("all",)) -> int:

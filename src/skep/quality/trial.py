@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any, Protocol
 
-from skep.bench.crowd import Crowd
 from skep.bench.driver import Driver, Meter
 from skep.bench.endpoint import Endpoint
 from skep.bench.pace import Pace
@@ -86,7 +85,6 @@ async def run_trial(
     *,
     on_level: OnLevel = lambda _: None,
     meter: Meter | None = None,
-    crowd: Crowd | None = None,
 ) -> QualitySummary:
     """`on_level` hears what is known after each level.
 
@@ -100,7 +98,7 @@ async def run_trial(
     async with Recording(store, endpoint, host, _identity(plan, bank, items, endpoint, host)) as recording:
         store.append_items(recording.run_id, items)
         shown = (on_progress, on_level)
-        trial = _Trial(plan, bank.name, items, endpoint, recording, store, judge, shown, meter, crowd)
+        trial = _Trial(plan, bank.name, items, endpoint, recording, store, judge, shown, meter)
         try:
             await trial.run()
         finally:
@@ -131,7 +129,6 @@ class _Trial:
         judge: Judges,
         shown: tuple[OnProgress, OnLevel],
         meter: Meter | None,
-        crowd: Crowd | None,
     ) -> None:
         self._plan = plan
         self._bank = bank
@@ -147,9 +144,7 @@ class _Trial:
             timeout_s=plan.timeout_s,
             keep_text=True,
             most_connections=max(plan.levels),
-            processes=1 if crowd is None else None,
             meter=meter,
-            crowd=crowd,
         )
         self._passes = Passes()
         self._cold = Cold.for_engine(endpoint.engine, secrets.token_hex(8))

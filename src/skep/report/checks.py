@@ -14,7 +14,6 @@ from skep.report.markup import Markup, join, section, table, tag, text
 
 WARM = 0.5
 FULL = 0.97  # in flight, as a share of C
-WELL_KNOWN = 0.01  # of a run's wall time, left open by the clocks of several machines
 
 
 def turning_sentence(turning: Turning | None) -> str | None:
@@ -109,22 +108,6 @@ def delivered_sentence(levels: Sequence[LevelSummary]) -> str | None:
     return f"Fewer requests were in flight than asked for: {', '.join(short)} of C."
 
 
-def workers_sentence(levels: Sequence[LevelSummary]) -> str | None:
-    """Who made the load, where it was not this machine, and what their clocks leave open."""
-    told = [(level, level.workers) for level in levels if level.workers is not None]
-    if not told:
-        return None
-    nodes = sorted({node for _, workers in told for node in workers.nodes})
-    worst = max((workers for _, workers in told), key=lambda workers: workers.clock_error_share)
-    share = percent(100 * worst.clock_error_share, digits=2)
-    count = max(workers.number for _, workers in told)
-    made = f"{count} worker{'s' if count > 1 else ''} on {', '.join(nodes)} made the load"
-    clocks = f"their clocks leave up to {worst.clock_error_ms:.1f} ms open, {share} of a run's wall time"
-    if worst.clock_error_share > WELL_KNOWN:
-        clocks = f"warning: {clocks}, so effective tok/s is known no better"
-    return f"{made}; {clocks}."
-
-
 def clock_section(levels: Sequence[LevelSummary]) -> Markup | None:
     """What client and engine say of the same requests; None where the engine says nothing of itself."""
     told = [level for level in levels if known(level.engine_tok_s) or level.clocks]
@@ -152,7 +135,6 @@ def check_list(summary: SweepSummary) -> Markup | None:
         drift_sentence(summary),
         cache_sentence(summary.levels),
         delivered_sentence(summary.levels),
-        workers_sentence(summary.levels),
     )
     return listed([*left_out_sentences(summary.levels), *filter(None, sentences)])
 

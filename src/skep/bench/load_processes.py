@@ -1,4 +1,8 @@
-"""Load processes on this machine, kept from one run to the next."""
+"""Load processes on this machine, kept from one run to the next.
+
+A run has two steps. Each process gets its job, prepares it and says so; when all have, they are told when to begin. So
+nothing of a job's way to a process falls into a measurement, however large the job is.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,22 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
 from skep.bench.client_health import ClientHealth
-from skep.bench.crowd import NOBODY, Fared, Witness, at_beginning, beginnings, told
 from skep.bench.loads import OnRow
-from skep.bench.worker import Begin, Job, encode, is_last, length_before, read_frame
+from skep.bench.worker import Begin, Job, News, decode_news, framed, read_frame
 from skep.errors import SkepError
 
 STREAM_LIMIT = 1 << 26
+LEAD_S = 0.5  # for the word to arrive that they begin
+
+
+class Witness:
+    """Told when the load of a run begins, and when its last request has ended, unless it breaks off. Does nothing."""
+
+    def began(self) -> None: ...
+    def ended(self) -> None: ...
+
+
+NOBODY = Witness()
 
 
 class LoadProcess:
@@ -49,31 +63,31 @@ class LoadProcess:
         if await read_frame(self._process.stdout) is None:
             raise SkepError("a load process did not start", hint="try --processes 1")
 
-    async def prepare(self, job: bytes) -> None:
+    async def prepare(self, job: Job) -> None:
         """When it returns, nothing is left but to begin."""
         self._tell(job)
         await self._heard()
 
-    async def work(self, begin: bytes) -> AsyncIterator[bytes]:
+    async def work(self, begin: Begin) -> AsyncIterator[News]:
         """What it tells of the job it has prepared, to the last of it."""
         self._tell(begin)
         while True:
-            frame = await self._heard()
-            yield frame
-            if is_last(frame):
+            news = await self._heard()
+            yield news
+            if news.last:
                 return
 
-    def _tell(self, message: bytes) -> None:
+    def _tell(self, message: Job | Begin) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(length_before(message))
+        self._process.stdin.write(framed(message))
 
-    async def _heard(self) -> bytes:
+    async def _heard(self) -> News:
         assert self._process.stdout is not None
         frame = await read_frame(self._process.stdout)
         if frame is None:
             code = await self._process.wait()
             raise SkepError(f"a load process ended by itself (exit code {code})", hint="try --processes 1")
-        return frame
+        return decode_news(frame)
 
     def kill(self) -> None:
         if self._process.returncode is None:
@@ -83,31 +97,25 @@ class LoadProcess:
         await self._process.wait()
 
 
-class LocalCrowd:
+class LoadProcesses:
+    """`run` starts as many as there are jobs. `close` ends them; so does a run that breaks off."""
+
     def __init__(self) -> None:
         self.processes: list[LoadProcess] = []
 
-    @property
-    def few(self) -> int:
-        return 1
-
-    @property
-    def most(self) -> int:
-        return os.cpu_count() or 1
-
-    async def run(self, jobs: Sequence[Job], on_row: OnRow, witness: Witness = NOBODY) -> Fared:
+    async def run(self, jobs: Sequence[Job], on_row: OnRow, witness: Witness = NOBODY) -> ClientHealth:
         health = ClientHealth()
         try:
             await self._grow(len(jobs))
             at_work = self.processes[: len(jobs)]
             async with asyncio.TaskGroup() as group:
                 for process, job in zip(at_work, jobs, strict=True):
-                    group.create_task(process.prepare(encode(job)))
+                    group.create_task(process.prepare(job))
             begins = beginnings(jobs, time.monotonic())
             async with asyncio.TaskGroup() as group:
-                group.create_task(at_beginning(begins, witness))
+                group.create_task(_at_beginning(begins, witness))
                 for process, begin in zip(at_work, begins, strict=True):
-                    group.create_task(_follow(process, begin, on_row, health))
+                    group.create_task(_follow(process.work(begin), on_row, health))
             witness.ended()
         except BaseExceptionGroup as group_error:
             await self.close()
@@ -115,7 +123,7 @@ class LocalCrowd:
         except BaseException:
             await self.close()  # they work on for nobody
             raise
-        return Fared(health)
+        return health
 
     async def _grow(self, number: int) -> None:
         fresh = [await LoadProcess.start() for _ in range(number - len(self.processes))]
@@ -131,7 +139,26 @@ class LocalCrowd:
             await process.wait()
 
 
-async def _follow(process: LoadProcess, begin: Begin, on_row: OnRow, health: ClientHealth) -> None:
-    news = await told(process.work(encode(begin)), on_row)
-    assert news is not None  # `work` ends with the last news, or raises
+def beginnings(jobs: Sequence[Job], now_s: float) -> list[Begin]:
+    """Those that follow a clock, in several processes: all count from one moment, which is yet to come."""
+    together = len(jobs) > 1
+    return [Begin(now_s + LEAD_S - job.origin_s if together and job.follows_clock else None) for job in jobs]
+
+
+async def _at_beginning(begins: Sequence[Begin], witness: Witness) -> None:
+    """Says so when the first of them begins: at once, unless all wait for the moment that is yet to come."""
+    if all(one.at_s is not None for one in begins):
+        await asyncio.sleep(LEAD_S)
+    witness.began()
+
+
+async def _follow(told: AsyncIterator[News], on_row: OnRow, health: ClientHealth) -> None:
+    """Hands rows on as they come."""
+    got = 0
+    async for news in told:
+        for row in news.rows:
+            on_row(row)
+        got += len(news.rows)
+    if got != news.made:
+        raise SkepError(f"a load process told of {got} of {news.made} requests", hint="please report it")
     health.add_worst(news.lag_p99_ms, news.lag_max_ms, news.cpu_share, news.late_ms)
