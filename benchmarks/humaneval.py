@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/humaneval.py
 
-Every kind of sandbox that works here, as many runs at once as there are cores. Stored in results/humaneval.json.
+As many runs at once as there are cores. Stored in results/humaneval.json.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import statistics
 import time
 from pathlib import Path
 
-from skep.errors import SkepError
 from skep.places import user_paths
 from skep.quality.humaneval import Task, fetch_humaneval, humaneval_items, humaneval_tasks
 from skep.quality.judging import Answered, Judge
 from skep.records import Request
-from skep.sandbox.opening import open_sandbox
+from skep.sandbox.detect import open_sandbox
 
 FORMS = {
     "canonical solution": lambda task: task.prompt + task.solution,
@@ -29,8 +28,8 @@ FORMS = {
 }
 
 
-async def measured(kind: str, tasks: list[Task], items: list) -> list[dict]:
-    sandbox = open_sandbox(kind)
+async def measured(tasks: list[Task], items: list) -> list[dict]:
+    sandbox = open_sandbox()
     rows = []
     try:
         judge = Judge(sandbox)
@@ -66,12 +65,7 @@ async def measured(kind: str, tasks: list[Task], items: list) -> list[dict]:
 def main() -> None:
     path = fetch_humaneval(user_paths(os.environ).cache)
     tasks, items = humaneval_tasks(path), humaneval_items(path)
-    rows = []
-    for kind in ("bubblewrap", "namespaces"):
-        try:
-            rows += asyncio.run(measured(kind, tasks, items))
-        except SkepError as error:
-            print(f"{kind}: {error.message}")
+    rows = asyncio.run(measured(tasks, items))
     cores = len(os.sched_getaffinity(0))
     load = round(os.getloadavg()[0], 1)  # times are worth little on a machine that was busy
     head = f"{'sandbox':12} {'answer':22} {'passed':>7} {'of':>4} {'wall':>8} {'median':>8} {'max':>8}"

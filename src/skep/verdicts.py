@@ -50,7 +50,7 @@ class Verdict:
     keywords: bool | None = None
     keywords_missing: tuple[str, ...] = ()
     checker: str = ""  # its kind and version: "fastapi/1"
-    sandbox: str | None = None  # "bubblewrap" | "namespaces"; None: nothing was run
+    sandbox: str | None = None  # "bubblewrap"; older runs also "namespaces"; None: nothing was run
     seconds: float | None = None  # of judging
 
     @property

@@ -8,7 +8,7 @@ from answers.sample_tasks import ITEMS, PAGES
 
 from skep.errors import SkepError, UserError
 from skep.quality.judging import Answered, Judge, finding_of, harness_files, missing_packages, needs_sandbox
-from skep.sandbox.base import Ending, Result
+from skep.sandbox.script import Ending, Result
 from skep.verdicts import Outcome
 from skep.workload.items import Checker, Item
 

@@ -6,7 +6,7 @@ from answers.sample_tasks import ITEMS, PAGES
 
 from skep.quality.harness.blocks import free_names, serving, without_bare_apps
 from skep.quality.judging import Answered, needs_sandbox
-from skep.sandbox.base import Limits
+from skep.sandbox.script import Limits
 from skep.verdicts import Outcome
 from skep.workload.items import Checker, Item
 

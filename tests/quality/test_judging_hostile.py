@@ -4,7 +4,7 @@ import pytest
 from answers.sample_judge import texts_judged
 from answers.sample_tasks import ITEMS, PAGES
 
-from skep.sandbox.base import Limits
+from skep.sandbox.script import Limits
 from skep.verdicts import Outcome
 from skep.workload.items import Checker, Item
 

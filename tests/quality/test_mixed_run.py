@@ -12,8 +12,8 @@ from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.quality.mixed_run import MixedPlan, answers_of, run_mixed
 from skep.records import Request, RunState
-from skep.sandbox.base import Ending, Result
-from skep.sandbox.opening import open_sandbox
+from skep.sandbox.detect import open_sandbox
+from skep.sandbox.script import Ending, Result
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine
 from skep.verdicts import Outcome

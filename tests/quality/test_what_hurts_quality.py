@@ -11,7 +11,7 @@ from answers.sample_tasks import ITEMS
 from skep.errors import SkepError, UserError
 from skep.quality.judging import Answered, Judge
 from skep.quality.trial_figures import PAIRED_WITH, WHOLE_BLOCK, quality_summary
-from skep.sandbox.base import Ending, Result
+from skep.sandbox.script import Ending, Result
 from skep.store.rows import LevelFact
 from skep.verdicts import Claim, Outcome, Verdict
 from skep.workload.banks import parse_bank

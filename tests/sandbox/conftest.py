@@ -1,4 +1,4 @@
-"""A sandbox of either kind, and the check that nothing of it is left."""
+"""A sandbox, and the check that nothing of it is left."""
 
 import asyncio
 from pathlib import Path
@@ -7,14 +7,14 @@ import pytest
 from sandbox_processes import descendants, wait_until
 
 from skep.errors import UserError
-from skep.sandbox.base import Limits, Script
-from skep.sandbox.opening import WAYS, open_sandbox
+from skep.sandbox.detect import open_sandbox
+from skep.sandbox.script import Limits, Script
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def opened(request):
+@pytest.fixture(scope="module")
+def opened():
     try:
-        sandbox = open_sandbox(request.param)
+        sandbox = open_sandbox()
     except UserError as error:
         pytest.skip(f"{error.message} ({error.hint})")
     yield sandbox

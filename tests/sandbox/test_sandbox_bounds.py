@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from skep.sandbox.base import Ending, Limits, Script
+from skep.sandbox.script import Ending, Limits, Script
 
 MIB = 1 << 20
 

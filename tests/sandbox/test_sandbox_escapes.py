@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.sandbox.base import Ending, Limits, Script
+from skep.sandbox.script import Ending, Limits, Script
 
 SECRET = "a word that must not be seen inside"
 CHECKOUT = Path(__file__).parents[2]

@@ -1,20 +1,29 @@
 """What is refused before it runs, how orders travel, what the filter says, what a machine without a sandbox is told."""
 
 import errno
+import io
 import struct
 from pathlib import Path
 
 import pytest
 
+from skep.cli.checkup import sandbox_finding
 from skep.errors import UserError
 from skep.records import Verdict
-from skep.sandbox import opening, seccomp
-from skep.sandbox.base import Ending, Limits, Result, Script
-from skep.sandbox.finding import sandbox_finding
-from skep.sandbox.interpreter import view
-from skep.sandbox.messages import Order, Outcome, pack_order, pack_outcome, reader, unpack_order, unpack_outcome
-from skep.sandbox.resident import check
-from skep.sandbox.rlimits import rlimits
+from skep.sandbox import detect, seccomp
+from skep.sandbox.bubblewrap import OUR_PROCESSES, rlimits, view
+from skep.sandbox.runner import check
+from skep.sandbox.script import (
+    Ending,
+    Limits,
+    Result,
+    Script,
+    exactly,
+    pack_order,
+    pack_result,
+    unpack_order,
+    unpack_result,
+)
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", ".", "a//b", "./a", "a/", "a\0b", ".."])
@@ -41,14 +50,18 @@ def test_an_order_that_cannot_be_carried_out_is_refused(script, limits, why):
         check(script, limits)
 
 
-def test_orders_and_outcomes_arrive_as_they_were_sent():
-    order = Order(Script(("a", "é\udce9"), {"x/y": b"\0\xff", "z": b""}, b"in", packages=False), Limits(seconds=1.5))
-    assert unpack_order(reader(pack_order(order))) == order
-    outcome = Outcome(Result(Ending.KILLED, None, 9, b"\0out", b"", 0.25))
-    assert unpack_outcome(reader(pack_outcome(outcome))) == outcome
-    assert unpack_outcome(reader(pack_outcome(Outcome(None, "why")))) == Outcome(None, "why")
+def reader(data):
+    return exactly(io.BytesIO(data).read)
+
+
+def test_orders_and_results_arrive_as_they_were_sent():
+    order = (Script(("a", "é\udce9"), {"x/y": b"\0\xff", "z": b""}, b"in", packages=False), Limits(seconds=1.5))
+    assert unpack_order(reader(pack_order(*order))) == order
+    result = Result(Ending.KILLED, None, 9, b"\0out", b"", 0.25)
+    assert unpack_result(reader(pack_result(result))) == result
+    assert unpack_result(reader(pack_result("why"))) == "why"
     with pytest.raises(EOFError):
-        unpack_outcome(reader(pack_outcome(outcome)[:-1]))
+        unpack_result(reader(pack_result(result)[:-1]))
 
 
 def decide(code, arch, number, *arguments):
@@ -120,13 +133,7 @@ def test_the_view_opens_the_interpreter_and_no_home():
 def test_the_limit_of_processes_is_the_script_s_and_the_sandbox_s_own():
     import resource
 
-    assert rlimits(Limits(processes=7), of_the_sandbox=2, uid=1)[resource.RLIMIT_NPROC] >= 9
-
-
-def test_an_unknown_way_is_named():
-    with pytest.raises(UserError, match="no sandbox `docker`") as caught:
-        opening.open_sandbox("docker")
-    assert caught.value.hint == "there are bubblewrap and namespaces"
+    assert rlimits(Limits(processes=7), uid=1)[resource.RLIMIT_NPROC] >= 7 + OUR_PROCESSES
 
 
 def test_a_bubblewrap_that_does_not_work_is_found_out_and_said(tmp_path, monkeypatch):
@@ -137,27 +144,39 @@ def test_a_bubblewrap_that_does_not_work_is_found_out_and_said(tmp_path, monkeyp
     tmp_path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(UserError, match="code cannot be run safely here: bubblewrap: ") as caught:
-        opening.open_sandbox("bubblewrap")
+        detect.open_sandbox()
     assert caught.value.exit_code == 2
     assert caught.value.hint
 
 
-def test_without_bubblewrap_the_remedy_is_to_install_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("program", "hint"),
+    [
+        ("apt", "install bubblewrap: `sudo apt install bubblewrap`"),
+        ("dnf", "install bubblewrap: `sudo dnf install bubblewrap`"),
+        ("pacman", "install bubblewrap: `sudo pacman -S bubblewrap`"),
+        ("apk", "install the package `bubblewrap`"),
+    ],
+)
+def test_without_bubblewrap_the_remedy_is_to_install_it(tmp_path, monkeypatch, program, hint):
+    (tmp_path / program).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="no program `bwrap` on PATH") as caught:
-        opening.open_sandbox("bubblewrap")
-    assert "bubblewrap" in caught.value.hint or "namespaces" in caught.value.hint
+        detect.open_sandbox()
+    assert caught.value.hint == hint
+    finding = sandbox_finding()
+    assert (finding.verdict, finding.detail, finding.hint) == (Verdict.WARNING, caught.value.message, hint)
 
 
 def test_ubuntu_s_restriction_is_named_with_both_ways_out(tmp_path, monkeypatch):
     switch = tmp_path / "switch"
     switch.write_text("1\n")
-    monkeypatch.setattr(opening, "APPARMOR", switch)
-    assert "bwrap-userns-restrict" in opening.remedy()
-    assert "kernel.apparmor_restrict_unprivileged_userns=0" in opening.remedy()
+    monkeypatch.setattr(detect, "APPARMOR", switch)
+    assert "bwrap-userns-restrict" in detect.remedy()
+    assert "kernel.apparmor_restrict_unprivileged_userns=0" in detect.remedy()
 
 
-def test_the_doctor_s_line_says_which_way_is_used():
+def test_the_doctor_has_a_line_for_the_sandbox():
     finding = sandbox_finding()
     assert finding.check == "sandbox"
     assert (finding.verdict is Verdict.OK) == (finding.hint is None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skep.errors import SkepError
-from skep.sandbox.base import Ending, Limits, Script
+from skep.sandbox.script import Ending, Limits, Script
 
 MEMORY = 64 << 20
 MOST_SENT = Path("/proc/sys/net/core/wmem_max")

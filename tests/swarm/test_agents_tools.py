@@ -10,7 +10,7 @@ import pytest
 
 from skep.bench.endpoint import find_endpoint
 from skep.errors import UserError
-from skep.sandbox.opening import open_sandbox
+from skep.sandbox.detect import open_sandbox
 from skep.swarm.ask.agent_talk import LEFT_OUT, Final, Talk, tool_rules
 from skep.swarm.ask.agents import AgentWork
 from skep.swarm.ask.tools import CodeRoom, Told, Toolbox, tools_of

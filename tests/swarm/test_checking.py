@@ -9,7 +9,7 @@ import time
 import pytest
 
 from skep.errors import UserError
-from skep.sandbox.opening import open_sandbox
+from skep.sandbox.detect import open_sandbox
 from skep.swarm.checking import schema_checks
 from skep.swarm.checking.answers import Checking
 from skep.swarm.checking.said_json import values_in

@@ -11,13 +11,13 @@ from typing import Any
 from skep.catalog.pullable import pullable
 from skep.cli.output import print_json
 from skep.engines.base import engine_named
-from skep.errors import SkepError
+from skep.errors import SkepError, UserError
 from skep.host.checks import disk_finding, examine
 from skep.host.facts import host_json, read_host
 from skep.host.nvidia import read_nvidia
 from skep.places import Paths, user_paths
 from skep.records import Finding, Verdict
-from skep.sandbox.finding import sandbox_finding
+from skep.sandbox.detect import open_sandbox
 from skep.settings import EMBEDDED_MODEL
 from skep.store.database import open_store
 from skep.units import format_bytes
@@ -75,6 +75,16 @@ def store_finding(paths: Paths) -> Finding:
     except SkepError as error:
         return Finding("store", Verdict.PROBLEM, error.message, error.hint)
     return Finding("store", Verdict.OK, f"{runs} runs, {format_bytes(size)} in {_short(paths.store)}")
+
+
+def sandbox_finding() -> Finding:
+    """Opens one, tries it out and closes it: a quarter of a second. A warning, as all but quality works without it."""
+    try:
+        sandbox = open_sandbox()
+    except UserError as error:
+        return Finding("sandbox", Verdict.WARNING, error.message, error.hint)
+    sandbox.close_now()
+    return Finding("sandbox", Verdict.OK, f"model-written code is run in {sandbox.name}; a trial in it was kept in")
 
 
 def _disk(paths: Paths) -> Finding:

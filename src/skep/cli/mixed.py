@@ -24,8 +24,8 @@ from skep.quality.judging import missing_packages
 from skep.quality.mixed_axes import with_solo_speeds
 from skep.quality.mixed_figures import LEVEL_NAMES
 from skep.quality.mixed_run import Form, MixedPlan, OnJudged, items_of, run_mixed
-from skep.sandbox.base import Sandbox
-from skep.sandbox.opening import open_sandbox
+from skep.sandbox.detect import open_sandbox
+from skep.sandbox.runner import Sandbox
 from skep.store.database import Store, open_store
 from skep.units import parse_int_list
 from skep.verdicts import MixedSummary, Verdict

@@ -24,7 +24,7 @@ from skep.quality.trial_figures import POWER
 from skep.quality.trial_plan import LEAST_DELTA, MOST_DELTA, TrialPlan
 from skep.quality.trial_words import noise_words, outlook, remarks, signed
 from skep.report.quality_words import claim_words, conclusion
-from skep.sandbox.opening import open_sandbox
+from skep.sandbox.detect import open_sandbox
 from skep.stats.noninferiority import items_needed
 from skep.store.database import open_store
 from skep.units import format_seconds

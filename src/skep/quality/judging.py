@@ -20,7 +20,8 @@ from typing import Any
 
 from skep.errors import SkepError, UserError, first_of
 from skep.records import Request
-from skep.sandbox.base import Ending, Limits, Result, Sandbox, Script
+from skep.sandbox.runner import Sandbox
+from skep.sandbox.script import Ending, Limits, Result, Script
 from skep.verdicts import Check, Outcome, Verdict
 from skep.workload.extraction import code_blocks, python_blocks, spoken
 from skep.workload.items import Item

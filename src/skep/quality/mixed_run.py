@@ -35,7 +35,7 @@ from skep.host.facts import lasting_json
 from skep.quality.judging import Answered, Judge
 from skep.quality.mixed_figures import LEVEL_NAMES, PRIMARY_TRAFFIC, SIDE_TRAFFIC, mixed_summary
 from skep.records import HostFacts, Request
-from skep.sandbox.base import Sandbox
+from skep.sandbox.runner import Sandbox
 from skep.store.database import Store
 from skep.verdicts import MixedSummary
 from skep.workload.coding_tasks import PRIMARY, SIDE, TEMPERATURE

@@ -1,127 +1,285 @@
-"""Rooms made by bubblewrap: the arguments it is given, and what it reports."""
+"""bubblewrap: what a script is shown and what it may use up, how it is started, and what it reports."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import json
 import os
+import platform
+import re
+import resource
 import signal
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+import site
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 
 from skep.sandbox import seccomp
-from skep.sandbox.base import Limits
-from skep.sandbox.cell import Cell, Exit, Streams, become, give_only, give_streams
-from skep.sandbox.interpreter import BOX, DEVICES, ETC, FOLDER, UID, View
-from skep.sandbox.messages import Order
-from skep.sandbox.rlimits import apply_as, rlimits
+from skep.sandbox.script import Ending, Limits, Script
 
-OUR_PROCESSES = 1  # bubblewrap's own first process inside
+BOX = "/box"  # the one place a script can write to: a tmpfs with a size
+FOLDER = f"{BOX}/work"
+UID = 1000  # inside; whom it stands for outside is the launcher's business
+SYSTEM = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/local/lib")
+EXTRA = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+ETC = {  # what Python asks for, made up
+    "/etc/passwd": f"box:x:{UID}:{UID}::{FOLDER}:/nonexistent\n",
+    "/etc/group": f"box:x:{UID}:\n",
+    "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+LINKS = {
+    "/dev/fd": "/proc/self/fd",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
+    "/dev/shm": f"{BOX}/shm",  # noqa: S108 - inside; counts against the same size as the folder
+}
 UNSHARED = [f"--unshare-{name}" for name in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
+FILTER = seccomp.program()
+OUR_PROCESSES = 1  # bubblewrap's own first process inside
+COUNTS_BY_NAMESPACE = (5, 14)  # from this kernel on, a user namespace counts its own processes only
+SLACK_BYTES = 512 << 20  # address space that is reserved and never used: arenas, stacks of threads
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
-    """What has to be written where for the script to be started."""
+class ScriptView:
+    """What of this machine a script sees.
 
-    fd: int
-    password: bytes
-
-
-class BubblewrapCell:
-    """Held back until its limits are set: they are set from outside, on the first process of the new namespace.
-
-    It waits for its filter. If whoever has to bring that is killed, it gets an empty one, and refuses to go on.
+    `binds` maps a path inside to the path outside; `emptied` are folders inside a bind that appear empty.
     """
 
-    def __init__(self, pid: int, status_fd: int, gate: Gate, limits: dict[int, int], uid: int) -> None:
-        self._uid = uid
-        self.pid = pid
+    program: str
+    binds: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    emptied: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def view(*, packages: bool) -> ScriptView:
+    """Show the interpreter that runs this, its libraries and, with `packages`, what is installed beside skep.
+
+    All of it read-only and at its own path; nothing else of a home folder or of a checkout, even where they hold the
+    interpreter. A line in a `.pth` file that leads elsewhere (an editable install) leads nowhere inside.
+    """
+    real = Path(sys.executable).resolve()
+    base = Path(sys.base_prefix)
+    binds: dict[str, str] = {}
+    links = dict(LINKS)
+    for path in map(Path, SYSTEM):
+        if path.is_symlink():
+            links[str(path)] = str(path.resolve())
+        elif path.is_dir():
+            binds[str(path)] = str(path)
+    if real.is_relative_to("/nix/store"):
+        binds["/nix/store"] = "/nix/store"
+    for path in (base / "lib", base / "lib64", base.resolve() / "lib", real, *map(Path, EXTRA)):
+        _add(binds, links, path)
+    _add(binds, links, base / "bin" / real.name)
+    installed = _installed_folders()
+    if packages:
+        program = _with_packages(binds, links, installed, real)
+        emptied: tuple[str, ...] = ()
+    else:
+        program = str(real)
+        emptied = tuple(str(path) for path in _base_folders(base) if path.is_dir() and _covered(binds, path))
+    if not any(dest.startswith("/tmp/") for dest in (*binds, *links)):  # noqa: S108 - a path inside
+        links["/tmp"] = f"{BOX}/tmp"  # noqa: S108
+    ordered = dict(sorted(binds.items()))
+    return ScriptView(program, ordered, dict(sorted(links.items())), emptied, _environment(program, packages=packages))
+
+
+def _with_packages(binds: dict[str, str], links: dict[str, str], folders: list[Path], real: Path) -> str:
+    for folder in folders:
+        _add(binds, links, folder)
+    if sys.prefix == sys.base_prefix:
+        return str(real)
+    _add(binds, links, Path(sys.prefix) / "pyvenv.cfg")
+    if sys.executable != str(real):
+        links[sys.executable] = str(real)
+    return sys.executable
+
+
+def _add(binds: dict[str, str], links: dict[str, str], path: Path) -> None:
+    """Unless it is there already, inside a folder that is bound or behind a link."""
+    if not path.exists() or _covered(binds, path) or any(path.is_relative_to(link) for link in links):
+        return
+    binds[str(path)] = str(path.resolve())
+
+
+def _covered(binds: dict[str, str], path: Path) -> bool:
+    for dest, source in binds.items():
+        if path.is_relative_to(dest) and path.resolve() == (Path(source) / path.relative_to(dest)).resolve():
+            return path.resolve().is_relative_to(source)
+    return False
+
+
+def _installed_folders() -> list[Path]:
+    return [Path(entry) for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
+
+
+def _base_folders(base: Path) -> list[Path]:
+    """Where packages lie inside the trees that are bound anyway."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    roots = {base / "lib" / version, base.resolve() / "lib" / version, Path("/usr/lib/python3")}
+    roots |= {Path("/usr/lib") / version, Path("/usr/local/lib") / version}
+    return sorted(root / name for root in roots for name in ("site-packages", "dist-packages"))
+
+
+def _environment(program: str, *, packages: bool) -> dict[str, str]:
+    env = {
+        "PATH": f"{Path(program).parent}:/usr/bin:/bin",
+        "HOME": FOLDER,
+        "TMPDIR": f"{BOX}/tmp",  # noqa: S108
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        # A library that starts a thread a core would meet the process limit on a large machine.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "2",
+    }
+    user_site = site.getusersitepackages()
+    if packages and user_site in sys.path:
+        env["PYTHONUSERBASE"] = site.getuserbase()
+    else:
+        env["PYTHONNOUSERSITE"] = "1"
+    return env
+
+
+class Bubblewrap:
+    """One bubblewrap with a script. `pid` is a child of this process; `init_pid`, once known, the first process inside.
+
+    The script is held back until its limits are set: they are set from outside, on the first process of the new
+    namespace, which waits for its filter. If whoever has to bring that is killed, it gets an empty one, and refuses to
+    go on.
+    """
+
+    def __init__(
+        self, program: str, script: Script, limits: Limits, view: ScriptView, streams: tuple[int, int, int], uid: int
+    ) -> None:
+        """Fork and start it; `streams` become its stdin, stdout and stderr. Returns in the parent only."""
+        files = {f"{FOLDER}/{name}": _readable(data) for name, data in script.files.items()}
+        etc = {path: _readable(text.encode()) for path, text in ETC.items()}
+        self.status_fd, status_write = os.pipe()
+        gate_read, self._gate_fd = os.pipe()
+        options = _options(view, limits) + _contents(files, etc) + ["--json-status-fd", str(status_write)]
+        if FILTER is not None:
+            options += ["--seccomp", str(gate_read)]
+        else:
+            options += ["--block-fd", str(gate_read), "--disable-userns"]  # which the filter would refuse
+        passed = [*files.values(), *etc.values(), status_write, gate_read]
+        passed.append(_readable(b"".join(os.fsencode(option) + b"\0" for option in options)))
+        argv = [program, "--args", str(passed[-1]), "--", view.program, *script.argv]
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become_bubblewrap(argv, passed, streams, uid, parent)
+        for fd in passed:
+            os.close(fd)
+        os.set_blocking(self.status_fd, False)
         self.init_pid: int | None = None
-        self.status_fd = status_fd
-        self._gate = gate
-        self._limits = limits
+        self.released_s: float | None = None  # when the script was let go, by the monotonic clock
+        self._uid = uid
+        self._limits = rlimits(limits, uid=uid, files=len(passed))
         self._news = b""
         self._exit_code: int | None = None
         self._failure: str | None = None
 
     def hear(self, news: bytes) -> None:
+        """Take in what came from `status_fd`."""
         *lines, self._news = (self._news + news).split(b"\n")
         for line in filter(None, lines):
             told = json.loads(line)
             self._exit_code = told.get("exit-code", self._exit_code)
             if "child-pid" in told:
                 self.init_pid = told["child-pid"]
-                self._release()
+                self._release(told["child-pid"])
 
-    def _release(self) -> None:
-        assert self.init_pid is not None
+    def _release(self, init_pid: int) -> None:
         try:
-            apply_as(self._uid, self._limits, self.init_pid)
+            apply_as(self._uid, self._limits, init_pid)
         except (OSError, ValueError) as error:
             self._failure = f"its limits cannot be set: {error}"
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.init_pid, signal.SIGKILL)
+                os.kill(init_pid, signal.SIGKILL)
         else:
             with contextlib.suppress(BrokenPipeError):  # it has died meanwhile
-                os.write(self._gate.fd, self._gate.password)
-        os.close(self._gate.fd)
+                os.write(self._gate_fd, FILTER or b"1")
+        os.close(self._gate_fd)
+        self.released_s = time.monotonic()
 
-    def exit(self, wait_status: int | None, stderr: bytes) -> Exit:
-        """bubblewrap says 128 + n for a signal n, and nothing at all where the script was never started."""
+    def ending(self, wait_status: int | None, stderr: bytes) -> tuple[Ending, int | None, int | None] | str:
+        """Return the ending, exit code and signal of the script, or why it was never started.
+
+        bubblewrap says 128 + n for a signal n, and nothing at all where the script was never started.
+        """
         code = self._exit_code
         if self._failure is not None:
-            return Exit(failure=self._failure)
+            return self._failure
         if code is None:
             if stderr.startswith(b"bwrap: ") or self.init_pid is None:
                 said = stderr.decode(errors="replace").strip()
-                return Exit(failure=said or f"bubblewrap ended with wait status {wait_status}")
-            return Exit(signal=int(signal.SIGKILL))
-        return Exit(signal=code - 128) if 128 < code <= 128 + 64 else Exit(code=code)
+                return said or f"bubblewrap ended with wait status {wait_status}"
+            return Ending.KILLED, None, int(signal.SIGKILL)
+        return (Ending.KILLED, None, code - 128) if 128 < code <= 128 + 64 else (Ending.EXITED, code, None)
 
 
-class Bubblewrap:
-    def __init__(self, program: str) -> None:
-        self._program = program
-        self._filter = seccomp.program()
-
-    def start(self, order: Order, view: View, streams: Streams, uid: int) -> Cell:
-        files = {f"{FOLDER}/{name}": _readable(data) for name, data in order.script.files.items()}
-        etc = {path: _readable(text.encode()) for path, text in ETC.items()}
-        status_read, status_write = os.pipe()
-        gate_read, gate_write = os.pipe()
-        options = _options(view, order.limits) + _contents(files, etc) + ["--json-status-fd", str(status_write)]
-        if self._filter is not None:
-            options += ["--seccomp", str(gate_read)]
-        else:
-            options += ["--block-fd", str(gate_read), "--disable-userns"]  # which the filter would refuse
-        passed = [*files.values(), *etc.values(), status_write, gate_read]
-        passed.append(_readable(b"".join(os.fsencode(option) + b"\0" for option in options)))
-        argv = [self._program, "--args", str(passed[-1]), "--", view.program, *order.script.argv]
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._become_bubblewrap(argv, passed, streams, uid, parent)
-        for fd in passed:
-            os.close(fd)
-        os.set_blocking(status_read, False)
-        limits = rlimits(order.limits, of_the_sandbox=OUR_PROCESSES, uid=uid, files=len(passed))
-        return BubblewrapCell(pid, status_read, Gate(gate_write, self._filter or b"1"), limits, uid)
-
-    @staticmethod
-    def _become_bubblewrap(argv: list[str], passed: list[int], streams: Streams, uid: int, parent: int) -> None:
-        try:
-            give_streams(streams)
-            give_only(passed)
-            become(uid, parent)
-            os.execve(argv[0], argv, {})  # noqa: S606
-        except BaseException as error:
-            os.write(2, f"bwrap: cannot be started: {error}".encode())
-        finally:
-            os._exit(127)
+def _become_bubblewrap(
+    argv: list[str], passed: list[int], streams: tuple[int, int, int], uid: int, parent: int
+) -> None:
+    """In the child: leave root, keep the streams and `passed` of everything that is open, and be bubblewrap."""
+    try:
+        for number, fd in enumerate(streams):
+            os.dup2(fd, number)
+        for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
+            with contextlib.suppress(OSError):  # the listing itself
+                os.set_inheritable(fd, fd in passed or fd <= 2)
+        _become(uid, parent)
+        os.execve(argv[0], argv, {})  # noqa: S606
+    except BaseException as error:
+        os.write(2, f"bwrap: cannot be started: {error}".encode())
+    finally:
+        os._exit(127)
 
 
-def _options(view: View, limits: Limits) -> list[str]:
+def _become(uid: int, parent: int) -> None:
+    """No longer root, signals as they come, and the first to go when memory runs out."""
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        prctl(PR_SET_DUMPABLE, 1)  # lost with the uid; without it /proc/self is still root's
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # died before that
+        os._exit(1)
+
+
+def prctl(option: int, argument: int) -> None:
+    words = [ctypes.c_ulong(word) for word in (argument, 0, 0, 0)]
+    checked(libc.prctl(ctypes.c_int(option), *words), f"prctl {option}")
+
+
+def checked(result: int, what: str) -> None:
+    """Raise the OSError that a call of the C library ended with."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _options(view: ScriptView, limits: Limits) -> list[str]:
     """Everything is put together on a small tmpfs, which is read-only in the end; only the box stays writable."""
     options = [*UNSHARED, "--new-session", "--die-with-parent", "--uid", str(UID), "--gid", str(UID)]
     options += ["--hostname", "box", "--clearenv"]
@@ -174,3 +332,74 @@ def _readable(data: bytes) -> int:
         file.write(data)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+def rlimits(limits: Limits, *, uid: int, files: int = 0) -> dict[int, int]:
+    """Return the kernel's limits by their number. `files`: how many are open already.
+
+    Address space is a coarse bound against one sudden allocation; what is really used is watched and bounded for all
+    processes together.
+    """
+    return {
+        resource.RLIMIT_NPROC: limits.processes + OUR_PROCESSES + _others(uid),
+        resource.RLIMIT_AS: 2 * limits.memory_bytes + SLACK_BYTES,
+        resource.RLIMIT_FSIZE: limits.disk_bytes,
+        resource.RLIMIT_NOFILE: max(limits.open_files, files + 32),
+        resource.RLIMIT_CPU: int(limits.seconds) + 2,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 64 << 10,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 1024,
+    }
+
+
+def _apply(wanted: dict[int, int], pid: int) -> None:
+    """Never above what is allowed already."""
+    for number, value in wanted.items():
+        hard = resource.prlimit(pid, number)[1]
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.prlimit(pid, number, (bound, bound))
+
+
+def apply_as(uid: int, wanted: dict[int, int], pid: int) -> None:
+    """Set the limits of another process of this user.
+
+    Root asks as that user: root in a container may lack the right to ask itself.
+    """
+    if os.geteuid() != 0:
+        _apply(wanted, pid)
+        return
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            _apply(wanted, pid)
+            code = 0
+        finally:
+            os._exit(code)
+    if os.waitpid(child, 0)[1] != 0:
+        raise OSError(errno.EPERM, f"limits of process {pid}")
+
+
+def _others(uid: int) -> int:
+    """Threads of this user that an older kernel would count too. A newer one counts those of the namespace only."""
+    if _kernel_version() >= COUNTS_BY_NAMESPACE:
+        return 0
+    total = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                text = (entry / "status").read_text()
+            except OSError:
+                continue
+            if re.search(rf"^Uid:\t{uid}\t", text, re.MULTILINE):
+                threads = re.search(r"^Threads:\t(\d+)", text, re.MULTILINE)
+                total += int(threads.group(1)) if threads else 1
+    return total
+
+
+def _kernel_version() -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", platform.release())
+    return (int(found.group(1)), int(found.group(2))) if found else (0, 0)

@@ -1,17 +1,23 @@
-"""The launcher: a small process that stays, and forks a warden for every run.
+"""The launcher: a small process that stays, and forks a supervisor for every run.
 
 It is started once, with nothing in it but the standard library, so that a fork costs a millisecond and no thread of
 skep is caught in one. It ends when its socket to skep does. Where skep is root, it has a mount namespace of its own in
 which the interpreter can be reached by users who cannot pass through root's home folder.
+
+A supervisor starts bubblewrap for one script, feeds it, reads it, watches it and ends it. It decides by itself, so that
+the limits hold however busy skep's event loop is, and a run that takes memory or time does not disturb a measurement in
+skep. Its socket to skep is its life: when that ends, the run ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
 import select
+import selectors
 import signal
 import socket
 import stat
@@ -21,25 +27,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from skep.sandbox.cell import Way, uid_for
-from skep.sandbox.interpreter import View
-from skep.sandbox.kernel import (
-    CLONE_NEWNS,
-    MS_BIND,
-    MS_NODEV,
-    MS_NOSUID,
-    MS_REC,
-    MS_SLAVE,
-    PR_SET_CHILD_SUBREAPER,
-    mount,
-    prctl,
-    unshare,
-)
-from skep.sandbox.warden import Link, children, serve
+from skep.sandbox.bubblewrap import Bubblewrap, ScriptView, checked, libc, prctl
+from skep.sandbox.memory_watch import MemoryWatch
+from skep.sandbox.script import Ending, Limits, Result, Script, exactly, pack_result, unpack_order
 
 # One of these is covered, in a mount namespace of the launcher's own; nothing is written to the real one.
 STAGES = ("/mnt", "/media", "/srv", "/opt", "/tmp")  # noqa: S108
 FAREWELL_S = 3.0
+FIRST_UID = 65100  # root runs scripts as one of these: no login, no files; low enough for a container's own mapping
+UIDS = 300
+LOOK_S = 0.03
+SETUP_S = 20.0  # for bubblewrap until the script can begin; none of the script's own time
+BLIND_S = 5.0  # a script whose memory cannot be looked at for so long is ended
+PIECE = 64 << 10
+CLONE_NEWNS = 0x00020000
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_SLAVE = 0x2, 0x4, 0x1000, 0x4000, 0x80000
+PR_SET_CHILD_SUBREAPER = 36
 BEGIN = """import json, sys
 setup = json.load(sys.stdin)
 sys.path.insert(0, setup.pop("source"))
@@ -48,14 +51,20 @@ main(setup)
 """
 
 
+def setup_text(fd: int, program: str, views: dict[bool, ScriptView]) -> str:
+    """For the standard input of `BEGIN`: an argument could be read by any script whose first process is a fork."""
+    told = {str(packages): asdict(view) for packages, view in views.items()}
+    source = str(Path(__file__).parents[2])
+    return json.dumps({"source": source, "fd": fd, "program": program, "views": told})
+
+
 def main(setup: dict[str, Any]) -> None:
-    """`fd` of the socket to skep, the way and its program, and the two views; see `setup_text`."""
+    """Serve skep with what `setup_text` says: the `fd` of the socket to it, bubblewrap's program and the two views."""
     control = socket.socket(fileno=setup["fd"])
     control.set_inheritable(False)
     os.chdir("/")
     views = {packages: _view(setup["views"][str(packages)]) for packages in (True, False)}
     try:
-        way = _way(setup["way"], setup["program"])
         if os.geteuid() == 0:
             views = stage(views, setup["program"])
     except OSError as error:
@@ -63,19 +72,23 @@ def main(setup: dict[str, Any]) -> None:
         return
     control.sendall(b"ready")
     gc.disable()  # a collection in a fork would copy every page it looks at
-    Launcher(control, way, views).run()
+    Launcher(control, setup["program"], views).run()
+
+
+def _view(told: dict[str, Any]) -> ScriptView:
+    return ScriptView(**{**told, "emptied": tuple(told["emptied"])})
 
 
 class Launcher:
-    def __init__(self, control: socket.socket, way: Way, views: dict[bool, View]) -> None:
+    def __init__(self, control: socket.socket, program: str, views: dict[bool, ScriptView]) -> None:
         self._control = control
-        self._way = way
+        self._program = program
         self._views = views
-        self._slots: dict[int, int] = {}  # warden → its place among those at work
-        self._life = os.pipe()  # the wardens have the end for reading, and see by its end that the launcher is no more
+        self._slots: dict[int, int] = {}  # supervisor → its place among those at work
+        self._life = os.pipe()  # supervisors have the end for reading, and see by its end that the launcher is no more
 
     def run(self) -> None:
-        """Until skep hangs up; the wardens then have a moment to clear away what they watch over."""
+        """Until skep hangs up; the supervisors then have a moment to end what they run."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -108,29 +121,218 @@ class Launcher:
                 signal.set_wakeup_fd(-1)
                 self._control.close()
                 os.close(self._life[1])
-                link = Link(socket.socket(fileno=link_fd), self._life[0])
-                serve(link, self._way, self._views, uid_for(slot))
+                self._supervise(socket.socket(fileno=link_fd), uid_for(slot))
                 code = 0
             finally:
                 os._exit(code)
         os.close(link_fd)
         self._slots[pid] = slot
 
+    def _supervise(self, link: socket.socket, uid: int) -> None:
+        """Carry out the one order that comes over `link`, and answer it unless nobody waits any more."""
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        with link, contextlib.suppress(OSError, EOFError):
+            script, limits = unpack_order(exactly(link.recv))
+            result: Result | str
+            try:
+                run = SupervisedRun(link, self._life[0], script, limits)
+                result = run.carry_out(self._program, self._views[script.packages], uid)
+            except OSError as error:
+                result = str(error)
+            finally:
+                end_children()
+            link.setblocking(True)
+            link.sendall(pack_result(result))
+
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 self._slots.pop(pid, None)
-        for orphan in set(children()) - set(self._slots):  # its warden was killed
+        for orphan in set(children()) - set(self._slots):  # its supervisor was killed
             os.kill(orphan, signal.SIGKILL)
 
 
-def stage(views: dict[bool, View], program: str | None) -> dict[bool, View]:
+def uid_for(slot: int) -> int:
+    """Return the uid outside of the `slot`-th script at work: root gives each its own, others have but theirs."""
+    return FIRST_UID + slot % UIDS if os.geteuid() == 0 else os.getuid()
+
+
+def end_children() -> None:
+    """Leave no process. The first one of a namespace takes all of it along, and its end waits for theirs.
+
+    Whoever loses its parent becomes a child of the supervisor, and only its children are killed: no number of a process
+    that has ended meanwhile, and has been given to another one, can be hit.
+    """
+    while True:
+        for pid in children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def children() -> list[int]:
+    pid = os.getpid()
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+class SupervisedRun:
+    """One script in bubblewrap. Ends when it does, at a limit, or with the end of `link` or `life_fd`.
+
+    `link` is the socket to skep; `life_fd` becomes readable when the launcher has died. A signal at that moment would
+    be quicker, and too quick: bubblewrap ties its first process to itself only when that is about to start the script,
+    and one that loses its parent before is never told.
+    """
+
+    def __init__(self, link: socket.socket, life_fd: int, script: Script, limits: Limits) -> None:
+        self._link = link
+        self._life_fd = life_fd
+        self._script = script
+        self._limits = limits
+        self._selector = selectors.DefaultSelector()
+        self._taken = {1: bytearray(), 2: bytearray()}
+        self._pending = memoryview(script.stdin)
+        self._verdict: Ending | None = None
+        self._watch: MemoryWatch | None = None
+        self._ended: int | None = None
+        self._abandoned = False  # nobody waits for it any more, or nobody could clear away after this process
+
+    def carry_out(self, program: str, view: ScriptView, uid: int) -> Result | str:
+        """Return how the script ended, or why it was never started."""
+        began = time.monotonic()
+        bubblewrap = self._start(program, view, uid)
+        try:
+            self._follow(bubblewrap, began)
+        finally:
+            if self._watch is not None:
+                self._watch.close()
+        seconds = time.monotonic() - (bubblewrap.released_s or began)
+        end_children()
+        self._drain(bubblewrap)
+        stdout, stderr = bytes(self._taken[1]), bytes(self._taken[2])
+        if self._abandoned:
+            return "its launcher was killed"
+        if self._verdict is not None:
+            return Result(self._verdict, None, None, stdout, stderr, seconds)
+        ending = bubblewrap.ending(self._ended, stderr)
+        return ending if isinstance(ending, str) else Result(*ending, stdout, stderr, seconds)
+
+    def _start(self, program: str, view: ScriptView, uid: int) -> Bubblewrap:
+        stdin_read, self._stdin = os.pipe()
+        stdout_read, stdout_write = os.pipe()
+        stderr_read, stderr_write = os.pipe()
+        self._outputs = {stdout_read: 1, stderr_read: 2}
+        streams = (stdin_read, stdout_write, stderr_write)
+        bubblewrap = Bubblewrap(program, self._script, self._limits, view, streams, uid)
+        for fd in streams:
+            os.close(fd)
+        for fd in (self._stdin, stdout_read, stderr_read):
+            os.set_blocking(fd, False)
+        self._link.setblocking(False)
+        for readable in (self._link.fileno(), self._life_fd, bubblewrap.status_fd, *self._outputs):
+            self._selector.register(readable, selectors.EVENT_READ)
+        if self._pending:
+            self._selector.register(self._stdin, selectors.EVENT_WRITE)
+        else:
+            os.close(self._stdin)
+        return bubblewrap
+
+    def _follow(self, bubblewrap: Bubblewrap, began: float) -> None:
+        """Until it has ended, or has to. The script's time begins when bubblewrap may start it."""
+        pidfd = os.pidfd_open(bubblewrap.pid)
+        self._selector.register(pidfd, selectors.EVENT_READ)
+        look = began
+        try:
+            while self._verdict is None:
+                deadline = _deadline(bubblewrap, began, self._limits)
+                for key, _ in self._selector.select(max(0.0, min(LOOK_S, deadline - time.monotonic()))):
+                    if key.fd == pidfd:
+                        self._ended = os.waitpid(bubblewrap.pid, 0)[1]
+                        return
+                    if key.fd in (self._link.fileno(), self._life_fd):
+                        self._abandoned = True
+                        return
+                    self._attend(key.fd, bubblewrap)
+                now = time.monotonic()
+                if self._verdict is None and now >= _deadline(bubblewrap, began, self._limits):
+                    if bubblewrap.released_s is None:
+                        raise OSError(f"bubblewrap was not ready within {SETUP_S:.0f} s")
+                    self._verdict = Ending.OUT_OF_TIME
+                elif self._verdict is None and now >= look:
+                    look = now + LOOK_S
+                    self._look(bubblewrap, now)
+        finally:
+            self._selector.unregister(pidfd)
+            os.close(pidfd)
+
+    def _look(self, bubblewrap: Bubblewrap, now: float) -> None:
+        if self._watch is None and bubblewrap.init_pid is not None:
+            self._watch = MemoryWatch(bubblewrap.init_pid)
+        if self._watch is not None and self._watch.over(self._limits.memory_bytes):
+            self._verdict = Ending.OUT_OF_MEMORY
+        seen = self._watch is not None and self._watch.opened
+        if not seen and bubblewrap.released_s is not None and now > bubblewrap.released_s + BLIND_S:
+            raise OSError("its memory cannot be watched")
+
+    def _attend(self, fd: int, bubblewrap: Bubblewrap) -> None:
+        if fd in self._outputs:
+            self._take(fd)
+        elif fd == bubblewrap.status_fd:
+            news = os.read(fd, PIECE)
+            bubblewrap.hear(news) if news else self._selector.unregister(fd)
+        else:
+            self._feed()
+
+    def _take(self, fd: int) -> bool:
+        """False at its end. What is over the limit is not kept."""
+        try:
+            piece = os.read(fd, PIECE)
+        except BlockingIOError:
+            return False
+        kept = self._taken[self._outputs[fd]]
+        room = self._limits.output_bytes - len(kept)
+        kept += piece[:room]
+        if len(piece) > room and self._verdict is None:
+            self._verdict = Ending.TOO_MUCH_OUTPUT
+        if not piece and fd in self._selector.get_map():
+            self._selector.unregister(fd)
+        return bool(piece)
+
+    def _feed(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                self._pending = self._pending[os.write(self._stdin, self._pending[:PIECE]) :]
+            except BrokenPipeError:
+                self._pending = self._pending[:0]
+            if not self._pending:
+                self._selector.unregister(self._stdin)
+                os.close(self._stdin)
+
+    def _drain(self, bubblewrap: Bubblewrap) -> None:
+        """All writers are gone: what is still in the pipes is all there will be."""
+        with contextlib.suppress(BlockingIOError):
+            if news := os.read(bubblewrap.status_fd, PIECE):
+                bubblewrap.hear(news)
+        for fd in self._outputs:
+            while self._take(fd):
+                pass
+
+
+def _deadline(bubblewrap: Bubblewrap, began: float, limits: Limits) -> float:
+    released = bubblewrap.released_s
+    return began + SETUP_S if released is None else released + limits.seconds
+
+
+def stage(views: dict[bool, ScriptView], program: str) -> dict[bool, ScriptView]:
     """Every source of the views at a path that any user can reach, in a mount namespace that ends with this process."""
-    unshare(CLONE_NEWNS)
+    checked(libc.unshare(ctypes.c_int(CLONE_NEWNS)), "unshare")
     mount("none", "/", None, MS_SLAVE | MS_REC)
     sources = sorted({source for view in views.values() for source in view.binds.values()})
     opened = {source: os.open(source, os.O_PATH | os.O_CLOEXEC) for source in sources}
-    covered = _not_needed(__file__, sys.prefix, sys.base_prefix, program or "/")
+    covered = _not_needed(__file__, sys.prefix, sys.base_prefix, program)
     mount("tmpfs", covered, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=64k")
     places: dict[str, str] = {}
     for number, (source, fd) in enumerate(opened.items()):
@@ -145,6 +347,12 @@ def stage(views: dict[bool, View], program: str | None) -> dict[bool, View]:
     }
 
 
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    words = [None if word is None else os.fsencode(word) for word in (source, target, kind, options)]
+    result = libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
+    checked(result, f"mount {kind or 'bind'} on {target}")
+
+
 def _not_needed(*paths: str) -> str:
     """A folder that none of these lies in: what the launcher and bubblewrap still read must not be covered."""
     needed = {parent for path in paths for one in (Path(path), Path(path).resolve()) for parent in (one, *one.parents)}
@@ -152,25 +360,3 @@ def _not_needed(*paths: str) -> str:
         if place.is_dir() and place.resolve() == place and place not in needed:
             return str(place)
     raise OSError(f"each of {', '.join(STAGES)} is missing or in use")
-
-
-def setup_text(fd: int, way: str, program: str | None, views: dict[bool, View]) -> str:
-    """For the standard input of `BEGIN`: an argument could be read by any script whose first process is a fork."""
-    told = {str(packages): asdict(view) for packages, view in views.items()}
-    source = str(Path(__file__).parents[2])
-    return json.dumps({"source": source, "fd": fd, "way": way, "program": program, "views": told})
-
-
-def _view(told: dict[str, Any]) -> View:
-    return View(**{**told, "emptied": tuple(told["emptied"])})
-
-
-def _way(name: str, program: str | None) -> Way:
-    if name == "bubblewrap":
-        from skep.sandbox.bubblewrap import Bubblewrap
-
-        assert program is not None
-        return Bubblewrap(program)
-    from skep.sandbox.namespaces import Namespaces
-
-    return Namespaces()

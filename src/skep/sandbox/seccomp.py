@@ -7,13 +7,10 @@ tables (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import platform
 import struct
 from dataclasses import dataclass
-
-from skep.sandbox.kernel import PR_SET_SECCOMP, SECCOMP_MODE_FILTER, prctl
 
 ALLOW = 0x7FFF0000
 KILL_PROCESS = 0x80000000
@@ -135,14 +132,6 @@ def program(machine: str | None = None) -> bytes | None:
     """The filter for this machine. None: an architecture whose numbers are not in the table."""
     architecture = ARCHITECTURES.get(machine or platform.machine())
     return None if architecture is None else _assemble(_steps(architecture), _ends())
-
-
-def load(filter_program: bytes) -> None:
-    """For this process and all it will start. Needs no_new_privs."""
-    code = ctypes.create_string_buffer(filter_program, len(filter_program))
-    head = struct.pack("@HxxxxxxP", len(filter_program) // 8, ctypes.addressof(code))
-    buffer = ctypes.create_string_buffer(head, len(head))
-    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(buffer))
 
 
 def _steps(architecture: Architecture) -> list[Step | str]:

@@ -33,7 +33,7 @@ from skep.quality.bank_choice import DRILLS, Bank, choose_bank
 from skep.quality.judging import Answered, Judge, needs_sandbox
 from skep.quality.trial_plan import LOAD, Cold, Pass
 from skep.records import HostFacts, Request
-from skep.sandbox.opening import open_sandbox
+from skep.sandbox.detect import open_sandbox
 from skep.store.database import Store
 from skep.tuner.guard_sheets import FLOOR, Mark, Sheet, compared
 from skep.tuner.ports import BenchProgress, OnProgress

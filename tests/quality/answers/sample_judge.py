@@ -7,7 +7,7 @@ from answers.sample_tasks import ITEMS
 
 from skep.quality.judging import Answered, Judge
 from skep.records import Request
-from skep.sandbox.opening import open_sandbox
+from skep.sandbox.detect import open_sandbox
 
 FOLDER = Path(__file__).parent
 
@@ -20,9 +20,9 @@ def request(answer, **other):
     )
 
 
-def judged(answered, limits=None, prefer=None):
+def judged(answered, limits=None):
     async def judging():
-        sandbox = open_sandbox(prefer)
+        sandbox = open_sandbox()
         try:
             return await Judge(sandbox, limits=limits).judge(answered)
         finally:

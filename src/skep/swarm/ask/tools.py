@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from skep.errors import SkepError, UserError
-from skep.sandbox.base import Ending, Limits, Sandbox, Script
-from skep.sandbox.opening import open_sandbox
+from skep.sandbox.detect import open_sandbox
+from skep.sandbox.runner import Sandbox
+from skep.sandbox.script import Ending, Limits, Script
 from skep.swarm.ask.chunks import lines_of
 from skep.swarm.ask.files import PASSED_BY, inside, read_text, walk
 

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 from skep.errors import UserError
 from skep.quality.judging import Judge, missing_packages
-from skep.sandbox.base import Sandbox
-from skep.sandbox.opening import open_sandbox
+from skep.sandbox.detect import open_sandbox
+from skep.sandbox.runner import Sandbox
 from skep.swarm.checking.said_json import values_in, why_none
 from skep.swarm.checking.schema_checks import SchemaChecks
 from skep.swarm.checking.schemas import check_schema, one_line

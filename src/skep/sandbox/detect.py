@@ -1,20 +1,19 @@
-"""Which way of closing a sandbox works on this machine. Found out by a script that runs in it and looks around."""
+"""Whether bubblewrap can close a sandbox on this machine. Found out by a script that runs in it and looks around."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from skep.errors import SkepError, UserError
-from skep.sandbox.base import Ending, Limits, Sandbox, Script
-from skep.sandbox.resident import ResidentSandbox
+from skep.sandbox.runner import Sandbox
+from skep.sandbox.script import Ending, Limits, Script
 
-WAYS = ("bubblewrap", "namespaces")
 TRIAL_LIMITS = Limits(seconds=15.0, output_bytes=4096)
 APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")  # Debian's own switch
 MOST = Path("/proc/sys/user/max_user_namespaces")
+INSTALLING = {"apt": "apt install", "dnf": "dnf install", "pacman": "pacman -S", "zypper": "zypper install"}
 TRIAL = """
 import os, socket
 status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
@@ -38,24 +37,27 @@ GREEDY = "x = b'x' * (64 << 20)\nimport time\ntime.sleep(10)"
 GREEDY_LIMITS = Limits(seconds=5.0, memory_bytes=32 << 20)
 
 
-def open_sandbox(prefer: str | None = None) -> Sandbox:
-    """bubblewrap where a trial in it succeeds, else namespaces of our own; UserError where neither can be closed.
+def open_sandbox() -> Sandbox:
+    """Start a sandbox and try it out. UserError, with what to do, where bubblewrap is missing or cannot close it.
 
-    `prefer`: this way or none. Takes a fifth of a second and blocks; close it when it is no longer needed.
+    Takes a fifth of a second and blocks; close it when it is no longer needed.
     """
-    if prefer is not None and prefer not in WAYS:
-        raise UserError(f"there is no sandbox `{prefer}`", hint=f"there are {' and '.join(WAYS)}")
-    reasons: list[str] = []
-    for name in WAYS if prefer is None else (prefer,):
-        opened, reason = _OPENERS[name]()
-        if opened is not None:
-            return opened
-        reasons.append(f"{name}: {reason}")
-    raise UserError(f"code cannot be run safely here: {'; '.join(reasons)}", hint=remedy())
+    program = shutil.which("bwrap")
+    if program is None:
+        raise UserError("code cannot be run safely here: no program `bwrap` on PATH", hint=remedy())
+    sandbox = Sandbox(program)
+    failure = _failure(sandbox)
+    if failure is not None:
+        sandbox.close_now()
+        raise UserError(f"code cannot be run safely here: bubblewrap: {failure}", hint=remedy())
+    return sandbox
 
 
 def remedy() -> str:
-    """What to install or to lift, by what this machine forbids."""
+    """What to install or to lift, by what this machine lacks or forbids."""
+    if shutil.which("bwrap") is None:
+        found = [f"`sudo {command} bubblewrap`" for program, command in INSTALLING.items() if shutil.which(program)]
+        return f"install bubblewrap: {found[0]}" if found else "install the package `bubblewrap`"
     if _says(APPARMOR, "1"):
         return (
             "AppArmor keeps user namespaces from bubblewrap: `sudo apt install bubblewrap apparmor-profiles`, then "
@@ -67,40 +69,21 @@ def remedy() -> str:
         return "user namespaces are switched off: `sudo sysctl -w kernel.unprivileged_userns_clone=1`"
     if _says(MOST, "0"):
         return "user namespaces are switched off: `sudo sysctl -w user.max_user_namespaces=15000`"
-    if shutil.which("bwrap") is None:
-        return "install bubblewrap: `sudo apt install bubblewrap` (or dnf, pacman, zypper)"
     return "in a container, allow user namespaces and an unmasked /proc, or run skep outside of it (docs/sandbox.md)"
 
 
-def _bubblewrap() -> tuple[Sandbox | None, str]:
-    program = shutil.which("bwrap")
-    if program is None:
-        return None, "no program `bwrap` on PATH"
-    return _tried(lambda: ResidentSandbox("bubblewrap", program))
-
-
-def _namespaces() -> tuple[Sandbox | None, str]:
-    return _tried(lambda: ResidentSandbox("namespaces"))
-
-
-_OPENERS = {"bubblewrap": _bubblewrap, "namespaces": _namespaces}
-
-
-def _tried(make: Callable[[], ResidentSandbox]) -> tuple[Sandbox | None, str]:
-    """The sandbox, or why the trial in it failed."""
-    sandbox = make()
+def _failure(sandbox: Sandbox) -> str | None:
+    """Say why a trial in it failed. None: it did not."""
     try:
         result = sandbox.try_out(Script(("-c", TRIAL)), TRIAL_LIMITS)
         if result.ok and result.stdout == b"closed\n":
             result = sandbox.try_out(Script(("-I", "-S", "-c", GREEDY), packages=False), GREEDY_LIMITS)
             if result.ending is Ending.OUT_OF_MEMORY:
-                return sandbox, ""
+                return None
     except (SkepError, OSError) as error:
-        sandbox.close_now()
-        return None, str(error).removeprefix("the sandbox failed: ")
-    sandbox.close_now()
+        return str(error).removeprefix("the sandbox failed: ")
     said = result.stderr.decode(errors="replace").strip().splitlines()
-    return None, f"a trial in it ended with: {said[-1] if said else result.ending.value}"
+    return f"a trial in it ended with: {said[-1] if said else result.ending.value}"
 
 
 def _says(path: Path, value: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from skep.sandbox.interpreter import BOX
+from skep.sandbox.bubblewrap import BOX
 
 CHEAP = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
 EXACT = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
@@ -20,7 +20,7 @@ QUEUES = ("tcp", "tcp6", "udp", "udp6")  # tables that tell what is queued
 LONGEST_TABLE = 4 << 20
 
 
-class Watch:
+class MemoryWatch:
     """Opened once for a sandbox whose first process is `init_pid`, as soon as it has its own root."""
 
     def __init__(self, init_pid: int) -> None:

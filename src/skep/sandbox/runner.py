@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import socket
 import subprocess
@@ -12,10 +13,9 @@ from pathlib import PurePosixPath
 from typing import Self
 
 from skep.errors import SkepError
-from skep.sandbox.base import Limits, Result, Script
-from skep.sandbox.interpreter import View, view
+from skep.sandbox.bubblewrap import view
 from skep.sandbox.launcher import BEGIN, setup_text
-from skep.sandbox.messages import Order, Outcome, pack_order, reader, unpack_outcome
+from skep.sandbox.script import Limits, Result, Script, exactly, pack_order, unpack_result
 
 START_S = 10.0
 GRACE_S = 30.0  # beyond a run's own limit, for a machine that is very busy
@@ -23,13 +23,14 @@ MOST_FILES = 200
 LONGEST_ARGUMENT = 120_000  # the kernel takes 128 KiB for one
 
 
-class ResidentSandbox:
-    """As many runs at once as there are cores; the others wait their turn. A context manager, also asynchronous."""
+class Sandbox:
+    """As many runs at once as there are cores; the others wait their turn. An asynchronous context manager."""
 
-    def __init__(self, name: str, program: str | None = None) -> None:
-        self.name = name
+    name = "bubblewrap"  # as verdicts tell it
+
+    def __init__(self, program: str) -> None:
         self._program = program
-        self._views: dict[bool, View] = {packages: view(packages=packages) for packages in (True, False)}
+        self._views = {packages: view(packages=packages) for packages in (True, False)}
         self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None  # a semaphore has one loop
         self._launcher: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -37,7 +38,7 @@ class ResidentSandbox:
 
     def __repr__(self) -> str:
         state = "closed" if self._launcher is None else f"launcher {self._launcher.pid}, {len(self._live)} at work"
-        return f"<ResidentSandbox {self.name}, {state}>"
+        return f"<Sandbox {self._program}, {state}>"
 
     async def __aenter__(self) -> Self:
         return self
@@ -55,7 +56,7 @@ class ResidentSandbox:
             except OSError as error:  # no descriptor left, or the launcher died at this moment
                 raise SkepError(f"the sandbox could not be asked: {error}", hint="see `skep doctor`") from error
             try:
-                outcome = await self._exchange(link, Order(script, limits))
+                outcome = await self._exchange(link, pack_order(script, limits))
             finally:
                 self._live.discard(link)
                 link.close()
@@ -67,7 +68,7 @@ class ResidentSandbox:
         with self._hand_over() as link:
             self._live.discard(link)
             link.settimeout(limits.seconds + GRACE_S)
-            link.sendall(pack_order(Order(script, limits)))
+            link.sendall(pack_order(script, limits))
             data = bytearray()
             while piece := link.recv(1 << 16):
                 data += piece
@@ -98,12 +99,12 @@ class ResidentSandbox:
             self._places = (loop, asyncio.Semaphore(len(os.sched_getaffinity(0))))
         return self._places[1]
 
-    async def _exchange(self, link: socket.socket, order: Order) -> Outcome:
-        """Cancelled: hangs up its half, and waits until the warden has cleared away and hung up too."""
+    async def _exchange(self, link: socket.socket, order: bytes) -> Result | str:
+        """Cancelled: hangs up its half, and waits until the supervisor has cleared away and hung up too."""
         loop = asyncio.get_running_loop()
         link.setblocking(False)
         try:
-            await loop.sock_sendall(link, pack_order(order))
+            await loop.sock_sendall(link, order)
             return _unpacked(await _everything(loop, link))
         except asyncio.CancelledError:
             with contextlib.suppress(OSError):
@@ -115,10 +116,10 @@ class ResidentSandbox:
             ending.exception()
             raise
         except OSError as error:
-            return Outcome(None, str(error))
+            return str(error)
 
     def _hand_over(self) -> socket.socket:
-        """A new run's socket, whose other end is a warden's. The launcher is started anew where it was killed."""
+        """A new run's socket, whose other end is a supervisor's. The launcher is started anew where it was killed."""
         if self._launcher is None or self._launcher.poll() is not None:
             if self._control is not None:
                 self._control.close()
@@ -149,7 +150,7 @@ class ResidentSandbox:
                 )
                 assert self._launcher.stdin is not None
                 with self._launcher.stdin as pipe:
-                    pipe.write(setup_text(theirs.fileno(), self.name, self._program, self._views).encode())
+                    pipe.write(setup_text(theirs.fileno(), self._program, self._views).encode())
             ours.settimeout(START_S)
             said = ours.recv(1000)
             ours.settimeout(None)
@@ -159,7 +160,7 @@ class ResidentSandbox:
         if said != b"ready":
             self.close_now()
             why = said.decode(errors="replace").removeprefix("error: ") or "its launcher ended at once"
-            raise SkepError(f"the sandbox `{self.name}` cannot be set up: {why}")
+            raise SkepError(f"the sandbox cannot be set up: {why}")
 
 
 def check(script: Script, limits: Limits) -> None:
@@ -194,14 +195,14 @@ async def _everything(loop: asyncio.AbstractEventLoop, link: socket.socket) -> b
     return bytes(data)
 
 
-def _unpacked(data: bytes) -> Outcome:
+def _unpacked(data: bytes) -> Result | str:
     try:
-        return unpack_outcome(reader(data))
+        return unpack_result(exactly(io.BytesIO(data).read))
     except EOFError:
-        return Outcome(None, "its supervising process was killed")
+        return "its supervising process was killed"
 
 
-def _result(outcome: Outcome) -> Result:
-    if outcome.result is None:
-        raise SkepError(f"the sandbox failed: {outcome.failure}", hint="`skep doctor` checks the sandbox")
-    return outcome.result
+def _result(outcome: Result | str) -> Result:
+    if isinstance(outcome, str):
+        raise SkepError(f"the sandbox failed: {outcome}", hint="`skep doctor` checks the sandbox")
+    return outcome
