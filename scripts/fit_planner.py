@@ -28,8 +28,9 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from published_curves import curve_of, tuning_from  # noqa: E402
+
 from skep.planner.bands import FEATURES, features  # noqa: E402
-from skep.planner.calibration import tuning_from  # noqa: E402
 from skep.planner.constants import Constants  # noqa: E402
 from skep.planner.points import Case, Unpredictable, read_case  # noqa: E402
 from skep.planner.predict import case_pool_tokens, predict, value_of  # noqa: E402
@@ -59,9 +60,10 @@ def _give(name: str) -> float:
 GIVE = np.array([_give(name) for name in NAMES])
 
 
-def read() -> tuple[list[Case], list[tuple[Case, float, float]]]:
-    """The cases, and beside them times to the first token as further evidence: (case, seconds, weight)."""
+def read() -> tuple[list[Case], list[tuple[str, ...]], list[tuple[Case, float, float]]]:
+    """The cases, the curve of each, and times to the first token as further evidence: (case, seconds, weight)."""
     cases: list[Case] = []
+    curves: list[tuple[str, ...]] = []
     prompts: list[tuple[Case, float, float]] = []
     for path in sorted((ROOT / "tests" / "data").glob("*_points.csv")):
         with path.open(encoding="utf-8", newline="") as file:
@@ -72,11 +74,12 @@ def read() -> tuple[list[Case], list[tuple[Case, float, float]]]:
                 except Unpredictable:
                     continue
                 cases.append(case)
-                prompts += _prompt_evidence(case, cells["notes"].lower())
-    return cases, prompts
+                curves.append(curve_of(cells))
+                prompts += _prompt_evidence(case, cells["notes"].lower(), cells["ttft_ms"])
+    return cases, curves, prompts
 
 
-def _prompt_evidence(case: Case, notes: str) -> list[tuple[Case, float, float]]:
+def _prompt_evidence(case: Case, notes: str, ttft_ms: str) -> list[tuple[Case, float, float]]:
     def alone(tokens: int) -> Case:
         return replace(case, load=replace(case.load, input_tokens=tokens, output_tokens=4, concurrency=1, tasks=None))
 
@@ -86,12 +89,12 @@ def _prompt_evidence(case: Case, notes: str) -> list[tuple[Case, float, float]]:
     if told := re.search(r"prefill ~?([\d,]+)(?: tok/s)?@10k", notes):
         found.append((alone(10_000), 10_000 / float(told[1].replace(",", "")), 0.5))
     load = case.load
-    if case.ttft_ms and load.concurrency <= 20 and load.input_tokens >= 1000 and not load.cached_share:
-        found.append((case, case.ttft_ms / 1000, 0.3))
+    if ttft_ms.strip() and load.concurrency <= 20 and load.input_tokens >= 1000 and not load.cached_share:
+        found.append((case, float(ttft_ms.replace(",", "")) / 1000, 0.3))
     return found
 
 
-CASES, PROMPTS = read()
+CASES, CURVES, PROMPTS = read()
 SOURCES = np.array([case.source for case in CASES] + [case.source for case, _, _ in PROMPTS])
 ROWS = len(CASES)
 COUNTS = Counter(case.source for case in CASES)
@@ -209,12 +212,12 @@ def describe(label: str, rest: np.ndarray) -> None:
 
 def calibrated(chosen: dict[str, Constants]) -> tuple[np.ndarray, np.ndarray]:
     firsts: dict[tuple[str, ...], Case] = {}
-    for case in CASES:
+    for case, curve in zip(CASES, CURVES, strict=True):
         if case.load.concurrency == 1:
-            firsts.setdefault(case.curve, case)
+            firsts.setdefault(curve, case)
     rest, seen = [], []
-    for case in CASES:
-        first = firsts.get(case.curve)
+    for case, curve in zip(CASES, CURVES, strict=True):
+        first = firsts.get(curve)
         if first is None or first is case:
             continue
         used = chosen[case.source]

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from skep.planner.validation import Report, Spread, validate
-from skep.report.accuracy import accuracy_picture
+from accuracy_picture import accuracy_picture
+from published_curves import curve_of, tuning_from
+
+from skep.planner.constants import honest_constants
+from skep.planner.points import Case
+from skep.planner.validation import Point, Report, Spread, predicted, spread, validate
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -21,17 +26,54 @@ _GROUPS = (
 )  # fmt: skip
 
 
-def tables(plain: Report, calibrated: Report) -> str:
-    lines = ["| rows of | n | median | p90 |", "|---|---|---|---|", _line("**all**", plain.overall)]
-    groups = plain.groups()
+def tables(plain: Report, calibrated: Sequence[Point]) -> str:
+    lines = ["| rows of | n | median | p90 |", "|---|---|---|---|", _line("**all**", plain.spreads()["all"])]
+    groups = groups_of(plain.points)
     lines += [_line(name, groups[name]) for name in _GROUPS if name in groups]
     for formula, found in plain.baselines().items():
         lines += [_line(f"*{formula}*, {name}", value) for name, value in found.items()]
-    lines += [_line("calibrated by the C=1 row of the same curve, all", calibrated.overall)]
-    lines += [_line(f"calibrated, {name}", value) for name, value in calibrated.groups().items() if name[0] == "C"]
+    of_all = spread([point.error for point in calibrated])
+    lines += [_line("calibrated by the C=1 row of the same curve, all", of_all)]
+    lines += [_line(f"calibrated, {name}", value) for name, value in groups_of(calibrated).items() if name[0] == "C"]
     held = f"{plain.covered:.0%}" if plain.covered is not None else "none"
     counted = f"{len(plain.points)} of {plain.rows} rows are predicted; the 80 % band holds {held} of them."
     return "\n".join([counted, "", *lines])
+
+
+def groups_of(points: Sequence[Point]) -> dict[str, Spread]:
+    names: dict[str, list[float]] = {}
+    for point in points:
+        for name in _names(point.case):
+            names.setdefault(name, []).append(point.error)
+    return {name: spread(errors) for name, errors in sorted(names.items())}
+
+
+def _names(case: Case) -> tuple[str, ...]:
+    layout = case.layout
+    return (
+        "C=1" if case.load.concurrency == 1 else "C>1",
+        "moe" if case.model.is_moe else "dense",
+        "replicas" if layout.replicas > 1 else "tp" if layout.tp > 1 else "split" if case.split else "one card",
+        "spec" if case.spec is not None else "no spec",
+        f"gpu {case.card.family}",
+        f"engine {case.engine}",
+        "open loop" if case.load.rate_per_s is not None else "closed loop",
+    )
+
+
+def calibrated_points(plain: Report, curves: dict[int, tuple[str, ...]]) -> list[Point]:
+    """Every curve scaled to its first row at C=1; its other rows predicted."""
+    cases = [point.case for point in plain.points]
+    firsts: dict[tuple[str, ...], Case] = {}
+    for case in cases:
+        if case.load.concurrency == 1:
+            firsts.setdefault(curves[case.row], case)
+    pairs = ((case, firsts.get(curves[case.row])) for case in cases)
+    return [
+        predicted(case, tuning_from(first, honest_constants(case.source)))
+        for case, first in pairs
+        if first is not None and first is not case
+    ]
 
 
 def _line(name: str, value: Spread) -> str:
@@ -42,7 +84,8 @@ def main() -> int:
     with POINTS.open(encoding="utf-8", newline="") as file:
         rows = list(enumerate(csv.DictReader(file), 2))
     plain = validate(rows)
-    block = f"{BEGIN}\n{tables(plain, validate(rows, calibrated=True))}\n{END}"
+    calibrated = calibrated_points(plain, {row: curve_of(cells) for row, cells in rows})
+    block = f"{BEGIN}\n{tables(plain, calibrated)}\n{END}"
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
@@ -50,7 +93,7 @@ def main() -> int:
     if "--check" in sys.argv:
         return 0 if page == wanted else 1
     PAGE.write_text(wanted, encoding="utf-8")
-    error = plain.overall.median_ape or 0.0
+    error = plain.spreads()["all"].median_ape or 0.0
     subtitle = (
         f"{len(plain.points)} of {plain.rows} published rows, each with constants not fitted on its source; "
         f"median |error| {error:.0%}; shaded: within 20 %"

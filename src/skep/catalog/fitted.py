@@ -25,12 +25,6 @@ def fitted_bands() -> Mapping[str, Any]:
     return bands
 
 
-def fitted_on() -> Mapping[str, Any]:
-    """How many rows of how many sources, when, by which command."""
-    about: Mapping[str, Any] = _read()["about"]
-    return about
-
-
 @lru_cache(maxsize=1)
 def _read() -> dict[str, Any]:
     return tomllib.loads(files("skep.catalog").joinpath("fitted.toml").read_text(encoding="utf-8"))

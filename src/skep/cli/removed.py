@@ -22,6 +22,9 @@ REMOVED_OPTIONS: dict[tuple[str, str], str] = {
     ("bench ab", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
     ("bench matrix", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
     ("bench quality", "--cluster"): "`--cluster` was removed: leave it out, this machine makes the load",
+    ("validate", "--calibrated"): "`--calibrated` was removed: `skep calibrate` fits the planner to your own machine",
+    ("validate", "--in-sample"): "`--in-sample` was removed: constants are never fitted on a row's own source",
+    ("validate", "--picture"): "`--picture` was removed: `skep validate POINTS.csv --json` has every point",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,15 +21,6 @@ def validate(
     points: Annotated[
         Path, typer.Argument(metavar="POINTS.csv", help="One measurement a row; docs/accuracy.md names the columns.")
     ],
-    calibrated: Annotated[
-        bool, typer.Option("--calibrated", help="Fit each curve to its own C=1 row first; predict the others.")
-    ] = False,
-    in_sample: Annotated[
-        bool, typer.Option("--in-sample", help="With the shipped constants also for sources they were fitted on.")
-    ] = False,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw published against predicted.")
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Predict every row of a table and say how far off the planner is.
@@ -37,41 +28,15 @@ def validate(
     A row is predicted with constants that were never fitted on its source. Rows that lack a fact are listed with it.
     """
     from skep.cli.output import print_json, progress_of
-    from skep.errors import UserError
-    from skep.planner.constants import honest_constants, published_constants
     from skep.planner.validation import validate as held_against
 
-    if picture is not None and (picture.is_dir() or not picture.parent.is_dir()):
-        raise UserError(f"--picture `{picture}` cannot be written", hint="name a file in a folder that is there")
     rows = _rows(points)
     with progress_of("predicting", len(rows)) as tick:
-        report = held_against(
-            rows,
-            calibrated=calibrated,
-            constants_for=(lambda _source: published_constants()) if in_sample else honest_constants,
-            tick=tick,
-        )
-    if picture is not None:
-        _draw(report, points.name, picture)
+        report = held_against(rows, tick=tick)
     if as_json:
         print_json(document(report))
     else:
-        _print(report, points.name, in_sample=in_sample)
-
-
-def _draw(report: Report, name: str, path: Path) -> None:
-    from skep.cli.output import note
-    from skep.errors import UserError
-    from skep.report.accuracy import accuracy_picture
-
-    error = report.overall.median_ape
-    if error is None:
-        raise UserError(f"no row of `{name}` was predicted: nothing to draw", hint="leave --picture out to see why")
-    subtitle = f"{len(report.points)} of {report.rows} rows of {name}; median |error| {error:.0%}; shaded: within 20 %"
-    drawn = accuracy_picture(report.points, "Predicted against published", subtitle)
-    assert drawn is not None
-    path.write_text(drawn, encoding="utf-8")
-    note(f"wrote {path}")
+        _print(report, points.name)
 
 
 def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
@@ -88,28 +53,29 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
                 for place, row in enumerate(reader, 2)]  # fmt: skip
     except csv.Error as broken:
         raise UserError(f"`{path}` is not a table: {broken}", hint="a CSV file with a header line is wanted") from None
-    known = {"gpu", "model", "concurrency"} & set(reader.fieldnames or ())
-    if len(known) < 3:
-        missing = ", ".join(sorted({"gpu", "model", "concurrency"} - known))
-        raise UserError(f"`{path}` has no column {missing}", hint="docs/accuracy.md names the columns of such a table")
+    missing = {"gpu", "model", "concurrency"} - set(reader.fieldnames or ())
+    if missing:
+        hint = "docs/accuracy.md names the columns of such a table"
+        raise UserError(f"`{path}` has no column {', '.join(sorted(missing))}", hint=hint)
     return rows
 
 
-def document(report: Report) -> dict[str, Any]:
+def document(report: Report) -> dict[str, object]:
     """The report as JSON; errors are fractions."""
-    overall = report.overall
+    from dataclasses import asdict
+
+    overall = report.spreads()
     return {
         "rows": report.rows,
         "predicted": len(report.points),
-        "median_ape": overall.median_ape,
-        "p90_ape": overall.p90_ape,
+        "median_ape": overall["all"].median_ape,
+        "p90_ape": overall["all"].p90_ape,
         "covered_by_band": report.covered,
-        "calibrated": report.calibrated,
-        "calibrated_with": list(report.calibrated_with),
-        "groups": {name: _spread(group) for name, group in report.groups().items()},
+        "groups": {name: asdict(value) for name, value in overall.items() if name != "all"},
+        "sources": {name: asdict(value) for name, value in report.by_source().items()},
         "baselines": {
-            name: {group: _spread(value) for group, value in groups.items()}
-            for name, groups in report.baselines().items()
+            formula: {name: asdict(value) for name, value in found.items()}
+            for formula, found in report.baselines().items()
         },
         "unpredicted": [{"row": row, "why": why} for row, why in report.unpredicted],
         "points": [
@@ -127,24 +93,17 @@ def document(report: Report) -> dict[str, Any]:
     }
 
 
-def _spread(group: Spread) -> dict[str, float | int | None]:
-    return {"rows": group.rows, "median_ape": group.median_ape, "p90_ape": group.p90_ape}
-
-
-def _print(report: Report, name: str, *, in_sample: bool) -> None:
+def _print(report: Report, name: str) -> None:
     from collections import Counter
 
-    from skep.catalog.fitted import fitted_on
     from skep.cli.output import note, print_table
 
-    about = fitted_on()
-    how = "with the shipped constants" if in_sample else "with constants never fitted on their own source"
-    after = ", after fitting each curve to its own C=1 row" if report.calibrated else ""
-    note(f"{name}: {len(report.points)} of {report.rows} rows predicted {how}{after}")
-    note(f"constants fitted on {about['rows']} rows of {about['sources']} sources")
-    rows = [("all", *_cells(report.overall)), *((group, *_cells(value)) for group, value in report.groups().items())]
-    for formula, groups in report.baselines().items():
-        rows += [(f"{formula}, {group}", *_cells(value)) for group, value in groups.items()]
+    predicted = f"{len(report.points)} of {report.rows} rows predicted"
+    note(f"{name}: {predicted} with constants never fitted on their own source")
+    named = [*report.spreads().items(), *((f"source {name}", value) for name, value in report.by_source().items())]
+    for formula, found in report.baselines().items():
+        named += [(f"{formula}, {group}", value) for group, value in found.items()]
+    rows = [(group, *_cells(value)) for group, value in named]
     print_table(("ROWS OF", "N", "MEDIAN |ERROR|", "P90 |ERROR|"), rows, right=("N", "MEDIAN |ERROR|", "P90 |ERROR|"))
     if report.covered is not None:
         note(f"the 80 % band holds {report.covered:.0%} of the rows")

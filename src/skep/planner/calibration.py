@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 
 from skep.planner.constants import Constants
 from skep.planner.forecast import Outcome
-from skep.planner.points import Case
-from skep.planner.predict import predict, value_of
 from skep.planner.prospect import Prospect, prospect
 from skep.planner.setup import Load, Rig, Setup
 from skep.planner.step import UNTUNED, Tuning
@@ -25,18 +23,6 @@ from skep.records import Interval
 _LEAST, _MOST = 0.1, 10.0
 _USUAL = 1.0  # deviation of the factor on further sequences from machine to machine, before anything was measured
 _SIGMAS = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}  # in half of a 95 % interval, by the number of runs
-
-
-def tuning_from(case: Case, constants: Constants) -> Tuning:
-    """How much longer a step takes on this machine than predicted, from one measured point at C=1.
-
-    Prompts are left as predicted: they are bound by the tensor cores, of which decoding says nothing.
-    """
-    slow = 1.0
-    for _ in range(4):  # the value is nearly proportional to 1 / slow: a few corrections settle it
-        value = value_of(case, predict(case, constants, Tuning(decode=slow)), constants)
-        slow = min(_MOST, max(_LEAST, slow * value / case.published))
-    return Tuning(decode=slow)
 
 
 @dataclass(frozen=True, slots=True)

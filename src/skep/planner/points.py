@@ -32,7 +32,6 @@ class Case:
 
     row: int
     source: str
-    curve: tuple[str, ...]  # what stays the same while concurrency changes
     model: Geometry
     card: Device
     cards: int
@@ -52,7 +51,6 @@ class Case:
     load: Load
     metric: str
     published: float
-    ttft_ms: float | None
 
 
 def source_of(url: str) -> str:
@@ -89,17 +87,9 @@ def read_case(row: int, cells: Mapping[str, str]) -> Case:
     chunk = re.search(r"(?:max-num-batched-tokens|max_num_tokens)[= ](\d+)", notes)
     if slots is None and engine == "llamacpp":
         slots = load.concurrency
-    curve = tuple(
-        text.get(k, "")
-        for k in ("source_url", "gpu", "n_gpu", "interconnect", "model", "quant_bits", "kv_dtype", "engine", "tp", "ep",
-                  "replicas", "spec")
-    )  # fmt: skip
-    profile = re.search(r"(?:profile|weights)=([\w.-]+)", notes)
-    curve = (*curve, profile[1] if profile else "")
     return Case(
         row=row,
         source=source_of(text.get("source_url", "")),
-        curve=curve,
         model=model,
         card=card,
         cards=cards,
@@ -119,7 +109,6 @@ def read_case(row: int, cells: Mapping[str, str]) -> Case:
         load=load,
         metric=metric,
         published=published,
-        ttft_ms=_positive(text.get("ttft_ms", "")),
     )
 
 

@@ -1,18 +1,18 @@
-"""The accuracy report: every row of a table predicted, beside what was published and beside the simple formulas."""
+"""The planner held against a table of measurements: every row predicted, beside it the two formulas people use."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from skep.planner.bands import band
-from skep.planner.baselines import NAMES, baseline
-from skep.planner.calibration import tuning_from
-from skep.planner.constants import Constants, honest_constants
+from skep.planner.constants import honest_constants
+from skep.planner.memory_facts import defaults
+from skep.planner.parts import part_bits, parts_of
 from skep.planner.points import Case, Unpredictable, read_case
-from skep.planner.predict import case_pool_tokens, predict, value_of
-from skep.planner.step import UNTUNED
+from skep.planner.predict import predict, value_of
+from skep.planner.step import UNTUNED, Tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,6 @@ class Point:
     def error(self) -> float:
         return abs(self.predicted / self.case.published - 1.0)
 
-    @property
-    def inside(self) -> bool:
-        return self.low <= self.case.published <= self.high
-
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -45,102 +41,60 @@ class Report:
     rows: int
     points: tuple[Point, ...]
     unpredicted: tuple[tuple[int, str], ...]
-    calibrated: bool
-    calibrated_with: tuple[int, ...] = ()  # rows that served as the one measurement, and are not counted
-
-    @property
-    def overall(self) -> Spread:
-        return spread([point.error for point in self.points])
 
     @property
     def covered(self) -> float | None:
         """Share of the rows inside their band, which is meant to hold 80 %."""
-        return sum(point.inside for point in self.points) / len(self.points) if self.points else None
+        inside = [point.low <= point.case.published <= point.high for point in self.points]
+        return sum(inside) / len(inside) if inside else None
 
-    def groups(self) -> dict[str, Spread]:
-        names: dict[str, list[float]] = {}
-        for point in self.points:
-            for name in groups_of(point.case):
-                names.setdefault(name, []).append(point.error)
-        return {name: spread(errors) for name, errors in sorted(names.items())}
+    def spreads(self) -> dict[str, Spread]:
+        return _spreads([(point.case, point.error) for point in self.points])
+
+    def by_source(self) -> dict[str, Spread]:
+        sources = sorted({point.case.source for point in self.points})
+        return {name: spread([one.error for one in self.points if one.case.source == name]) for name in sources}
 
     def baselines(self) -> dict[str, dict[str, Spread]]:
-        found = {}
-        for name in NAMES:
-            errors = [(point.case, abs(baseline(name, point.case) / point.case.published - 1)) for point in self.points]
-            found[name] = {
-                "all": spread([error for _, error in errors]),
-                "C=1": spread([error for case, error in errors if case.load.concurrency == 1]),
-                "C>1": spread([error for case, error in errors if case.load.concurrency > 1]),
-            }
-        return found
+        cases = [point.case for point in self.points]
+        return {
+            name: _spreads([(case, abs(formula(case) / case.published - 1.0)) for case in cases])
+            for name, formula in BASELINES.items()
+        }
 
 
-def validate(
-    rows: Iterable[tuple[int, Mapping[str, str]]],
-    *,
-    calibrated: bool = False,
-    constants_for: Callable[[str], Constants] = honest_constants,
-    tick: Callable[[int], None] = lambda _: None,
-) -> Report:
-    """`constants_for` a source: by default those that were never fitted on it."""
-    cases, unpredicted, total = [], [], 0
+def validate(rows: Iterable[tuple[int, Mapping[str, str]]], *, tick: Callable[[int], None] = lambda _: None) -> Report:
+    """Predict every row with constants that were never fitted on its source."""
+    points, unpredicted = list[Point](), list[tuple[int, str]]()
     for row, cells in rows:
-        total += 1
+        tick(len(points) + len(unpredicted))
         try:
-            case = read_case(row, cells)
-            case_pool_tokens(case)
-            cases.append(case)
+            points.append(predicted(read_case(row, cells)))
         except Unpredictable as missing:
             unpredicted.append((row, str(missing)))
-    firsts = _firsts(cases) if calibrated else {}
-    points = []
-    for done, case in enumerate(cases):
-        tick(done)
-        constants, tuning = constants_for(case.source), UNTUNED
-        if calibrated:
-            first = firsts.get(case.curve)
-            if first is None:
-                unpredicted.append((case.row, "calibration: no row at C=1 of the same curve"))
-                continue
-            if first.row == case.row:
-                continue
-            tuning = tuning_from(first, constants)
-        value = value_of(case, predict(case, constants, tuning), constants)
-        around = band(case.model, case.card, case.layout, case.spec, case.load.concurrency, engine=case.engine,
-                      calibrated=calibrated)  # fmt: skip
-        points.append(Point(case, value, value * around.low, value * around.high))
-    used = tuple(sorted({first.row for first in firsts.values()}))
-    return Report(total, tuple(points), tuple(sorted(unpredicted)), calibrated, used)
+    return Report(len(points) + len(unpredicted), tuple(points), tuple(unpredicted))
 
 
-def _firsts(cases: Iterable[Case]) -> dict[tuple[str, ...], Case]:
-    """The first C=1 row of every curve that has rows beyond it."""
-    found: dict[tuple[str, ...], Case] = {}
-    for case in cases:
-        if case.load.concurrency == 1:
-            found.setdefault(case.curve, case)
-    return found
+def predicted(case: Case, tuning: Tuning = UNTUNED) -> Point:
+    """Raises Unpredictable where the weights do not fit the cards."""
+    constants = honest_constants(case.source)
+    value = value_of(case, predict(case, constants, tuning), constants)
+    around = band(case.model, case.card, case.layout, case.spec, case.load.concurrency, engine=case.engine,
+                  calibrated=tuning is not UNTUNED)  # fmt: skip
+    return Point(case, value, value * around.low, value * around.high)
 
 
-def groups_of(case: Case) -> tuple[str, ...]:
-    layout = case.layout
-    return (
-        "C=1" if case.load.concurrency == 1 else "C>1",
-        "moe" if case.model.is_moe else "dense",
-        "replicas" if layout.replicas > 1 else "tp" if layout.tp > 1 else "split" if case.split else "one card",
-        "spec" if case.spec is not None else "no spec",
-        f"gpu {case.card.family}",
-        f"engine {case.engine}",
-        "open loop" if case.load.rate_per_s is not None else "closed loop",
-    )
-
-
-def spread(errors: list[float]) -> Spread:
+def spread(errors: Sequence[float]) -> Spread:
     if not errors:
         return Spread(0, None, None)
     ordered = sorted(errors)
     return Spread(len(ordered), _quantile(ordered, 0.5), _quantile(ordered, 0.9))
+
+
+def _spreads(errors: Sequence[tuple[Case, float]]) -> dict[str, Spread]:
+    alone = [error for case, error in errors if case.load.concurrency == 1]
+    several = [error for case, error in errors if case.load.concurrency > 1]
+    return {"all": spread(alone + several), "C=1": spread(alone), "C>1": spread(several)}
 
 
 def _quantile(ordered: list[float], share: float) -> float:
@@ -148,3 +102,41 @@ def _quantile(ordered: list[float], share: float) -> float:
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _bandwidth(case: Case) -> float:
+    """The calculators on the web: bandwidth over the model's size, times a constant, for each agent."""
+    size = case.model.params_total * case.quant.nominal / 8
+    return 0.55 * case.card.bandwidth_gbs * 1e9 * case.layout.tp / size * _agents(case)
+
+
+def _roofline(case: Case) -> float:
+    """The larger of reading weights and KV once a step and of computing the batch, both at the data sheet's rate."""
+    each = max(1.0, _agents(case) / case.layout.replicas)
+    kv = case.model.kv_bytes_per_token(case.kv.bytes) * (case.load.input_tokens + case.load.output_tokens / 2)
+    read = (_active_bytes(case) + each * kv) / (case.card.bandwidth_gbs * 1e9 * case.layout.tp)
+    rate = (case.card.fp16_tflops or 50.0) * 1e12 * case.layout.tp
+    prompt = case.load.input_tokens / case.load.output_tokens if case.metric == "effective" else 0.0
+    compute = 2 * case.model.params_active * each * (1 + prompt) / rate
+    return _agents(case) / max(read, compute)
+
+
+def _active_bytes(case: Case) -> float:
+    parts, bits = parts_of(case.model), part_bits(case.quant, case.model)
+    share = case.model.experts_per_token / case.model.experts if case.model.experts else 0.0
+    return (
+        parts.embedding * bits["ends"] + parts.small * bits["small"] + parts.mlp * bits["mlp"]
+        + parts.experts * share * bits["experts"]
+    ) / 8  # fmt: skip
+
+
+def _agents(case: Case) -> float:
+    """At once: not more than the engine's slots."""
+    slots = case.slots or defaults(case.engine, case.card).slots
+    if case.load.rate_per_s is not None:
+        return float(min(slots, 16))
+    return float(min(case.load.concurrency, slots * case.layout.replicas))
+
+
+# Tokens a second over all agents; agents share a replica's cards, replicas do not share anything.
+BASELINES: Mapping[str, Callable[[Case], float]] = {"bandwidth / size x 0.55": _bandwidth, "roofline": _roofline}

@@ -1,4 +1,4 @@
-"""The picture of an accuracy report: every row as a point, published against predicted, and where it should lie."""
+"""The picture of docs/accuracy.md: every row as a point, published against predicted, and where it should lie."""
 
 from __future__ import annotations
 
