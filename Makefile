@@ -10,7 +10,7 @@ PYTHON ?= $(shell scripts/find-python)
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-slow test-web test-ray screenshots test-vllm test-llama-server install install-ray lint fmt docs clean
+.PHONY: help demo test test-slow test-web test-ray screenshots test-vllm test-llama-server install install-ray lint fmt docs size clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -77,6 +77,9 @@ fmt: $(VENV)/.installed-dev  ## format and apply safe fixes
 docs: $(VENV)/.installed-dev  ## write docs/cli.md anew from the commands' help, docs/accuracy.md from the points
 	$(BIN)/python scripts/write_cli_docs.py
 	$(BIN)/python scripts/write_accuracy.py
+
+size: $(VENV)/.installed-dev  ## lines and modules by package, small modules, shared class names
+	$(BIN)/python scripts/size.py
 
 clean:  ## remove .venv, .venv-ray and caches
 	rm -rf $(VENV) $(RAY_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
