@@ -137,7 +137,7 @@ class Failing:
         del script, limits
         self.lost -= 1
         if self.lost >= 0:
-            raise OSError(24, "Too many open files")
+            raise SkepError("the sandbox could not be asked: Too many open files")
         return Result(Ending.EXITED, 1, None, b"", b"", 0.1)
 
 

@@ -212,11 +212,9 @@ async def _run(sandbox: Sandbox, script: Script, limits: Limits) -> Result:
     for left in reversed(range(_TRIES)):
         try:
             return await sandbox.run(script, limits)
-        except (SkepError, OSError) as error:
+        except SkepError:
             if left == 0:
-                if isinstance(error, SkepError):
-                    raise
-                raise SkepError(f"the sandbox failed: {error}", hint="`skep doctor` checks the sandbox") from error
+                raise
         await asyncio.sleep(_PAUSE_S)
     raise AssertionError
 

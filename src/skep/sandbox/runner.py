@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from pathlib import PurePosixPath
-from typing import Self
 
 from skep.errors import SkepError
 from skep.sandbox.bubblewrap import view
@@ -24,7 +23,7 @@ LONGEST_ARGUMENT = 120_000  # the kernel takes 128 KiB for one
 
 
 class Sandbox:
-    """As many runs at once as there are cores; the others wait their turn. An asynchronous context manager."""
+    """As many runs at once as there are cores; the others wait their turn."""
 
     name = "bubblewrap"  # as verdicts tell it
 
@@ -35,16 +34,6 @@ class Sandbox:
         self._launcher: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._live: set[socket.socket] = set()
-
-    def __repr__(self) -> str:
-        state = "closed" if self._launcher is None else f"launcher {self._launcher.pid}, {len(self._live)} at work"
-        return f"<Sandbox {self._program}, {state}>"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def run(self, script: Script, limits: Limits | None = None) -> Result:
         """Never raises for what the script does. Cancelled: everything it started is gone."""
