@@ -13,8 +13,9 @@ from skep.catalog.gpus import device
 from skep.catalog.options import Draft, Options
 from skep.engines.base import EXIT_FINAL, Launch
 from skep.engines.causes.logwords import SHOWN, plain
-from skep.engines.causes.order import KERNEL, RULES, find, table
+from skep.engines.causes.order import find, table
 from skep.engines.causes.rule import explained, fill
+from skep.engines.causes.rulebook import KERNEL, RULES
 from skep.engines.diagnosis import before_start, diagnose
 from skep.engines.oomcount import read_oom_kills
 

@@ -20,8 +20,8 @@ from skep.catalog.presets import Need
 from skep.configfile import parse_settings
 from skep.engines.base import Diagnosis, Launch
 from skep.engines.causes.logwords import plain_lines
-from skep.engines.causes.order import RULES
 from skep.engines.causes.rule import match
+from skep.engines.causes.rulebook import RULES
 from skep.engines.changes import Changes, changes
 from skep.engines.crew import Crew
 from skep.engines.diagnosis import diagnose

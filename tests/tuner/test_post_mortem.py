@@ -6,7 +6,7 @@ import pytest
 
 from skep.catalog.options import Draft, Options
 from skep.engines.base import Diagnosis, Launch
-from skep.engines.causes import memory
+from skep.engines.causes.rulebook import RULES
 from skep.tuner.house import of_these_knobs
 from skep.tuner.post_mortem import failure_of
 from skep.tunings import Config, Failure
@@ -37,7 +37,7 @@ def test_another_death_is_told_by_when_it_came(under_load, kind):
 
 
 def test_every_rule_that_is_about_running_out_is_told_as_such():
-    causes = [rule.cause for rule in memory.MEMORY if "out of GPU memory" in rule.cause or "no memory" in rule.cause]
+    causes = [rule.cause for rule in RULES if "out of GPU memory" in rule.cause or "no memory" in rule.cause]
     assert len(causes) > 10
     assert {failure_of(Diagnosis(cause), LAUNCH, under_load=False).kind for cause in causes} == {"out-of-memory"}
 

@@ -1,6 +1,7 @@
 """Why an engine died or refused: its exit code and last words in, cause, evidence and remedy out.
 
-The rules are in `causes`. They are loaded when something died, not before: what starts engines imports this.
+The rules are in `causes/diagnosis.toml`. They are read when something died, not before: what starts engines
+imports this.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What makes engines die or refuse: rules as data, in the order they are tried. `diagnosis` asks them."""
+"""What makes engines die or refuse: rules in `diagnosis.toml`, in the order they are tried. `diagnosis` asks them."""

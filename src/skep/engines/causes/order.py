@@ -1,8 +1,4 @@
-"""The order of the rules about why engines die: the most telling cause wins, not the last line.
-
-What a start lacks comes before what it ran out of, that before what failed between cards, and before what one request
-was refused for.
-"""
+"""Which rule tells most about a death, and the rules as the documentation lists them."""
 
 from __future__ import annotations
 
@@ -11,60 +7,12 @@ import signal
 from collections.abc import Sequence
 
 from skep.engines.base import Launch
-from skep.engines.causes import steps as step
-from skep.engines.causes.files import FILES
-from skep.engines.causes.host import HOST
 from skep.engines.causes.logwords import plain, plain_lines
-from skep.engines.causes.memory import GGUF, MEMORY
-from skep.engines.causes.model import MODEL
 from skep.engines.causes.rule import Case, Rule, match
-from skep.engines.causes.setup import SETUP
+from skep.engines.causes.rulebook import KERNEL, RULES
 
-_MORE_MEMORY = "more memory or swap, fewer programs beside it, or a smaller model"
-KERNEL = (
-    Rule(
-        "killed-kernel-gguf",
-        (),
-        (),
-        "killed by the kernel, which was out of memory (SIGKILL, oom_kill counted)",
-        _MORE_MEMORY,
-        (step.fewer_slots, step.shorter_context),
-        final=False,
-        engines=GGUF,
-        signals=(signal.SIGKILL,),
-    ),
-    Rule(
-        "killed-kernel",
-        (),
-        (),
-        "killed by the kernel, which was out of memory (SIGKILL, oom_kill counted)",
-        _MORE_MEMORY,
-        final=False,
-        signals=(signal.SIGKILL,),
-    ),
-)
-_AFTER_MODEL = (
-    "custom-all-reduce",
-    "all-reduce-graphs",
-    "nccl-timeout",
-    "nccl",
-    "illegal-access",
-    "torch-mismatch",
-    "module",
-)
-_AT_LAST = ("killed-child", "sigbus-links", "sigbus", "instruction", "segfault")
 _UNSAID = "core-gone"  # only where nothing was raised
 _OF_REQUESTS = ("chat-template", "ollama-capability")  # one client was refused: no reason to die
-
-
-def _ordered() -> tuple[Rule, ...]:
-    late = (*_AFTER_MODEL, *_AT_LAST, *_OF_REQUESTS, _UNSAID)
-    known = {rule.id: rule for rule in (*HOST, *SETUP, *MEMORY, *FILES, *MODEL)}
-    return (*(rule for name, rule in known.items() if name not in late), *(known[name] for name in late))
-
-
-RULES = _ordered()
-
 _RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)|Value error)\b[:,(]")
 SAYS_NOTHING = re.compile(
     r"engine core initialization failed|see root cause above|enginedeaderror|enginecore encountered|"
@@ -101,12 +49,6 @@ def root(tail: Sequence[str]) -> str | None:
     lines = [line for line in (plain(raw) for raw in reversed(tail)) if not line.quiet]
     raised = (line for line in lines if _RAISED.match(line.text) and not SAYS_NOTHING.search(line.text))
     return next((line.shown for line in raised), None)
-
-
-_HEAD = (
-    "| cause | engines | what the log says | what skep says | what `--fallback` may change |",
-    "|---|---|---|---|---|",
-)
 
 
 def table() -> str:

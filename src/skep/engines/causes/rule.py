@@ -1,7 +1,7 @@
-"""How a rule about an engine's last words is written down, and how it becomes a diagnosis.
+"""A rule about an engine's last words, how it is matched with a log, and how it becomes a diagnosis.
 
-A rule is data: what to look for, what that means, what to do, which steps may be tried. Texts are templates: `{gpu}` is
-filled from the line or the launch, and a part in square brackets is left out where one of its values is not known.
+The rules are in `diagnosis.toml`. Texts are templates: `{gpu}` is filled from the line or the launch, and a part in
+square brackets is left out where one of its values is not known.
 """
 
 from __future__ import annotations
@@ -104,10 +104,6 @@ class Rule:
     value_of: Callable[[Case], Mapping[str, Any]] | None = None  # more facts, worked out
 
 
-def words(*patterns: str) -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile(pattern, re.IGNORECASE) for pattern in patterns)
-
-
 def match(rule: Rule, launch: Launch, code: int | None, lines: tuple[Line, ...]) -> Case | None:
     if rule.engines and launch.engine not in rule.engines:
         return None
@@ -176,7 +172,7 @@ def launch_facts(launch: Launch) -> dict[str, Any]:
     checkpoint = launch.checkpoint or (launch.weights.name if launch.weights is not None else launch.model)
     return {
         "engine": _TITLES.get(launch.engine, launch.engine), "model": launch.model, "checkpoint": checkpoint,
-        "slots": launch.slots,
+        "slots": launch.slots, "p2p": options.p2p,
         "context": launch.context_tokens, "port": launch.port or None, "tp": options.tp, "cards": options.cards,
         "kv": options.kv, "quant": options.quant, "dtype": options.dtype, "share": options.memory_share,
         "draft": options.draft, "threads": launch.threads, "more_tp": 2 * options.tp, "batch": options.batch,
