@@ -10,7 +10,7 @@ PYTHON ?= $(shell scripts/find-python)
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-slow test-web test-ray screenshots test-vllm test-llama-server install install-ray lint fmt docs size clean
+.PHONY: help demo test test-slow test-web test-ray screenshots test-vllm test-llama-server install install-ray lint fmt docs size surface clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -80,6 +80,9 @@ docs: $(VENV)/.installed-dev  ## write docs/cli.md anew from the commands' help,
 
 size: $(VENV)/.installed-dev  ## lines and modules by package, small modules, shared class names
 	$(BIN)/python scripts/size.py
+
+surface: $(VENV)/.installed-dev  ## write tests/surface anew: JSON keys, routes, error codes, ... that users are told of
+	SKEP_WRITE_SURFACE=1 $(BIN)/pytest tests/test_surface.py
 
 clean:  ## remove .venv, .venv-ray and caches
 	rm -rf $(VENV) $(RAY_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -243,7 +243,7 @@ def busiest_turn(calls: Iterable[Call]) -> dict[str, Any]:
 
 def trace() -> dict[str, dict[str, Any]]:
     """Run the four actions, each in an installation of its own."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for action in (_trace_plan, _trace_hive, _trace_sweep):
         with tempfile.TemporaryDirectory(prefix="skep-size-") as folder:
             found |= action(Tracer(Path(folder)))

@@ -1,0 +1,178 @@
+"""What people and programs see of skep stays as tests/surface/ has it, which `make surface` writes:
+
+    json.txt     keys of the documents that `--json` prints, by the commands of commands.txt against a fake engine
+    routes.txt   HTTP routes of the gateway (its own, and what it passes on or refuses) and of the dashboard
+    mcp.json     names and input schemas of the MCP tools
+    errors.txt   error codes of the gateway with their statuses and types; exit codes of the command line
+    metrics.txt  names and labels of the metrics
+    config.txt   keys of skep.toml, keys.toml and presets; environment variables
+
+docs/cli.md is the snapshot of the help pages, tests/store/versions/ that of the store.
+"""
+
+import asyncio
+import difflib
+import json
+import os
+import re
+import shlex
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from skep.testing.process import FakeEngine
+
+ROOT = Path(__file__).parent.parent
+SURFACE = ROOT / "tests" / "surface"
+OF_THE_MACHINE = {".probe.host", ".probe.versions"}  # objects whose keys another machine need not have
+SERVED = '[gateway]\nport = 0\n[[serve]]\nmodel = "fake-model"\nengine = "fake"\nslots = 2\n'
+
+
+def json_documents(skep, folder):
+    """`COMMAND PATH: KEYS` for every object; those of a list share a path. Later commands show what earlier stored."""
+    (folder / "skep.toml").write_text(SERVED)
+    (folder / "tasks.jsonl").write_text('{"id": "t1", "prompt": "hi", "max_tokens": 4}\n')
+    skep("key", "add", "laptop", check=0)
+    with FakeEngine(slots=2, token_ms=2) as engine:
+        for line in (SURFACE / "commands.txt").read_text().splitlines():
+            command = shlex.split(line.format(url=engine.url))
+            keys = defaultdict(set)
+            done = skep(*command, "--json")
+            assert done.stdout, (line, done.stderr)
+            gather(json.loads(done.stdout), "", keys)
+            name = " ".join(command[: 2 if command[1:2] and command[1].isalpha() else 1])
+            yield from (
+                f"{name} {at or '.'}: {' '.join(sorted(keys[at]))}" for at in sorted(keys.keys() - OF_THE_MACHINE)
+            )
+
+
+def gather(value, at, keys):
+    for inner in value if isinstance(value, list) else ():
+        gather(inner, f"{at}[]", keys)
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        keys[at].add(key)
+        gather(inner, f"{at}.{key}", keys)
+
+
+def routes(_skep, folder):
+    from skep.frontdoor import mount_batches
+    from skep.gateway import plan
+    from skep.gateway.process import Gateway
+    from skep.places import user_paths
+    from skep.web.app import make_app
+    from skep.web.site import Site
+
+    async def own():
+        gateway = Gateway({"batches": {"store": str(folder / "store"), "files": str(folder)}}, (mount_batches,))
+        found = [(*route, "key") for route in gateway.proxy.routes]
+        return found + [(*route, "open") for route in gateway.proxy.open_routes]
+
+    yield from sorted(f"gateway {method.decode()} {path} {access}" for method, path, access in asyncio.run(own()))
+    for what, paths in (("passes on", plan.FOR_CLIENTS), ("takes no slot", plan.LIGHT), ("refuses", plan.ADMIN)):
+        yield from (f"gateway {what} {path}" for path in sorted(paths))
+    app = make_app(Site(user_paths({"HOME": str(folder)})), warm=False)
+    yield from sorted(f"dashboard {','.join(sorted(route.methods))} {route.path}" for route in app.routes)
+
+
+def mcp_tools(_skep, folder):
+    from mcp import Client
+    from skep.mcp_server.place import Place
+    from skep.mcp_server.server import make_server
+    from skep.places import user_paths
+
+    async def tools():
+        async with Client(make_server(Place(user_paths({"HOME": str(folder)}), {}, files=True))) as client:
+            return {tool.name: without_prose(tool.input_schema) for tool in (await client.list_tools()).tools}
+
+    yield from json.dumps(asyncio.run(tools()), indent=1, sort_keys=True).splitlines()
+
+
+def without_prose(schema):
+    if isinstance(schema, list):
+        return [without_prose(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    prose = {key for key in ("title", "description") if isinstance(schema.get(key), str)}
+    return {key: without_prose(value) for key, value in schema.items() if key not in prose}
+
+
+def errors(_skep, _folder):
+    from skep import errors as own
+    from skep.gateway.dialect import ERRORS
+
+    yield from (f"gateway {code}: {' '.join(map(str, answer))}" for code, answer in sorted(ERRORS.items()))
+    yield from sorted(
+        f"exit code {one.exit_code}: {one.__name__}" for one in vars(own).values() if isinstance(one, type)
+    )
+
+
+def metrics(_skep, _folder):
+    from skep.gateway.metrics import Metrics
+
+    yield from sorted(f"{one.name} {one.kind}: {' '.join(one.labels) or '-'}" for one in vars(Metrics()).values())
+    yield from written(r'"(?:# TYPE )?(skep_(?:monitor|simulated)\w*)')
+
+
+def config(_skep, _folder):
+    from skep.configfile import SettingsFile
+    from skep.keyfile import KeyTable
+    from skep.presetfile import PresetTable
+
+    for file, table in (("skep.toml", SettingsFile), ("keys.toml", KeyTable), ("preset", PresetTable)):
+        schema = table.model_json_schema()
+        yield from (f"{file} {key}" for key in sorted(set(keys_of(schema, schema))))
+    yield from (f"environment {name}" for name in written(r'"(SKEP_[A-Z_]+)"'))
+
+
+def keys_of(schema, root, at=""):
+    if "$ref" in schema:
+        schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
+    for key, inner in schema.get("properties", {}).items():
+        yield f"{at}{key}"
+        yield from keys_of(inner, root, f"{at}{key}.")
+    for inner in (*schema.get("anyOf", ()), schema.get("items"), schema.get("additionalProperties")):
+        yield from keys_of(inner, root, at) if isinstance(inner, dict) else ()
+
+
+def written(pattern):
+    """What the source has that looks so."""
+    return sorted({found for path in (ROOT / "src").rglob("*.py") for found in re.findall(pattern, path.read_text())})
+
+
+def with_unseen(now, before):
+    """`now`, with the objects known from `before` that happen to be null or empty: their parent still has the key."""
+    keys = {at: keys.split() for at, _, keys in (line.partition(": ") for line in now)}
+    for line in before:
+        at = line.partition(": ")[0]
+        parent, _, key = at.rstrip("[]").rpartition(".")
+        if at not in keys and key in keys.get(parent if parent[-1:] != " " else f"{parent}.", ()):
+            keys[at] = line.partition(": ")[2].split()
+    return sorted(f"{at}: {' '.join(found)}" for at, found in keys.items())
+
+
+@pytest.mark.timeout(300)  # thirty commands
+@pytest.mark.parametrize(
+    ("file", "look"),
+    [
+        ("json.txt", json_documents),
+        ("routes.txt", routes),
+        ("mcp.json", mcp_tools),
+        ("errors.txt", errors),
+        ("metrics.txt", metrics),
+        ("config.txt", config),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_seen_from_outside_is_as_it_was(file, look, skep, tmp_path):
+    now, before = [*look(skep, tmp_path)], (SURFACE / file).read_text().splitlines()
+    if file == "json.txt":
+        now = with_unseen(now, before)
+    if os.environ.get("SKEP_WRITE_SURFACE"):
+        (SURFACE / file).write_text("\n".join(now) + "\n")
+        return
+    if file == "json.txt":  # what was null or empty when it was written has no keys there; its own name is its parent's
+        known = {line.partition(": ")[0] for line in before}
+        now = [line for line in now if line.partition(": ")[0] in known]
+    changed = [*difflib.unified_diff(before, now, f"tests/surface/{file}", "now", n=0, lineterm="")]
+    assert not changed, "\n".join([*changed, "if users are told of it, `make surface` writes it anew"])
