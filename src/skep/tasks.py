@@ -24,7 +24,6 @@ class Task:
     schema: Mapping[str, Any] | None = None  # the answer must be JSON of this form
     checker: Mapping[str, Any] | None = None  # {"kind": "contains", "all": ["x"]}: as `skep.workload.items` has them
     priority: str | None = None  # of skep's gateway: interactive, normal, batch
-    tools: tuple[str, ...] = ()  # what its agent may use: "files", "code"
     extra: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request, sent as they are
     stage: int = 0  # later ones are made of the results of earlier ones
 
@@ -47,7 +46,7 @@ class Result:
     tries: int
     started_at: float  # of the first attempt
     ended_at: float
-    prompt_tokens: int | None  # of the attempt that counted, all its requests together
+    prompt_tokens: int | None  # of the attempt that counted
     output_tokens: int | None
     finish_reason: str | None = None
     replica: str | None = None
@@ -84,7 +83,7 @@ class Attempt:
     ended_at: float
     first_token_at: float | None = None
     queued_ms: float | None = None  # in skep's gateway
-    requests: int = 1  # an agent with tools makes several
+    requests: int = 1  # several only in runs of earlier versions
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     decode_ms: float | None = None  # as the engine tells it
@@ -94,24 +93,6 @@ class Attempt:
     finish_reason: str | None = None
     replica: str | None = None
     answer: str | None = None  # of a rejected one; of one that counted, the result has it
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One thing that an agent did within an attempt: asked the model, or used a tool."""
-
-    task: str
-    attempt: int
-    index: int  # from 0
-    kind: str  # "model" | "tool"
-    name: str  # the model, or the tool
-    asked: str  # the new messages, or the tool's arguments; shortened where it is long
-    answered: str
-    started_at: float
-    ended_at: float
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    error: str | None = None
 
 
 class RunState(StrEnum):
@@ -158,8 +139,6 @@ def task_json(task: Task) -> dict[str, Any]:
     for name in ("max_tokens", "temperature", "schema", "checker", "priority"):
         if getattr(task, name) is not None:
             document[name] = getattr(task, name)
-    if task.tools:
-        document["tools"] = list(task.tools)
     if task.extra:
         document["extra"] = dict(task.extra)
     if task.stage:
@@ -168,8 +147,7 @@ def task_json(task: Task) -> dict[str, Any]:
 
 
 def task_from_json(document: Mapping[str, Any]) -> Task:
-    """Of what `task_json` gave."""
-    told = dict(document)
+    """Of what `task_json` gave; `tools` of an earlier version are left aside."""
+    told = {name: value for name, value in document.items() if name != "tools"}
     told["messages"] = tuple(dict(one) for one in told["messages"])
-    told["tools"] = tuple(told.get("tools", ()))
     return Task(**told)

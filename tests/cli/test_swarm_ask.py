@@ -1,25 +1,20 @@
 """`skep swarm ask` as a user meets it: plan, run, answer, and what is refused before anything runs."""
 
 import json
-import os
-import select
-import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 from typer.testing import CliRunner
 
 from skep.cli.main import app_of
 from skep.cli.swarm_places import journal
-from skep.cli.swarm_plan_file import edited
-from skep.errors import SkepError, UserError
-from skep.swarm.ask.plan import Plan, PlanTask, plan_from_json
+from skep.errors import SkepError
 from skep.testing.process import FakeEngine
 
 GOAL = "Say what each file is about"
+FILES = "docs/*.md"
 APP = app_of(["swarm", "swarm_ask"])
 NOWHERE = "http://127.0.0.1:9"
 
@@ -42,10 +37,7 @@ def folder(tmp_path, monkeypatch, env):
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
     """Plans, works and merges by what its prompt holds."""
-    plan = {
-        "tasks": [{"id": "sum", "objective": "Sum up this file", "files": ["*"], "each": True}],
-        "reduce": {"how": "merge", "instruction": "Name both."},
-    }
+    plan = {"tasks": [{"id": "sum", "objective": "Sum up this file", "files": ["*"], "each": True}]}
     answers = [
         ("bad plan please", "This is no plan at all."),
         ("You split a goal", json.dumps(plan)),
@@ -69,70 +61,74 @@ def refused(*args):
     return done.exception
 
 
-def test_a_goal_is_planned_worked_on_and_merged(folder, engine):
-    done = ask(GOAL, "--files", "docs/*.md", "--url", engine.url)
+def test_a_goal_is_split_worked_on_and_merged(folder, engine):
+    done = ask(GOAL, FILES, "--url", engine.url)
     assert done.exit_code == 0, (done.exception, done.stderr)
     assert done.stdout == "It is about bees and wax.\n"
-    assert "2 tasks, planned by the orchestrator" in done.stderr
+    assert "2 tasks, split by the model" in done.stderr
     assert "docs/bees.md:1-3" in done.stderr
 
 
-def test_a_plan_is_printed_edited_and_carried_out(folder, engine):
-    shown = ask(GOAL, "--files", "docs/*.md", "--url", engine.url, "--plan-only")
-    plan = json.loads(shown.stdout)
+def test_a_dry_run_shows_the_split_and_sends_no_task(folder, engine):
+    dry = ask(GOAL, "docs/bees.md", "docs/wax.md", "--url", engine.url, "--dry-run", "--json")
+    plan = json.loads(dry.stdout)
     assert [task["files"] for task in plan["tasks"]] == [["docs/bees.md:1-3"], ["docs/wax.md:1-3"]]
-    plan["reduce"] = {"how": "concat"}
-    plan["tasks"].pop()
-    (folder / "plan.json").write_text(json.dumps(plan))
-    done = ask("--plan", "plan.json", "--url", engine.url, "-o", "answer.md", "--json")
+    assert (plan["goal"], plan["made_by"], plan["reduce"]) == (GOAL, "orchestrator", {"how": "merge"})
+    shown = ask(GOAL, FILES, "--url", engine.url, "--dry-run")
+    assert (shown.exit_code, shown.stdout) == (0, "")
+    assert not list((folder.parent / "data").rglob("skep.sqlite3"))
+
+
+def test_an_answer_goes_to_its_file_and_json_says_how_it_was_made(folder, engine):
+    done = ask(GOAL, "--files", "docs/bees.md", "--url", engine.url, "-o", "answer.md", "--json")
     assert done.exit_code == 0, (done.exception, done.stderr)
     assert (folder / "answer.md").read_text() == "Bees, mostly.\n"
     document = json.loads(done.stdout)
     assert (document["answer"], document["complete"], document["goal"]) == ("Bees, mostly.", True, GOAL)
 
 
-def test_a_toml_plan_is_carried_out(folder, engine):
-    (folder / "plan.toml").write_text('[[tasks]]\nobjective = "Sum up"\nfiles = ["docs/wax.md"]\n')
-    done = ask("Sum up", "--plan", "plan.toml", "--url", engine.url)
-    assert (done.exit_code, done.stdout) == (0, "Wax, mostly.\n")
+def test_without_a_merge_the_answers_stand_one_after_the_other(folder, engine):
+    done = ask(GOAL, FILES, "--url", engine.url, "--by-rule", "--no-merge")
+    assert done.stdout == "## docs/bees.md:1-3\n\nBees, mostly.\n\n## docs/wax.md:1-3\n\nWax, mostly.\n"
 
 
 def test_a_plan_that_cannot_be_used_is_asked_for_again_and_then_made_by_rule(folder, engine):
-    done = ask(f"{GOAL} (bad plan please)", "--files", "docs/*.md", "--url", engine.url)
+    done = ask(f"{GOAL} (bad plan please)", FILES, "--url", engine.url)
     assert done.exit_code == 0, (done.exception, done.stderr)
     assert "asked once more" in done.stderr
-    assert "planned by rule, not by the orchestrator" in done.stderr
-    assert "planned without an orchestrator: the answer holds no JSON" in done.stdout
+    assert "2 tasks, split by rule" in done.stderr
+    assert "split by rule, not by the model: the answer holds no JSON" in done.stdout
 
 
 def test_a_plan_that_takes_too_long_is_made_by_rule(folder, engine):
     engine.fault(kind="hang-first")
-    done = ask(GOAL, "--files", "docs/*.md", "--url", engine.url, "--plan-timeout", "0.3s", "--plan-only")
+    done = ask(GOAL, FILES, "--url", engine.url, "--plan-timeout", "0.3s", "--dry-run", "--json")
     assert done.exit_code == 0, (done.exception, done.stderr)
     plan = json.loads(done.stdout)
-    assert (plan["made_by"], plan["why"]) == ("fallback", "the orchestrator gave no plan within 300 ms")
+    assert (plan["made_by"], plan["why"]) == ("fallback", "the model gave no plan within 300 ms")
 
 
 def test_a_tiny_model_is_asked_for_no_plan_and_no_merge_unless_it_is_meant(folder):
     with FakeEngine(slots=2, token_ms=0, model="bee-135m") as tiny:
-        asked = [GOAL, "--files", "docs/*.md", "--url", tiny.url, "--plan-only"]
-        by_rule, by_model = ask(*asked), ask(*asked, "--by-model")
+        asked = [GOAL, FILES, "--url", tiny.url, "--dry-run", "--json"]
+        by_rule, by_model, merged = ask(*asked), ask(*asked, "--by-model"), ask(*asked, "--merge")
     plan = json.loads(by_rule.stdout)
     assert plan["reduce"] == {"how": "concat"}
     assert plan["why"].startswith("bee-135m has 135M parameters, too few to plan")
     assert "is asked for a plan" not in by_rule.stderr
     assert "bee-135m at" in by_model.stderr
+    assert json.loads(merged.stdout)["reduce"] == {"how": "merge"}
 
 
 def test_by_rule_no_model_is_asked_for_a_plan(folder, engine):
-    done = ask(GOAL, "--files", "docs/*.md", "--url", engine.url, "--by-rule", "--plan-only")
+    done = ask(GOAL, FILES, "--url", engine.url, "--by-rule", "--dry-run", "--json")
     assert json.loads(done.stdout)["made_by"] == "fallback"
     assert "is asked for a plan" not in done.stderr
 
 
 def test_an_answer_is_given_again_by_resume(folder, engine):
     """A finished run says so, and prints what it came to; the trace has each task's messages."""
-    ask(GOAL, "--files", "docs/*.md", "--url", engine.url)
+    ask(GOAL, FILES, "--url", engine.url)
     done = CliRunner().invoke(APP, ["swarm", "resume", "--last"])
     assert (done.exit_code, done.stdout) == (0, "It is about bees and wax.\n")
     traced = CliRunner().invoke(APP, ["swarm", "trace", "last", "merge-1-1"])
@@ -142,140 +138,59 @@ def test_an_answer_is_given_again_by_resume(folder, engine):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "there is no goal"),
-        (["  "], "there is no goal"),
-        (["x" * 20_001], "20,001 characters"),
-        ([GOAL, "--files", "*.absent"], "names no text file"),
-        ([GOAL, "--files", "../*"], "leads out"),
-        ([GOAL, "--root", "absent"], "is not a folder"),
-        ([GOAL, "--tools", "shell"], "--tools `shell` is unknown"),
-        ([GOAL, "--plan", "absent.json"], "no such file"),
-        ([GOAL, "--plan", "broken.json"], "is not JSON"),
-        ([GOAL, "--plan", "broken.toml"], "is not TOML"),
-        ([GOAL, "--plan", "broken.json", "--by-rule"], "two plans"),
-        ([GOAL, "--plan", "wrong.json"], "the plan cannot be run"),
-        ([GOAL, "-o", "absent/answer.md"], "folder that does not exist"),
-        ([GOAL, "--plan-timeout", "0s"], "leaves no time"),
-        ([GOAL, "--report", "report.pdf"], "neither .html nor .svg"),
-        ([GOAL, "--deadline", "0s"], "leaves no time"),
-        ([GOAL, "--by-rule", "--edit"], "the plan cannot be edited"),
-        ([GOAL, "--key-env", "SKEP_ABSENT_KEY"], "is not set"),
+        (["  ", FILES], "there is no goal"),
+        (["x" * 20_001, FILES], "20,001 characters"),
+        ([GOAL], "no files are named"),
+        ([GOAL, "*.absent"], "names no text file"),
+        ([GOAL, "../*"], "leads out"),
+        ([GOAL, FILES, "--root", "absent"], "is not a folder"),
+        ([GOAL, FILES, "-o", "absent/answer.md"], "folder that does not exist"),
+        ([GOAL, FILES, "--plan-timeout", "0s"], "leaves no time"),
+        ([GOAL, FILES, "--report", "report.pdf"], "neither .html nor .svg"),
+        ([GOAL, FILES, "--deadline", "0s"], "leaves no time"),
+        ([GOAL, FILES, "--key-env", "SKEP_ABSENT_KEY"], "is not set"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(folder, args, said):
-    (folder / "broken.json").write_text('{"tasks": [')
-    (folder / "broken.toml").write_text("tasks = = 1")
-    (folder / "wrong.json").write_text('{"tasks": [{"id": "a", "objective": "x", "fils": []}]}')
     error = refused(*args, "--url", NOWHERE)
     assert said in error.message
     assert error.exit_code == 2
 
 
 def test_an_endpoint_that_is_down_gives_no_plan(folder):
-    error = refused(GOAL, "--url", NOWHERE)
+    error = refused(GOAL, FILES, "--url", NOWHERE)
     assert error.exit_code == 1
 
 
 def test_an_endpoint_that_stays_down_leaves_the_run_to_be_resumed(folder):
-    error = refused(GOAL, "--by-rule", "--url", NOWHERE, "--deadline", "0.2s")
+    error = refused(GOAL, FILES, "--by-rule", "--url", NOWHERE, "--deadline", "0.2s")
     assert error.exit_code == 1
     assert "skep swarm resume" in error.hint
 
 
-def test_an_editor_can_change_the_plan(tmp_path, monkeypatch):
-    """A real program, at a terminal; one that leaves nonsense behind is asked about, and a no ends it."""
-    script = tmp_path / "editor.py"
-    script.write_text(
-        "import pathlib, sys\np = pathlib.Path(sys.argv[1])\np.write_text(p.read_text().replace('x', 'y'))\n"
-    )
-    monkeypatch.setenv("EDITOR", f"{sys.executable} {script}")
-    monkeypatch.delenv("VISUAL", raising=False)
-    leader, follower = os.openpty()
-    with os.fdopen(follower) as terminal, os.fdopen(leader, "w") as typed:
-        monkeypatch.setattr(sys, "stdin", terminal)
-        plan = edited(Plan("g", (PlanTask("a", "x"),)), plan_from_json)
-        assert [task.objective for task in plan.tasks] == ["y"]
-        typed.write("n\n")
-        typed.flush()
-        with pytest.raises(UserError, match="the same work"):
-            edited(Plan("g", (PlanTask("a", "x"), PlanTask("b", "y"))), plan_from_json)
-
-
-@contextmanager
-def at_a_terminal(env, *args):
-    """A real process whose stdin and stderr are a terminal. Gives it, and what reads the terminal until a text."""
-    leader, follower = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "skep", "swarm", "ask", *args],
-        stdin=follower,
-        stdout=subprocess.PIPE,
-        stderr=follower,
-        env={**env, "TERM": "dumb", "EDITOR": "sed -i s/bees.md/wax.md/"},
-    )
-    os.close(follower)
-    shown = bytearray()
-
-    def until(text):
-        while text.encode() not in shown:
-            assert select.select([leader], [], [], 20)[0], shown.decode()
-            shown.extend(os.read(leader, 4096))
-        del shown[: shown.index(text.encode()) + len(text)]
-
-    with process:
-        try:
-            yield process, leader, until
-        finally:
+def test_a_run_killed_in_its_merge_goes_on_with_the_merge_alone(folder, env, tmp_path):
+    """What the tasks came to is in the journal: none of them is asked again."""
+    merged = "It is about bees, and about wax, and about all that the two have to do with each other in a hive."
+    answers = [("You put partial answers", merged), ("bees", "Bees, mostly."), ("wax", "Wax, mostly.")]
+    path = tmp_path / "answers.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": key, "answer": text}) for key, text in answers))
+    argv = [sys.executable, "-m", "skep", "swarm", "ask", GOAL, FILES, "--by-rule"]
+    with FakeEngine(slots=1, token_ms=0, answers=path) as engine:
+        engine.fault(kind="hang-mid", after_tokens=12)
+        with subprocess.Popen([*argv, "--url", engine.url], env=env, stderr=subprocess.DEVNULL) as process:
+            engine.wait_for(timeout_s=60, requests=3)
             process.kill()
-            os.close(leader)
-
-
-def test_on_a_terminal_the_plan_is_asked_about_and_can_be_edited(folder, engine, env):
-    args = ("--by-rule", GOAL, "--files", "docs/bees.md", "--url", engine.url)
-    with at_a_terminal(env, *args) as (process, leader, until):
-        until("run it? [Y/n/e(dit)] ")
-        os.write(leader, b"e\n")
-        until("docs/wax.md:1-3")
-        until("run it? [Y/n/e(dit)] ")
-        os.write(leader, b"\n")
-        assert process.stdout.read() == b"Wax, mostly.\n"
-        assert process.wait(10) == 0
-
-
-def test_what_is_no_answer_is_asked_again_and_ctrl_c_runs_nothing(folder, engine, env):
-    """Reading is broken off although an event loop has run before: it had left the signal restarting reads."""
-    asked = engine.state()["requests"]
-    with at_a_terminal(env, "--by-rule", GOAL, "--url", engine.url) as (process, leader, until):
-        until("run it? [Y/n/e(dit)] ")
-        os.write(leader, b"maybe\n")
-        until("y, n or e? ")
-        process.send_signal(signal.SIGINT)
-        until("nothing was run")
-        assert process.wait(10) == 130
-    assert engine.state()["requests"] == asked
-
-
-def test_a_run_killed_in_its_merge_goes_on_with_the_merge_alone(folder, engine, env):
-    """What the agents said is in the journal: none of them is asked again."""
-    (folder / "plan.json").write_text('{"tasks": [{"objective": "Sum up", "files": ["docs/*.md"], "each": true}]}')
-    with FakeEngine(slots=1, token_ms=0) as merger:
-        merger.fault(kind="hang-first")
-        urls = ["--url", engine.url, "--orchestrator-url", merger.url]
-        argv = [sys.executable, "-m", "skep", "swarm", "ask", GOAL, "--plan", "plan.json", "--files", "docs/*.md"]
-        with subprocess.Popen([*argv, *urls], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            merger.wait_for(running=1)
-            process.kill()
-        asked = engine.state()["output_tokens"]
         done = CliRunner().invoke(APP, ["swarm", "resume", "--last"])
-        assert done.exit_code == 0, (done.exception, done.stderr)
-        assert engine.state()["output_tokens"] == asked
+        assert (done.exit_code, done.stdout) == (0, f"{merged}\n"), (done.exception, done.stderr)
+        assert engine.state()["requests"] == 4
     with journal() as swarm:
         run = swarm.run("last")
-        assert [result.task for result in swarm.results(run.id)] == ["1/1", "1/2", "merge-1-1"]
+        assert [result.task for result in swarm.results(run.id)] == ["bees.md:1-3", "wax.md:1-3", "merge-1-1"]
 
 
 def test_what_a_run_keeps_holds_no_key(folder, engine, env, monkeypatch):
     monkeypatch.setenv("OWN_KEY", "very-secret")
-    done = ask(GOAL, "--by-rule", "--files", "docs/wax.md", "--url", engine.url, "--key-env", "OWN_KEY")
+    done = ask(GOAL, "docs/wax.md", "--by-rule", "--url", engine.url, "--key-env", "OWN_KEY")
     assert done.exit_code == 0, (done.exception, done.stderr)
     (store,) = (folder.parent / "data").rglob("skep.sqlite3")
     with sqlite3.connect(store) as database:

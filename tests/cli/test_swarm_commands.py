@@ -16,7 +16,7 @@ from skep.store.swarm import Recorded, SwarmStore
 from skep.swarm.journal import create_run
 from skep.swarm.orders import Order
 from skep.swarm.progress import Lane, Progress
-from skep.tasks import Attempt, Ending, Outcome, Result, Step, Task, Why
+from skep.tasks import Attempt, Ending, Outcome, Result, Task, Why
 
 BEGAN = 1_790_000_000.0
 
@@ -54,13 +54,12 @@ def run_id(paths, tmp_path):
         made = create_run(store, tasks, order, url="http://127.0.0.1:1/v1", model="m", name="tasks.jsonl")
         journal = SwarmStore(store)
         session = journal.open_session(made, at=BEGAN, agents=None, endpoint={"model": "m"}, simulated=False)
-        step = Step("two", 1, 0, "tool", "read_file", '{"path": "a"}', "text \x1b[2J", BEGAN, BEGAN + 1)
         failed = {"error_kind": "timeout", "error": "no answer\nin 10 s"}
         journal.record(
             made,
             [
                 Recorded(attempt("one", 1, Outcome.DONE, replica="r0"), result("one", replica="r0")),
-                Recorded(attempt("two", 1, Outcome.REJECTED, error_kind="rejected", error="no JSON"), steps=(step,)),
+                Recorded(attempt("two", 1, Outcome.REJECTED, error_kind="rejected", error="no JSON")),
                 Recorded(
                     attempt("two", 2, Outcome.FAILED, **failed),
                     result("two", Ending.FAILED, tries=2, answer="half\x1b[31m", **failed),
@@ -95,14 +94,14 @@ def test_show_begins_with_what_was_set_aside(run_id):
     assert told["account"]["tasks"] == 3
 
 
-def test_a_trace_has_the_messages_the_attempts_the_steps_and_the_answer(run_id):
+def test_a_trace_has_the_messages_the_attempts_and_the_answer(run_id):
     shown = printed("trace", run_id, "two")
-    places = [shown.index(words) for words in ("do two", "rejected", "read_file", "failed after 2 tries", "half")]
+    places = [shown.index(words) for words in ("do two", "rejected", "failed after 2 tries", "half")]
     assert places == sorted(places)
     assert "\x1b" not in shown
     told = json.loads(printed("trace", run_id, "two", "--json"))
     assert [one["outcome"] for one in told["attempts"]] == ["rejected", "failed"]
-    assert (told["steps"][0]["name"], told["result"]["tries"]) == ("read_file", 2)
+    assert told["result"]["tries"] == 2
     assert "no result yet" in printed("trace", "last", "three")
 
 

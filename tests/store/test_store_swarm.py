@@ -13,7 +13,7 @@ import pytest
 from skep.errors import StoreError, UserError
 from skep.store.database import open_store
 from skep.store.swarm import Recorded, SwarmStore
-from skep.tasks import Attempt, Counts, Ending, Outcome, Result, RunState, Step, Task, Why
+from skep.tasks import Attempt, Counts, Ending, Outcome, Result, RunState, Task, Why, task_from_json, task_json
 
 PROCESS = Path(__file__).with_name("swarm_process.py")
 DUMP = Path(__file__).with_name("versions") / "7.sql"
@@ -69,7 +69,7 @@ def test_run_is_there_with_all_its_tasks(swarm):
     """What went in comes out, in the order of the input, the order of a schema's fields included."""
     schema = {"type": "object", "properties": {"why": {}, "answer": {}}, "additionalProperties": False}
     checker = {"kind": "contains", "all": ["x"]}
-    rich = task("b", max_tokens=7, temperature=0.0, schema=schema, checker=checker, priority="batch", tools=("files",),
+    rich = task("b", max_tokens=7, temperature=0.0, schema=schema, checker=checker, priority="batch",
                 extra={"top_p": 1}, stage=2)  # fmt: skip
     run_id = begin(swarm, tasks=[task("c"), rich, task("a")])
     assert run_id.startswith("20261115-142233-")
@@ -113,13 +113,8 @@ def test_rows_are_read_as_they_were_written(swarm):
                     requests=4, prompt_tokens=0, output_tokens=9, decode_ms=3.5, status=200, error_kind="schema",
                     error="no", finish_reason="length", replica="r1", answer="x")  # fmt: skip
     ended = result("a", value={"b": [1, None], "a": "é"}, ending=Ending.FAILED, error_kind="schema", error="no")
-    steps = (
-        Step("a", 3, 0, "model", "smol", "asked", "answered", AT, AT + 1, 5, None),
-        Step("a", 3, 1, "tool", "files", "{}", "", AT, AT + 1, error="no such file"),
-    )
-    swarm.record(run_id, [Recorded(tried, ended, steps)])
-    assert (swarm.attempts(run_id), swarm.result(run_id, "a"), swarm.steps(run_id, "a")) == ([tried], ended, [*steps])
-    assert (swarm.result(run_id, "b"), swarm.steps(run_id, "b")) == (None, [])
+    swarm.record(run_id, [Recorded(tried, ended)])
+    assert (swarm.attempts(run_id), swarm.result(run_id, "a"), swarm.result(run_id, "b")) == ([tried], ended, None)
     assert swarm.counts(run_id) == Counts(2, 0, 1)
 
 
@@ -165,15 +160,13 @@ def test_odd_text_does_not_lose_a_result(swarm, odd):
     kept = {"half \ud83d of a pair": "half \ufffd of a pair", "\ud83d\ude00": "\U0001f600"}.get(odd, odd)
     run_id = begin(swarm, tasks=[task(odd), task("b")], name=odd, model=odd, config={"goal": odd})
     assert [one.id for one in swarm.tasks(run_id)] == [kept, "b"]
-    step = Step(odd, 1, 0, "tool", odd, odd, odd, AT, AT, error=odd)
-    row = Recorded(attempt(odd, error=odd, answer=odd), result(odd, odd, value=[odd], error=odd), (step,))
+    row = Recorded(attempt(odd, error=odd, answer=odd), result(odd, odd, value=[odd], error=odd))
     (told,) = swarm.record(run_id, [row])
     found = swarm.result(run_id, odd)
     assert told == found
     assert (found.task, found.answer, found.error) == (kept, kept, kept)
     assert found.value in ([odd], [kept])  # JSON has a way to write a lone half
     assert (swarm.task(run_id, odd).id, swarm.run(run_id).name) == (kept, kept)
-    assert swarm.steps(run_id, kept)[0].answered == kept
     assert [one.id for one, _, _ in swarm.pending(run_id)] == ["b"]
 
 
@@ -293,11 +286,16 @@ def test_rows_are_final(swarm, store, table, statement):
 
 
 def full_run(swarm: SwarmStore) -> str:
-    """A row in every table."""
+    """A row in every table, also in that of the steps, which earlier versions wrote."""
     run_id = begin(swarm, "a", "b")
     session = work(swarm, run_id)
-    step = Step("a", 1, 0, "model", "smol", "asked", "answered", AT, AT + 1)
-    swarm.record(run_id, [Recorded(attempt("a"), result("a"), (step,))])
+    swarm.record(run_id, done("a"))
+    with swarm._store.transaction(run_id) as connection:
+        connection.execute(
+            "INSERT INTO swarm_steps (task, run_id, idx, attempt, started_at, ended_at, kind, name, asked, answered) "
+            "SELECT key, run_id, 0, 1, 0, 0, 'tool', '', '', '' FROM swarm_tasks WHERE run_id = ? AND id = 'a'",
+            (run_id,),
+        )
     swarm.append_fact(run_id, session, "limit", AT, {"agents": 4})
     swarm.set_cancelled(run_id, AT + 2)
     swarm.close_session(run_id, session, at=AT + 3, outcome="cancelled")
@@ -407,4 +405,9 @@ def test_file_of_schema_seven_opens_with_its_swarm(tmp_path):
         assert (run.id, run.state, run.counts) == ("20261115-142233-5a4a3a", RunState.CANCELLED, Counts(3, 1, 1))
         assert [one.answer for one in swarm.results(run.id)] == ["An oak", "the Rhine"]
         assert [one.id for one, _, _ in swarm.pending(run.id)] == ["hill"]
-        assert (len(swarm.steps(run.id, "tree")), len(swarm.facts(run.id))) == (1, 1)
+        assert len(swarm.facts(run.id)) == 1
+
+
+def test_a_task_that_named_tools_is_read_without_them():
+    """Earlier versions stored which tools its agent might use."""
+    assert task_from_json({**task_json(task("a")), "tools": ["files"]}) == task("a")

@@ -7,58 +7,51 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep.errors import UserError
-from skep.swarm.ask.chunks import Piece, lines_of, parse_ref, pieces_of, text_of
+from skep.swarm.ask.chunks import pieces_of
 from skep.swarm.ask.files import LARGEST_BYTES, find_sources, read_text
 
 CODE = "\n".join(f"def f{n}():\n    x = {n}\n\n    return x\n\n" for n in range(40)) + "\n"
+
+
+def lines_in(piece):
+    first, _, last = piece.ref.partition(" ")[0].rpartition(":")[2].partition("-")
+    return int(last) - int(first)
 
 
 @given(st.text(alphabet="ab \n#\t", max_size=400), st.integers(5, 120))
 @settings(max_examples=80, deadline=None)
 def test_pieces_cover_a_text_in_order_and_none_is_too_long(text, most):
     """Only blank stretches may be left out."""
-    lines, pieces = lines_of(text), pieces_of("a.md", text, most)
-    assert all(len(text_of(piece, lines)) <= most + 80 for piece in pieces)  # a long line is cut at a space nearby
-    got = "".join(text_of(piece, lines) for piece in pieces)
+    pieces = pieces_of("a.md", text, most)
+    assert all(len(piece.text) <= most + 80 for piece in pieces)  # a long line is cut at a space nearby
+    got = "".join(piece.text for piece in pieces)
     assert "".join(got.split()) == "".join(text.split())
-    assert [(p.first, p.part) for p in pieces] == sorted((p.first, p.part) for p in pieces)
 
 
 def test_code_is_cut_between_functions():
-    lines, pieces = lines_of(CODE), pieces_of("a.py", CODE, 500)
+    pieces = pieces_of("a.py", CODE, 500)
     assert len(pieces) > 2
-    assert all(text_of(piece, lines).startswith("def ") for piece in pieces)
+    assert all(piece.text.startswith("def ") for piece in pieces)
 
 
 def test_markdown_is_cut_at_headings_and_not_inside_a_fence():
     text = "".join(f"# Chapter {n}\n\n" + "Some words here.\n" * 6 + "```sh\n\n# no heading\n```\n" for n in range(6))
-    lines, pieces = lines_of(text), pieces_of("a.md", text, 320)
+    pieces = pieces_of("a.md", text, 320)
     assert len(pieces) > 2
-    assert all(text_of(piece, lines).startswith("# Chapter") for piece in pieces)
+    assert all(piece.text.startswith("# Chapter") for piece in pieces)
 
 
 def test_pieces_are_about_equally_long():
-    text = "word\n" * 1000
-    sizes = [piece.last - piece.first for piece in pieces_of("a.txt", text, 3000)]
+    sizes = [lines_in(piece) for piece in pieces_of("a.txt", "word\n" * 1000, 3000)]
     assert len(sizes) == 2
     assert max(sizes) - min(sizes) < 50
 
 
 def test_a_line_longer_than_a_piece_is_cut_at_spaces():
     text = "short\n" + "word " * 500 + "\nshort\n"
-    pieces = [piece for piece in pieces_of("a.txt", text, 1000) if piece.parts > 1]
-    assert [piece.part for piece in pieces] == [1, 2, 3]
-    assert {word for piece in pieces for word in text_of(piece, lines_of(text)).split()} == {"word"}
-
-
-@pytest.mark.parametrize("piece", [Piece("a b/c:d.py", 1, 20), Piece("x", 5, 5, 2, 3)])
-def test_a_piece_is_found_again_by_its_name(piece):
-    assert parse_ref(piece.ref) == piece
-
-
-@pytest.mark.parametrize("text", ["a.py", "a.py:0-3", "a.py:5-3", "a.py:1-2 (3/2)", ":1-2", "a:1"])
-def test_what_names_no_lines_is_no_piece(text):
-    assert parse_ref(text) is None
+    pieces = [piece for piece in pieces_of("a.txt", text, 1000) if piece.ref.endswith(")")]
+    assert [piece.ref for piece in pieces] == [f"a.txt:2-2 ({n}/3)" for n in (1, 2, 3)]
+    assert {word for piece in pieces for word in piece.text.split()} == {"word"}
 
 
 @pytest.fixture
@@ -82,21 +75,22 @@ def tree(tmp_path):
         ("sub/*", ["sub/b.py"]),
         ("[an]*.??", ["a.py", "notes.md"]),
         ("./sub/deep/c.py", ["sub/deep/c.py"]),
+        (".", ["a.py", "notes.md", "sub/b.py", "sub/deep/c.py"]),
         (".env", [".env"]),
     ],
 )
 def test_patterns_name_text_files_under_the_root(tree, pattern, names):
     """Hidden ones only where the pattern says so, installed packages never."""
-    assert list(find_sources(tree, [pattern]).names) == names
+    assert list(find_sources(tree, [pattern]).texts) == names
 
 
 def test_what_is_left_out_is_told_with_its_reason(tree):
-    assert dict(find_sources(tree, ["*.py"]).passed_by) == {"link.py": "outside of the root", "picture.py": "no text"}
+    assert dict(find_sources(tree, ["*.py"]).left_out) == {"link.py": "outside of the root", "picture.py": "no text"}
 
 
 @pytest.mark.parametrize("pattern", ["../*.py", "/etc/passwd", "nothing-*.py", "[z-a].py"])
 def test_patterns_that_lead_out_or_nowhere_are_refused(tree, pattern):
-    with pytest.raises(UserError, match="--files"):
+    with pytest.raises(UserError, match=r"leads out|names no text file"):
         find_sources(tree, [pattern])
 
 

@@ -150,7 +150,7 @@ def trace(
     task: Annotated[str, typer.Argument(metavar="TASK", help="A task's id.")],
     as_json: JsonOption = False,
 ) -> None:
-    """All about one task: what was sent, each attempt and its steps, the answer."""
+    """All about one task: what was sent, each attempt, the answer."""
     from skep.cli.swarm_trace import show_trace
 
     show_trace(name, task, as_json=as_json)

@@ -26,7 +26,6 @@ from skep.swarm.accounts.account import account_json, account_of
 from skep.swarm.orders import order_from_json
 from skep.swarm.output import result_line
 from skep.swarm.running import carry_out
-from skep.swarm.work import WorkMaker
 from skep.tasks import Result, RunState, Task
 
 T = TypeVar("T")
@@ -47,7 +46,6 @@ def carry_out_here(
     report: Path | None = None,
     as_json: bool = False,
     echo: bool = False,
-    work: WorkMaker | None = None,
 ) -> int:
     """0 when every task is done, 1 where some were set aside. `echo`: print each result line.
 
@@ -65,7 +63,7 @@ def carry_out_here(
     try:
         with printer, live_view(f"{run.id}  {run.name}  {url}", deadline_s, plain=plain) as watch:
             carried = partial(carry_out, paths, run_id, url=url, model=model, output=output, after_cancel=after_cancel)
-            followed = partial(carried, key=key, work=work, watch=watch, on_result=printer.take)
+            followed = partial(carried, key=key, watch=watch, on_result=printer.take)
             state = run_measuring(lambda: printer.followed(followed))
     except Interrupted:
         printer.complain(run_id)

@@ -10,7 +10,7 @@ from skep.cli.output import number, print_json, print_table
 from skep.cli.swarm_places import journal
 from skep.cli.swarm_words import one_line
 from skep.report.figures import printable
-from skep.tasks import Attempt, Result, Step, Task, task_json
+from skep.tasks import Attempt, Result, Task, task_json
 from skep.units import format_seconds
 
 
@@ -19,26 +19,23 @@ def show_trace(name: str, task_id: str, *, as_json: bool) -> None:
         run = swarm.run(name)
         task = swarm.task(run.id, task_id)
         result = swarm.result(run.id, task.id)
-        attempts, steps = swarm.attempts(run.id, task.id), swarm.steps(run.id, task.id)
+        attempts = swarm.attempts(run.id, task.id)
     if as_json:
-        print_json(trace_document(run.id, task, result, attempts, steps))
+        print_json(trace_document(run.id, task, result, attempts))
         return
     for line in [*asked(task), ""]:
         print(line)  # noqa: T201
     _show_attempts(attempts)
-    for line in [*stepped(steps), *ended(result)]:
+    for line in ended(result):
         print(line)  # noqa: T201
 
 
-def trace_document(
-    run_id: str, task: Task, result: Result | None, attempts: list[Attempt], steps: list[Step]
-) -> dict[str, Any]:
+def trace_document(run_id: str, task: Task, result: Result | None, attempts: list[Attempt]) -> dict[str, Any]:
     return {
         "run": run_id,
         "task": task_json(task),
         "result": None if result is None else asdict(result),
         "attempts": [asdict(one) for one in attempts],
-        "steps": [asdict(one) for one in steps],
     }
 
 
@@ -52,7 +49,6 @@ def asked(task: Task) -> list[str]:
         "max_tokens": task.max_tokens,
         "temperature": task.temperature,
         "priority": task.priority,
-        "tools": ", ".join(task.tools) or None,
         "extra": dict(task.extra) or None,
     }
     return [*lines, *(f"  {name}: {one_line(str(value))}" for name, value in wants.items() if value is not None)]
@@ -95,15 +91,6 @@ def _attempt_cells(one: Attempt) -> list[str]:
         number(one.output_tokens, 0),
         one_line(f"{one.error_kind}: {status}{one.error or ''}") if one.error_kind else "",
     ]
-
-
-def stepped(steps: list[Step]) -> list[str]:
-    lines: list[str] = []
-    for one in steps:
-        took, fault = format_seconds(one.ended_at - one.started_at), f", {one_line(one.error)}" if one.error else ""
-        lines += ["", f"attempt {one.attempt}, step {one.index + 1}: {one.kind} {one_line(one.name)}, {took}{fault}"]
-        lines += ["  asked:", *indented(one.asked), "  answered:", *indented(one.answered)]
-    return lines
 
 
 def ended(result: Result | None) -> list[str]:

@@ -22,7 +22,6 @@ from skep.store.swarm_rows import (
     INSERT_NEW_TASK,
     INSERT_RESULT,
     INSERT_RUN,
-    INSERT_STEP,
     INSERT_TASK,
     Recorded,
     SessionOutcome,
@@ -34,15 +33,13 @@ from skep.store.swarm_rows import (
     result_of,
     result_row,
     session_of,
-    step_of,
-    step_row,
     swarm_run_of,
     task_of,
     task_row,
 )
 from skep.store.swarm_tables import TABLES_OF_A_SWARM_RUN
 from skep.store.writers import this_process
-from skep.tasks import Attempt, Counts, Ending, Result, RunState, Step, SwarmRun, Task
+from skep.tasks import Attempt, Counts, Ending, Result, RunState, SwarmRun, Task
 
 __all__ = ["Recorded", "SessionOutcome", "SwarmSession", "SwarmStore"]
 
@@ -97,11 +94,6 @@ _ATTEMPTS_OF_A_TASK = """
 SELECT swarm_attempts.*, swarm_tasks.id AS task
 FROM swarm_tasks JOIN swarm_attempts ON swarm_attempts.task = swarm_tasks.key
 WHERE swarm_tasks.run_id = ? AND swarm_tasks.id = ? ORDER BY started_at, swarm_attempts.id
-"""
-_STEPS = """
-SELECT swarm_steps.*, swarm_tasks.id AS task
-FROM swarm_tasks JOIN swarm_steps ON swarm_steps.task = swarm_tasks.key
-WHERE swarm_tasks.run_id = ? AND swarm_tasks.id = ? ORDER BY attempt, idx, swarm_steps.id
 """
 _FACTS = """
 SELECT session, name, at, fact FROM swarm_facts WHERE run_id = ?1 AND (?2 IS NULL OR name = ?2) ORDER BY id
@@ -195,9 +187,7 @@ class SwarmStore:
         with self._store.transaction(run_id) as connection:
             keys = _keys(connection, run_id, rows)
             attempts = [attempt_row(run_id, keys[a.task], a) for row in rows if (a := row.attempt) is not None]
-            steps = [step_row(run_id, keys[step.task], step) for row in rows for step in row.steps]
             connection.executemany(INSERT_ATTEMPT, attempts)
-            connection.executemany(INSERT_STEP, steps)
             for result in (row.result for row in rows if row.result is not None):
                 values = result_row(run_id, keys[result.task], result)
                 if connection.execute(INSERT_RESULT, values).rowcount == 1:
@@ -260,10 +250,6 @@ class SwarmStore:
         if task_id is None:
             return [attempt_of(row) for row in self._store.read(_ATTEMPTS, run_id)]
         return [attempt_of(row) for row in self._store.read(_ATTEMPTS_OF_A_TASK, run_id, storable(task_id))]
-
-    def steps(self, run_id: str, task_id: str) -> list[Step]:
-        """By attempt, in the order they were made."""
-        return [step_of(row) for row in self._store.read(_STEPS, run_id, storable(task_id))]
 
     def append_fact(self, run_id: str, session: int, name: str, at: float, fact: Mapping[str, Any]) -> None:
         with self._store.transaction(run_id) as connection:

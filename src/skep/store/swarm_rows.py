@@ -1,10 +1,10 @@
-"""Tasks, attempts, results, steps and sessions as rows, and back. Knows columns; runs no statement."""
+"""Tasks, attempts, results and sessions as rows, and back. Knows columns; runs no statement."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from sqlite3 import Row
 from typing import Any, Literal
@@ -19,7 +19,6 @@ from skep.tasks import (
     Outcome,
     Result,
     RunState,
-    Step,
     SwarmRun,
     Task,
     Why,
@@ -40,17 +39,12 @@ _ATTEMPT_PLAIN = ("session", "number", "agent", "started_at", "ended_at", "first
 _ATTEMPT_COUNTS = ("requests", "prompt_tokens", "output_tokens", "status")
 _ATTEMPT_TEXTS = ("error_kind", "error", "finish_reason", "replica", "answer")
 _ATTEMPT_COLUMNS = ("task", "run_id", "why", "outcome", *_ATTEMPT_PLAIN, *_ATTEMPT_COUNTS, *_ATTEMPT_TEXTS)
-_STEP_PLAIN = ("attempt", "started_at", "ended_at")
-_STEP_COUNTS = ("prompt_tokens", "output_tokens")
-_STEP_TEXTS = ("kind", "name", "asked", "answered", "error")
-_STEP_COLUMNS = ("task", "run_id", "idx", *_STEP_PLAIN, *_STEP_COUNTS, *_STEP_TEXTS)
 
 INSERT_RUN = "INSERT INTO swarm_runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 INSERT_TASK = "INSERT INTO swarm_tasks (run_id, id, stage, document) VALUES (?, ?, ?, ?)"
 INSERT_NEW_TASK = f"{INSERT_TASK} ON CONFLICT (run_id, id) DO NOTHING"
 INSERT_RESULT = f"{insert('swarm_results', _RESULT_COLUMNS)} ON CONFLICT (task) DO NOTHING"
 INSERT_ATTEMPT = insert("swarm_attempts", _ATTEMPT_COLUMNS)
-INSERT_STEP = insert("swarm_steps", _STEP_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +53,10 @@ class Recorded:
 
     attempt: Attempt | None
     result: Result | None = None
-    steps: Sequence[Step] = ()
 
     def tasks(self) -> set[str]:
         """The ids it names; one, unless somebody mixed them up."""
-        named = [one.task for one in (self.attempt, self.result) if one is not None]
-        return {*named, *(step.task for step in self.steps)}
+        return {one.task for one in (self.attempt, self.result) if one is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +120,6 @@ def attempt_of(row: Row) -> Attempt:
     values = _named(row)
     del values["run_id"], values["id"]
     return Attempt(**values | {"why": Why(values["why"]), "outcome": Outcome(values["outcome"])})
-
-
-def step_row(run_id: str, key: int, step: Step) -> tuple[Any, ...]:
-    """Values in the order of the columns in `INSERT_STEP`."""
-    plain = (getattr(step, name) for name in _STEP_PLAIN)
-    counts = (_count(getattr(step, name)) for name in _STEP_COUNTS)
-    texts = (storable(getattr(step, name)) for name in _STEP_TEXTS)
-    return (key, run_id, step.index, *plain, *counts, *texts)
-
-
-def step_of(row: Row) -> Step:
-    values = _named(row)
-    index = values.pop("idx")
-    del values["run_id"], values["id"]
-    return Step(index=index, **values)
 
 
 def session_of(row: Row) -> SwarmSession:

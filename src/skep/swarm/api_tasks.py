@@ -81,8 +81,7 @@ async def asked_tasks(
     told: Defaults = {**defaults, "schema": schema}
     tasks = tasks_of([_document(one, number) for number, one in enumerate(made, 1)], **told)
     return [
-        replace(task, tools=one.tools, stage=one.stage) if isinstance(one, Task) else task
-        for task, one in zip(tasks, made, strict=True)
+        replace(task, stage=one.stage) if isinstance(one, Task) else task for task, one in zip(tasks, made, strict=True)
     ]
 
 

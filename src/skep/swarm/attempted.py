@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from skep.tasks import Step
-
 REJECTED = "rejected"
 
 
@@ -18,7 +16,6 @@ class Attempted:
     value: Any = None
     error_kind: str | None = None
     error: str | None = None
-    complaint: str | None = None  # of a rejected one: what the next attempt is told; None: the error
     status: int | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -27,6 +24,4 @@ class Attempted:
     decode_ms: float | None = None
     finish_reason: str | None = None
     replica: str | None = None
-    requests: int = 1
-    steps: tuple[Step, ...] = ()
     retry_after_s: float | None = None

@@ -22,15 +22,6 @@ LONGEST_WAIT_S = 3600.0  # that a Retry-After is believed
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A tool that the model wants used; `arguments` as it wrote them."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
 class Reply:
     """What came of one request. Faults are told, not raised. Times are unix seconds."""
 
@@ -48,7 +39,6 @@ class Reply:
     finish_reason: str | None = None
     replica: str | None = None
     retry_after_s: float | None = None
-    calls: tuple[Call, ...] = ()
 
 
 class Line:
@@ -60,7 +50,7 @@ class Line:
         self.flow = flow
         self.timeout_s = timeout_s
         self.total = 0  # events of all answers: about as many as tokens
-        # Every byte of an attempt's last answer is here.
+        # Every byte of an attempt's answer is here: another may take its place while it is still being read.
         self.on_whole: Callable[[tuple[str, int]], None] = lambda _: None
         self.is_gateway = "replicas" in endpoint.engine
         self._pool = Pool(endpoint.origin, max_idle=MOST_IDLE)
@@ -91,14 +81,10 @@ class Line:
         priority: str | None = None,
         session: str | None = None,
         timeout_s: float | None = None,
-        is_last: bool = False,
-        hearing: type[Hearing] | None = None,
     ) -> Reply:
         """One streamed chat request. `fields`: of the body, beside model and messages.
 
-        `session`: of skep's gateway, which sends what has the same one to the same replica. `is_last`: the attempt asks
-        no more, so that another may take its place while this answer is still being read.
-        `hearing`: what takes the answer, where its text is not all that is wanted.
+        `session`: of skep's gateway, which sends what has the same one to the same replica.
         """
         body = {
             **(fields or {}),
@@ -110,7 +96,7 @@ class Line:
         data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         own = self._own_lines(priority, session)
         head = b"%b%bcontent-length: %d\r\n\r\n" % (self._lines, own, len(data))
-        reading = (hearing or Hearing)(self._loop.create_future(), self, attempt)
+        reading = Hearing(self._loop.create_future(), self, attempt)
         epoch, started = time.time() - time.monotonic(), time.monotonic()
         call = self._pool.send(head, reading, data)
         limit_s = self.timeout_s if timeout_s is None else timeout_s
@@ -124,7 +110,7 @@ class Line:
             timer.cancel()
         if reading.is_too_long:
             call.abort()
-        if is_last and reading.is_whole:
+        if reading.is_whole:
             self.on_whole(attempt)
             await asyncio.sleep(0)  # when many end at once, those that follow are sent before these are read
         return _reply(reading, started + epoch, ended + epoch, epoch)
@@ -170,10 +156,6 @@ class Hearing(Reading):
     @property
     def is_too_long(self) -> bool:
         return self._received_bytes > LARGEST_ANSWER_BYTES
-
-    def calls(self) -> tuple[Call, ...]:
-        """The tools that the answer asks for."""
-        return ()
 
     def on_head(self, head: ResponseHead, at: float) -> None:
         super().on_head(head, at)
@@ -225,7 +207,6 @@ def _reply(reading: Hearing, started_at: float, ended_at: float, epoch: float) -
         finish_reason=storable(reading.finish_reason),
         replica=replica.decode("latin-1") if replica else None,
         retry_after_s=_wait(head) if head else None,
-        calls=reading.calls(),
     )
 
 

@@ -36,7 +36,6 @@ def attempt_of(
         ended_at=now + epoch,
         first_token_at=came.first_token_at,
         queued_ms=came.queued_ms,
-        requests=came.requests,
         prompt_tokens=came.prompt_tokens,
         output_tokens=came.output_tokens,
         decode_ms=came.decode_ms,

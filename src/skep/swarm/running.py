@@ -28,9 +28,8 @@ from skep.swarm.pace import Pace
 from skep.swarm.progress import Progress
 from skep.swarm.schedule import Pending, Schedule
 from skep.swarm.shift import Cancelled, Shift, told_by
-from skep.swarm.stages import next_tasks, usual_work
 from skep.swarm.tally import Tally
-from skep.swarm.work import WorkMaker
+from skep.swarm.work import ChatWork, WorkMaker
 from skep.swarm.writer import Writer
 from skep.tasks import Result, RunState, SwarmRun, Task
 
@@ -130,7 +129,14 @@ class _Session:
         return pending_tasks(self._swarm, self._run.id)
 
     def _next_stage(self) -> list[Pending]:
-        """In a thread. The tasks that follow from the results; none: the run is done."""
+        """In a thread. The tasks that follow from the results; none: the run is done.
+
+        They follow from the journal alone, so that a killed run goes on with the same ones.
+        """
+        if self._run.kind != "ask":
+            return []
+        from skep.swarm.ask.merging import next_tasks  # not loaded for a plain map
+
         run_id = self._run.id
         new = next_tasks(self._run, [*self._tasks.values()], self._swarm.results(run_id))
         if new:
@@ -220,7 +226,7 @@ class _Session:
             stack.push_async_callback(line.close)
             checking = await stack.enter_async_context(Checking())
             await checking.prepare(one.task for one in pending)
-            make = self._work or usual_work(self._run)
+            make = self._work or ChatWork
             now = time.monotonic()
             schedule = Schedule(
                 pending,

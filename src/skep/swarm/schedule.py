@@ -20,7 +20,7 @@ from skep.swarm.mishaps import FREE_BREAKS, Mishap, mishap_of, wait_s
 from skep.swarm.noted import attempt_of, failed_result, result_of
 from skep.swarm.outage import GiveUp, Outage, Probe
 from skep.swarm.stragglers import Stragglers
-from skep.tasks import Attempt, Outcome, Result, Step, Task, Why
+from skep.tasks import Attempt, Outcome, Result, Task, Why
 
 SILENT_S = 30.0  # without one token of any answer under way: is anybody there?
 RANKS = {"interactive": 0, "normal": 1, None: 1, "batch": 2}
@@ -51,7 +51,6 @@ class Record:
 
     attempt: Attempt
     result: Result | None = None
-    steps: tuple[Step, ...] = ()
 
 
 Action = Start | Cancel | Record | Probe | GiveUp
@@ -199,17 +198,17 @@ class Schedule:
         job.row = job.row + 1 if job.last is mishap else 1
         job.last, job.failed = mishap, came
         if rejected:
-            job.complaint = came.complaint or came.error
+            job.complaint = came.error
         if mishap is Mishap.BROKEN:
             self._broke(job, lease)
         if mishap in (Mishap.TRY, Mishap.FINAL) or (mishap is Mishap.BROKEN and lease.blamed):
             job.tries += 1
         attempt = self._attempt(lease, Outcome.REJECTED if rejected else Outcome.FAILED, came, now)
         if (job.tries >= self._tries or mishap is Mishap.FINAL) and not job.leases:
-            return [Record(attempt, self._set_aside(job, now), came.steps)]
+            return [Record(attempt, self._set_aside(job, now))]
         if not job.leases:
             self._again(job, now + wait_s(mishap, job.row, self._rng, came.retry_after_s))
-        return [Record(attempt, None, came.steps)]
+        return [Record(attempt)]
 
     def probed(self, why: str | None, now: float) -> list[Action]:
         """The endpoint was asked whether it is there; `why` it is not, or None.
@@ -316,7 +315,7 @@ class Schedule:
             self._stragglers.took(now - lease.started, came.output_tokens)
         attempt = self._attempt(lease, Outcome.DONE, came, now)
         result = result_of(attempt, came, tries=job.tries + 1, started_at=job.first_at or attempt.started_at)
-        actions: list[Action] = [Record(attempt, result, came.steps)]
+        actions: list[Action] = [Record(attempt, result)]
         for other_id in job.leases:
             other = self._release(other_id)
             if other is not None:

@@ -192,7 +192,7 @@ class Shift:
         self._line.forget(attempt.task, attempt.number)
         self._whole.discard((attempt.task, attempt.number))
         self._sent.discard((attempt.task, attempt.number))
-        self._writer.put(Recorded(attempt, record.result, record.steps))
+        self._writer.put(Recorded(attempt, record.result))
         self._tally.ended(attempt, record.result)
         if record.result is not None and record.result.ending is Ending.FAILED:
             self._tally.say(f"`{attempt.task}` is set aside: {record.result.error}")

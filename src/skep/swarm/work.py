@@ -83,7 +83,6 @@ class ChatWork:
             fields=fields,
             priority=task.priority or self._order.priority,
             session=f"{task.id}/{number}" if number > 1 else None,
-            is_last=True,
         )
 
     def _corrected(self, task: str, complaint: str) -> list[dict[str, Any]]:

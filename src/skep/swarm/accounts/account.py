@@ -192,7 +192,7 @@ def _replicas(attempts: Sequence[Attempt]) -> Iterable[ReplicaRow]:
 
 
 def _decode_tok_s(attempt: Attempt) -> float | None:
-    """Of one request: the time of an agent with tools is not only decoding."""
+    """Of one request; earlier versions had agents that made several."""
     if attempt.requests != 1 or attempt.first_token_at is None or not attempt.output_tokens:
         return None
     seconds = attempt.ended_at - attempt.first_token_at

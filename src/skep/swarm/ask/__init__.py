@@ -1,1 +1,1 @@
-"""A goal in, one answer out: the plan, agents with tools, a tree of merges."""
+"""A goal split over files, each part worked on at once, the answers merged into one."""

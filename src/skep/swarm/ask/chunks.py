@@ -14,34 +14,15 @@ from pathlib import PurePosixPath
 _PROSE = frozenset({".md", ".markdown", ".rst", ".txt", ".adoc", ""})
 _HEADING = re.compile(r"(#{1,6})\s")
 _FENCE = re.compile(r"\s{0,3}(```|~~~)")
-_REF = re.compile(r"(?P<file>.+):(?P<first>[1-9]\d{0,8})-(?P<last>[1-9]\d{0,8})(?: \((?P<part>\d+)/(?P<parts>\d+)\))?")
 _SOONEST = 0.5  # of the wanted length: no piece ends before it
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Lines of a file, counted from 1, both included. A line too long for a piece is cut into `parts`."""
+    """Some lines of a file. `ref` names them, counted from 1: `docs/a.md:1-80`, or a part of one long line."""
 
-    file: str
-    first: int
-    last: int
-    part: int = 1
-    parts: int = 1
-
-    @property
-    def ref(self) -> str:
-        """As a plan names it."""
-        return f"{self.file}:{self.first}-{self.last}" + (f" ({self.part}/{self.parts})" if self.parts > 1 else "")
-
-
-def parse_ref(text: str) -> Piece | None:
-    """None: it names no lines."""
-    match = _REF.fullmatch(text)
-    if match is None:
-        return None
-    part, parts = int(match["part"] or 1), int(match["parts"] or 1)
-    piece = Piece(match["file"], int(match["first"]), int(match["last"]), part, parts)
-    return piece if piece.first <= piece.last and 1 <= part <= parts else None
+    ref: str
+    text: str
 
 
 def lines_of(text: str) -> list[str]:
@@ -50,44 +31,42 @@ def lines_of(text: str) -> list[str]:
     return lines[:-1] if lines and not lines[-1] else lines
 
 
-def text_of(piece: Piece, lines: list[str]) -> str:
-    whole = "\n".join(lines[piece.first - 1 : piece.last])
-    return _parts(whole, piece.parts)[piece.part - 1] if piece.parts > 1 else whole
-
-
-def pieces_of(file: str, text: str, most_chars: int, *, first: int = 1, last: int | None = None) -> list[Piece]:
-    """Pieces of at most so many characters, of the whole text or of these lines of it. None where it is blank."""
+def pieces_of(file: str, text: str, most_chars: int) -> list[Piece]:
+    """Pieces of at most so many characters. None where the text is blank."""
     lines = lines_of(text)
-    last = len(lines) if last is None else min(last, len(lines))
     scores = _scores(lines, prose=PurePosixPath(file).suffix.lower() in _PROSE)
     found: list[Piece] = []
-    for begin, end in _spans(lines, scores, first - 1, last, most_chars):
-        size = sum(len(line) + 1 for line in lines[begin:end])
-        if not any(line.strip() for line in lines[begin:end]):
+    for begin, end in _spans(lines, scores, most_chars):
+        whole, ref = "\n".join(lines[begin:end]), f"{file}:{begin + 1}-{end}"
+        if not whole.strip():
             continue
-        parts = ceil(size / most_chars) if end - begin == 1 and size - 1 > most_chars else 1
-        found.extend(Piece(file, begin + 1, end, part, parts) for part in range(1, parts + 1))
+        if len(whole) <= most_chars:
+            found.append(Piece(ref, whole))
+        else:  # one line
+            parts = _parts(whole, ceil((len(whole) + 1) / most_chars))
+            found.extend(Piece(f"{ref} ({number}/{len(parts)})", part) for number, part in enumerate(parts, 1))
     return found
 
 
-def _spans(lines: list[str], scores: list[int], begin: int, stop: int, most_chars: int) -> list[tuple[int, int]]:
+def _spans(lines: list[str], scores: list[int], most_chars: int) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
-    left = sum(len(line) + 1 for line in lines[begin:stop])
-    while begin < stop:
-        end = _cut(lines, scores, begin, stop, left, most_chars)
+    left = sum(len(line) + 1 for line in lines)
+    begin = 0
+    while begin < len(lines):
+        end = _cut(lines, scores, begin, left, most_chars)
         spans.append((begin, end))
         left -= sum(len(line) + 1 for line in lines[begin:end])
         begin = end
     return spans
 
 
-def _cut(lines: list[str], scores: list[int], begin: int, stop: int, left: int, most_chars: int) -> int:
+def _cut(lines: list[str], scores: list[int], begin: int, left: int, most_chars: int) -> int:
     """Where the piece that begins here ends: the best border from half the wanted length to the longest allowed."""
     if left - 1 <= most_chars:
-        return stop
+        return len(lines)
     wanted = left / ceil(left / most_chars)
     size, best, best_score = 0, begin + 1, -1e9
-    for end in range(begin + 1, stop + 1):
+    for end in range(begin + 1, len(lines) + 1):
         size += len(lines[end - 1]) + 1
         if size - 1 > most_chars:
             break

@@ -1,4 +1,4 @@
-"""What an endpoint tells of itself beside its name: how much fits, whether it knows tools, how large its model is."""
+"""What an endpoint tells of itself beside its name: how much fits, how large its model is, how long a token is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.swarm.ask.files import Sources
 from skep.swarm.line import Line
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
@@ -26,7 +25,6 @@ class Traits:
     """None: it does not tell."""
 
     context: int | None = None  # tokens of one conversation
-    tools: bool | None = None  # False: the model's template has no place for them, whatever the server accepts
     parameters: float | None = None
 
     @property
@@ -35,30 +33,21 @@ class Traits:
 
 
 async def traits_of(endpoint: Endpoint) -> Traits:
-    """As skep, llama.cpp (`/props`, `meta`) or vLLM (`max_model_len`) tell it; the size else as the name has it."""
-    pool = Pool(endpoint.origin, connect_timeout_s=5.0)
-    headers = dict(endpoint.headers)
-    try:
-        props = (await fetch(pool, "GET", "/props", headers=headers, timeout_s=5.0)).json()
-        models = (await fetch(pool, "GET", f"{endpoint.base}/models", headers=headers, timeout_s=5.0)).json()
-    except WireFailure:
-        return Traits(parameters=parameters_in(endpoint.model))
-    finally:
-        await pool.close()
-    if not isinstance(props, dict) or props.get("model_alias", endpoint.model) != endpoint.model:
+    """Ask as skep, llama.cpp (`/props`, `meta`) or vLLM (`max_model_len`) tell it; the size else as the name has it."""
+    props = await _fetched(endpoint, "GET", "/props")
+    if props.get("model_alias", endpoint.model) != endpoint.model:
         props = {}  # of another model behind the same gateway
-    data = models.get("data") if isinstance(models, dict) else None
-    entries = [one for one in data if isinstance(one, dict)] if isinstance(data, list) else []
-    own: dict[str, Any] = next((one for one in entries if one.get("id") == endpoint.model), {})
-    told: list[Any] = [own.get("max_model_len"), endpoint.engine.get("context")]
-    told.append(_inner(props, "default_generation_settings").get("n_ctx"))
-    tools = _inner(props, "chat_template_caps").get("supports_tools")
-    counted: Any = _inner(own, "meta").get("n_params")
-    return Traits(
-        context=min((int(one) for one in told if _is_size(one)), default=None),
-        tools=tools if isinstance(tools, bool) else None,
-        parameters=float(counted) if _is_number(counted) and counted > 0 else parameters_in(endpoint.model),
-    )
+    data = (await _fetched(endpoint, "GET", f"{endpoint.base}/models")).get("data")
+    entries = data if isinstance(data, list) else []
+    own = next((one for one in entries if isinstance(one, dict) and one.get("id") == endpoint.model), {})
+    settings, meta = props.get("default_generation_settings"), own.get("meta")
+    told = [own.get("max_model_len"), endpoint.engine.get("context")]
+    told.append(settings.get("n_ctx") if isinstance(settings, dict) else None)
+    sizes = [one for one in told if isinstance(one, int) and not isinstance(one, bool) and 256 <= one < 10**8]
+    counted = meta.get("n_params") if isinstance(meta, dict) else None
+    is_counted = isinstance(counted, int | float) and not isinstance(counted, bool) and counted > 0
+    parameters = float(counted) if is_counted and counted is not None else parameters_in(endpoint.model)
+    return Traits(min(sizes, default=None), parameters)
 
 
 def parameters_in(name: str) -> float | None:
@@ -67,51 +56,35 @@ def parameters_in(name: str) -> float | None:
     return max(found, default=None) or None
 
 
-async def chars_per_token(endpoint: Endpoint, sources: Sources, *, timeout_s: float = 60.0) -> float:
-    """Counted by the engine on a piece of these very texts; a careful guess where it does not count."""
-    share = max(SAMPLE_CHARS // max(len(sources.names), 1), LEAST_SAMPLE)
-    some = sources.names[: SAMPLE_CHARS // LEAST_SAMPLE]
-    sample = "\n".join(sources.text(name)[:share] for name in some)[:SAMPLE_CHARS]
+async def chars_per_token(endpoint: Endpoint, texts: list[str], *, timeout_s: float = 60.0) -> float:
+    """Count on a piece of these very texts: by the tokenizer, else by a request of one token, else guess carefully."""
+    share = max(SAMPLE_CHARS // max(len(texts), 1), LEAST_SAMPLE)
+    sample = "\n".join(text[:share] for text in texts[: SAMPLE_CHARS // LEAST_SAMPLE])[:SAMPLE_CHARS]
     if len(sample) < LEAST_SAMPLE:
         return CHARS_PER_TOKEN
-    tokens = await _tokenized(endpoint, sample) or await _read_by_model(endpoint, sample, timeout_s)
+    body = {"model": endpoint.model, "content": sample, "prompt": sample}  # of llama.cpp, and of vLLM
+    listed = (await _fetched(endpoint, "POST", "/tokenize", body)).get("tokens")
+    tokens = len(listed) if isinstance(listed, list) else None
+    if not tokens:
+        line = Line(endpoint, timeout_s=timeout_s)
+        try:
+            reply = await line.ask([{"role": "user", "content": sample}], fields={"max_tokens": 1})
+        finally:
+            await line.close()
+        tokens = reply.prompt_tokens
     if not tokens or tokens * 12 < len(sample):
         return CHARS_PER_TOKEN
     return max(0.5, MARGIN * len(sample) / tokens)
 
 
-async def _tokenized(endpoint: Endpoint, text: str) -> int | None:
-    """By llama.cpp (`content`) or vLLM (`prompt`), which need not read it for that."""
+async def _fetched(endpoint: Endpoint, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    """An empty document where it has none."""
     pool = Pool(endpoint.origin, connect_timeout_s=5.0)
-    body = {"model": endpoint.model, "content": text, "prompt": text}
     try:
-        answer = await fetch(pool, "POST", "/tokenize", body=body, headers=dict(endpoint.headers), timeout_s=5.0)
+        answer = await fetch(pool, method, path, body=body, headers=dict(endpoint.headers), timeout_s=5.0)
     except WireFailure:
-        return None
+        return {}
     finally:
         await pool.close()
     told = answer.json() if answer.status == 200 else None
-    tokens = told.get("tokens") if isinstance(told, dict) else None
-    return len(tokens) if isinstance(tokens, list) else None
-
-
-async def _read_by_model(endpoint: Endpoint, text: str, timeout_s: float) -> int | None:
-    line = Line(endpoint, timeout_s=timeout_s)
-    try:
-        reply = await line.ask([{"role": "user", "content": text}], fields={"max_tokens": 1})
-    finally:
-        await line.close()
-    return reply.prompt_tokens
-
-
-def _inner(document: dict[str, Any], name: str) -> dict[str, Any]:
-    value = document.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 256 <= value < 10**8
+    return told if isinstance(told, dict) else {}

@@ -4,20 +4,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.swarm.ask.asking import answer_of, ask_document, final_answer, next_tasks
-from skep.swarm.ask.plan import Plan, PlanTask, Sizes
-from skep.swarm.ask.reducing import Part, joined, left_out, repeats_itself, tidy, vote, why_unused, without_echo
+from skep.swarm.ask.chunks import Piece
+from skep.swarm.ask.merging import (
+    Finding,
+    answer_of,
+    ask_document,
+    joined,
+    left_out,
+    next_tasks,
+    plan_document,
+    repeats_itself,
+    why_unused,
+)
+from skep.swarm.ask.split import Part, Sizes, Split
 from skep.tasks import Counts, Ending, Result, RunState, SwarmRun, Task
 
 SIZES = Sizes(chunk_chars=600, merge_chars=400, answer_tokens=100, chars_per_token=3.0)
 
 
-def run_of(count, how="merge", *, parts=False, made_by="orchestrator", why=None):
-    tasks = tuple(PlanTask(f"t{n}", f"Objective {n}") for n in range(count))
-    plan = Plan("the goal", tasks, how, None, parts, made_by, why)
-    ask = ask_document(plan, SIZES, root="/", tools=(), context_chars=6000)
+def run_of(count, *, merge=True, by_model=True, why=None, names=None):
+    names = names or [f"t{n}" for n in range(count)]
+    parts = tuple(Part(name, "Sum up", (Piece(f"Objective {n}", ""),)) for n, name in enumerate(names))
+    ask = ask_document(plan_document("the goal", Split(parts, by_model, why), merge=merge), SIZES)
     state, counts = RunState.DONE, Counts(count, count, 0)
     return SwarmRun("run", "ask", 0.0, "", "", None, {"ask": ask}, "0", None, state, counts, 1)
+
+
+def final_answer(run, results):
+    return answer_of(run, results).with_notes()
 
 
 def result(task, answer, *, ending=Ending.DONE, error=None, finish="stop", value=None):
@@ -43,8 +57,8 @@ def test_merges_go_level_by_level_until_one_is_left():
     results, levels, tasks = carried_out(run, first_answers(9), lambda task: result(task.id, f"Merged in {task.id}."))
     assert [len(level) for level in levels] == [3, 1]
     assert [task.stage for task in tasks] == [1, 1, 1, 2]
-    assert final_answer(run, tasks, results) == "Merged in merge-2-1."
-    assert answer_of(run, tasks, results).complete
+    assert final_answer(run, results) == "Merged in merge-2-1."
+    assert answer_of(run, results).complete
 
 
 def test_the_same_journal_gives_the_same_tasks():
@@ -59,7 +73,7 @@ def test_the_same_journal_gives_the_same_tasks():
 
 def test_nothing_is_merged_before_all_is_there():
     assert next_tasks(run_of(3), [], first_answers(2)) == []
-    assert not answer_of(run_of(3), [], first_answers(2)).complete
+    assert not answer_of(run_of(3), first_answers(2)).complete
 
 
 @pytest.mark.parametrize(
@@ -74,8 +88,8 @@ def test_nothing_is_merged_before_all_is_there():
 )
 def test_where_a_merge_is_no_good_its_parts_stand_one_after_the_other(bad, why):
     run = run_of(3)
-    results, _, tasks = carried_out(run, first_answers(3), lambda task: result(task.id, **bad))
-    text = final_answer(run, tasks, results)
+    results, _, _tasks = carried_out(run, first_answers(3), lambda task: result(task.id, **bad))
+    text = final_answer(run, results)
     assert all(f"## Objective {n}\n\nFinding {n} is" in text for n in range(3))
     assert why in text.partition("How this was made:")[2]
 
@@ -93,8 +107,8 @@ def test_every_finding_is_in_the_answer_or_in_a_merge_that_was_used(sizes, rng):
         words = {word for word in task.messages[1]["content"].split() if word.startswith("finding-")}
         return result(task.id, " ".join(sorted(words)))
 
-    results, levels, tasks = carried_out(run, results, merge)
-    text = final_answer(run, tasks, results)
+    results, levels, _tasks = carried_out(run, results, merge)
+    text = final_answer(run, results)
     assert all(f"finding-{n}." in text for n in range(len(sizes)))
     assert len(levels) <= len(sizes)
 
@@ -103,69 +117,48 @@ def test_answers_too_long_to_merge_stand_one_after_the_other():
     run = run_of(3)
     answers = first_answers(3, size=390)
     assert next_tasks(run, [], answers) == []
-    text = final_answer(run, [], answers)
+    text = final_answer(run, answers)
     assert "does not fit into one merge" in text
     assert text.count("## Objective") == 3
 
 
 def test_a_task_without_an_answer_is_named():
-    answers = [*first_answers(1), result("t1", None, ending=Ending.FAILED, error="HTTP 400"), result("t2", "<think>")]
+    answers = [*first_answers(1), result("t1", None, ending=Ending.FAILED, error="HTTP 400"), result("t2", " ")]
     run = run_of(3)
-    text = final_answer(run, [], answers)
+    text = final_answer(run, answers)
     assert "`t1` is missing: HTTP 400" in text
     assert "`t2` is missing: its answer is empty" in text
 
 
-def test_a_fallback_shows_the_parts_below_the_merge_and_says_why():
-    run = run_of(2, parts=True, made_by="fallback", why="no JSON")
-    results, _, tasks = carried_out(run, first_answers(2), lambda task: result(task.id, "All in one."))
-    text = final_answer(run, tasks, results)
-    assert text.startswith("All in one.\n\n# The parts\n\n## Objective 0")
-    assert "planned without an orchestrator: no JSON" in text
+def test_a_split_by_rule_says_why():
+    run = run_of(2, by_model=False, why="no JSON")
+    results, _, _ = carried_out(run, first_answers(2), lambda task: result(task.id, "All in one."))
+    assert final_answer(run, results).startswith("All in one.\n\n---")
+    assert "split by rule, not by the model: no JSON" in final_answer(run, results)
 
 
 def test_concat_keeps_the_order_and_makes_no_further_tasks():
-    run = run_of(2, "concat")
+    run = run_of(2, merge=False)
     assert next_tasks(run, [], first_answers(2)) == []
-    assert final_answer(run, [], first_answers(2)).startswith("## Objective 0\n\nFinding 0")
-
-
-def test_the_commonest_answer_wins_the_vote():
-    run = run_of(3, "vote")
-    answers = [result("t0", "Rome"), result("t1", "paris."), result("t2", "Paris")]
-    assert final_answer(run, [], answers).startswith("paris.\n")
-    assert "2 of 3 answers say so" in final_answer(run, [], answers)
-
-
-def test_votes_of_json_are_compared_by_value():
-    told = vote([("{'b': 1, 'a': 2}", {"b": 1, "a": 2}), ("x", {"a": 3}), ("y", {"a": 2, "b": 1})])
-    assert (told.votes, told.of) == (2, 3)
-    assert vote([]) is None
+    assert final_answer(run, first_answers(2)).startswith("## Objective 0\n\nFinding 0")
 
 
 def test_a_merge_may_not_take_a_tasks_name():
-    tasks = (PlanTask("merge-1-1", "A"), PlanTask("b", "B"))
-    ask = ask_document(Plan("g", tasks), SIZES, root="/", tools=(), context_chars=1)
-    run = SwarmRun("r", "ask", 0, "", "", None, {"ask": ask}, "0", None, RunState.DONE, Counts(2, 2, 0), 1)
     known = [Task("merge-1-1", ()), Task("b", ())]
+    run = run_of(2, names=["merge-1-1", "b"])
     new = next_tasks(run, known, [result("merge-1-1", "one"), result("b", "two")])
     assert [task.id for task in new] == ["merge-1-1'"]
 
 
-def test_what_was_said_before_is_left_out():
-    text = "The module counts words quickly.\nIt has one function.\nThe module counts words quickly."
-    assert tidy(text) == "The module counts words quickly.\nIt has one function."
-    assert tidy("```\nsame line of this code\nsame line of this code\n```").count("same") == 2
-    assert tidy("<think>hm</think>Yes") == "Yes"
-    assert tidy("<<< file a.md, lines 1-3\nBees fly.\n>>>\n>>> 1 + 1") == "Bees fly.\n>>> 1 + 1"
-
-
-def test_a_prompt_that_is_said_again_is_no_answer():
-    asked = "Sum up\n<<< file a.md, lines 1-2\n# Bees\nBees fly.\n>>>"
-    assert (
-        without_echo("<<< file a.md, lines 1-2\n# Bees\n\nBees fly.\nIt is about bees.", asked) == "It is about bees."
-    )
-    assert without_echo("Bees fly.", asked) == "Bees fly."
+def test_a_plan_of_an_earlier_version_is_read():
+    """It had fields of its own, and tasks without files."""
+    task = {"objective": "Count", "input": "x", "output": {"type": "object"}, "tools": ["files"]}
+    tasks = [{"id": "a", **task}, {"id": "b", **task, "files": ["a.md:1-3"]}]
+    plan = {"goal": "g", "tasks": tasks, "reduce": {"how": "vote", "instruction": "count", "parts": True}}
+    sizes = {"chunk_chars": 6, "merge_chars": 4, "answer_tokens": 1, "chars_per_token": 3.0}
+    ask = {"goal": "g", "plan": plan, "sizes": sizes, "tools": ["files"], "native_tools": True}
+    run = SwarmRun("r", "ask", 0, "", "", None, {"ask": ask}, "0", None, RunState.DONE, Counts(2, 2, 0), 1)
+    assert final_answer(run, [result("a", "one"), result("b", "two")]) == "## Count\n\none\n\n## a.md:1-3\n\ntwo"
 
 
 def test_babble_is_known_by_its_repeating():
@@ -174,12 +167,12 @@ def test_babble_is_known_by_its_repeating():
 
 
 def test_equal_answers_are_printed_once():
-    parts = [Part("a", "A", "Nothing found."), Part("b", "B", "nothing found")]
+    parts = [Finding("A", "Nothing found."), Finding("B", "nothing found")]
     assert joined(parts) == "## A\n\nNothing found.\n\n## B\n\nThe same as A."
 
 
 def test_a_merge_of_short_answers_may_be_longer_than_they():
-    assert why_unused("Both of them agree that the answer is yes.", "stop", [Part("a", "A", "yes")] * 2) is None
+    assert why_unused(result("m", "Both of them agree that the answer is yes."), [Finding("A", "yes")] * 2) is None
 
 
 def test_what_a_merge_does_not_mention_stands_below_it():
@@ -187,16 +180,16 @@ def test_what_a_merge_does_not_mention_stands_below_it():
     about = ["Queens lay eggs inside hexagonal cells.", "Foragers gather nectar from distant meadows."]
     answers = [result(f"t{n}", text) for n, text in enumerate(about)]
     run = run_of(2)
-    results, _, tasks = carried_out(run, answers, lambda task: result(task.id, "Queens lay many eggs."))
-    text = final_answer(run, tasks, results)
+    results, _, _tasks = carried_out(run, answers, lambda task: result(task.id, "Queens lay many eggs."))
+    text = final_answer(run, results)
     assert text.startswith("Queens lay many eggs.\n\n## Objective 1\n\nForagers gather nectar")
     assert "`merge-1-1` says nothing of 1 of its 2 parts" in text
-    parts = [Part(one.task, one.task, one.answer) for one in answers]
+    parts = [Finding(one.task, one.answer) for one in answers]
     assert left_out("There are two of them.", parts) == []
     assert left_out("Queens and foragers.", parts) == []
 
 
 def test_answers_that_were_cut_are_counted():
     answers = [result("t0", "Whole."), result("t1", "Only half of", finish="length")]
-    text = final_answer(run_of(2, "concat"), [], answers)
+    text = final_answer(run_of(2, merge=False), answers)
     assert "- 1 of 2 answers were cut at the limit of tokens" in text
