@@ -1,19 +1,17 @@
-"""The cluster path against the local path on the same engines, and what else a cluster takes: starts, doors, moves.
+"""The cluster path against the local path on the same engines, and what else a cluster takes: starts, moves.
 
-    .venv-ray/bin/python benchmarks/cluster.py [--quick] [--only simulated|embedded|doors|up|node] [--rounds N]
+    .venv-ray/bin/python benchmarks/cluster.py [--quick] [--only simulated|embedded|up|node] [--rounds N]
     .venv-ray/bin/python benchmarks/cluster.py --only simulated --streams 16 --rounds 100
     .venv-ray/bin/python benchmarks/cluster.py --serve TABLE.toml --results FILE [--slots N] [--tokens N] [--gpus N]
 
 A Ray cluster of a head and two nodes on this machine (`make install-ray`), a hive on it by `skep up --cluster`:
 
-- simulated, embedded: two doors before the same engine processes: the hive's own, and `skep gateway --upstream` with
+- simulated, embedded: two gateways before the same engine processes: the hive's own, and `skep gateway --upstream` with
   the same slots, as on one box. The same load through each in turns, at one stream, as many as slots, twice as many
-- doors: one door alone, then two (the second by `skep gateway --cluster`), at the same total of streams; the second
-  door is killed, and its share returns
 - up: `skep up -d` to ready with and without `--cluster`, in turns
 - node: the node of a replica is killed, and the replica moves to another
 
-With `--serve` all parts (own, doors, up, node) are of an engine of yours: the file is the rest of its `[[serve]]`, such
+With `--serve` all parts (own, up, node) are of an engine of yours: the file is the rest of its `[[serve]]`, such
 as `engine`, `checkpoint` and `binary`. `--gpus`: each node counts the first so many cards of this machine as its own,
 so that an engine of the killed node starts on the same cards again.
 
@@ -43,8 +41,8 @@ from skep.bench.endpoint import find_endpoint
 from skep.bench.load_processes import LoadProcesses
 
 RESULTS = Path(__file__).parent / "results" / "cluster.json"
-PARTS = ("simulated", "doors", "embedded", "up", "node")
-OWN_PARTS = ("own", "doors", "up", "node")
+PARTS = ("simulated", "embedded", "up", "node")
+OWN_PARTS = ("own", "up", "node")
 
 
 @dataclass(frozen=True)
@@ -53,13 +51,12 @@ class Effort:
     simulated_s: float
     embedded: int
     embedded_s: float
-    cycles: int
     times: int  # of starts and of killed nodes
     rest_s: float
 
 
-FULL = Effort(simulated=8, simulated_s=110, embedded=6, embedded_s=170, cycles=3, times=3, rest_s=10.0)
-QUICK = Effort(simulated=2, simulated_s=0, embedded=2, embedded_s=0, cycles=1, times=1, rest_s=3.0)
+FULL = Effort(simulated=8, simulated_s=110, embedded=6, embedded_s=170, times=3, rest_s=10.0)
+QUICK = Effort(simulated=2, simulated_s=0, embedded=2, embedded_s=0, times=1, rest_s=3.0)
 
 
 @dataclass(frozen=True)
@@ -110,32 +107,6 @@ def compared(nodes: Nodes, kind: Kind, turns: Turns, rest_s: float) -> dict[str,
     )
     ratios = {streams: report.paired(ways["cluster"], ways["local"]) for streams, ways in found.items()}
     return {"kind": asdict(kind), "at_rest": rest, "cluster_over_local": ratios, "levels": found}
-
-
-def doors(nodes: Nodes, kind: Kind, cycles: int) -> dict[str, Any]:
-    async def measured(owner: Door) -> mishaps.Shared:
-        load_processes = LoadProcesses()
-        try:
-            return await mishaps.sharing(owner, nodes, kind, Loader(load_processes, kind, "doors"), cycles, say)
-        finally:
-            await load_processes.close()
-
-    say(f"{kind.model}: skep up --cluster")
-    with hive(kind, nodes.address) as owner:
-        found = uvloop.run(measured(owner))
-    say("")
-    report.print_shared(f"{kind.title}; {kind.all_slots} slots", found.levels)
-    times = {
-        "`skep gateway --cluster` to half of the slots": found.came_s,
-        "only the first asked, to all slots there": found.moved_s,
-        f"the second killed with {_range(found.held)} slots, to all": found.returned_s,
-    }
-    report.print_times("a second door", times)
-    return {"kind": asdict(kind), **report.as_json(found)}
-
-
-def _range(counts: list[int]) -> str:
-    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
 def up(nodes: Nodes, kind: Kind, times: int) -> dict[str, Any]:
@@ -216,8 +187,6 @@ def main() -> None:
                 case "embedded" | "own":
                     turns = pairs(mine or EMBEDDED, effort.embedded, effort.embedded_s)
                     result = compared(nodes, mine or EMBEDDED, turns, effort.rest_s)
-                case "doors":
-                    result = doors(nodes, mine or PACED, effort.cycles)
                 case "up":
                     result = up(nodes, mine or EMBEDDED, effort.times)
                 case _:

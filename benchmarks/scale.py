@@ -1,6 +1,6 @@
 """What a decision costs with 10 to 10,000 replicas and up to a million agents, and what comes of it.
 
-    .venv/bin/python benchmarks/scale.py [traffic|box|homes|upkeep|memory|doors|calls ...] [--quick]
+    .venv/bin/python benchmarks/scale.py [traffic|box|homes|upkeep|memory ...] [--quick]
                                          [--rounds 3] [--against SRC]
 
 SIMULATED: the real `Admission` in virtual time, around replicas whose times come from the planner (see `scaling`); only
@@ -10,7 +10,7 @@ One answer in a hundred is left by its client, and keeps its slot for 30 s. Spre
 slots, at eight moments of a run.
 Each cell in a process of its own, and each row stored in `results/scale.json` as soon as it is measured, beside what is
 there of other parts. `--against SRC`: the same with the skep of that folder, in turns with this one; `box` is nothing
-else. `doors`: see `scaling.leases`. `calls` needs Ray (`.venv-ray`, by `make install-ray`): see `scaling.calls`.
+else.
 The end of one gateway is arithmetic: the cost of a request and of a chunk as `benchmarks/gateway.py` measured them.
 """
 
@@ -24,16 +24,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "scale.json"
 SIZES, QUICK_SIZES = (10, 100, 1_000, 10_000), (10, 100)
-DOORS = (2, 8, 64)
-DOORS_S, DOORS_MOST_S, DOORS_MANY = 25.0, 200.0, 100_000  # of one cell; of more replicas x doors, and no linear rule
-PARTS = ("traffic", "box", "homes", "upkeep", "memory", "doors", "calls")
+PARTS = ("traffic", "box", "homes", "upkeep", "memory")
 MOST, QUICK_MOST = 200_000, 20_000
 COLUMNS = {
     "median": 9, "runs": 14, "p99": 9, "to 10": 8, "decisions/s": 13, "wait p50": 10, "p99 s": 8, "max/mean": 10,
@@ -136,33 +133,6 @@ def memory(args: argparse.Namespace) -> Rows:
     yield from found.items()
 
 
-def doors(args: argparse.Namespace) -> Rows:
-    print("\nleases: CPU of a renewal in the ledger with its messages pickled, mean ms; the cores that all doors take,")
-    print("with a renewal of each every 0.4 s: at rest, and while two doors have requests waiting")
-    heads = ("rest ms", "waiting ms", "rest cores", "waiting cores", "rest KB", "waiting KB", "word us")
-    print(f"{'replicas x doors':26}" + "".join(f"{head:>15}" for head in heads))
-    for size, many in ((size, many) for size in args.sizes for many in DOORS):
-        for src in [None, args.against] if args.against and size * many <= DOORS_MANY else [None]:
-            cell = child("doors", size, many, DOORS_S if size * many <= DOORS_MANY else DOORS_MOST_S, src=src)
-            rest, waiting = cell["rest"], cell["waiting"]
-            figures = [f"{part[key]:.3f}" for key in ("mean_ms", "cores") for part in (rest, waiting)]
-            figures += [f"{part['bytes'] / 1e3:.1f}" for part in (rest, waiting)] + [f"{cell['row_us']:.1f}"]
-            name = f"{size:,} x {many}{' before' if src else ''}"
-            print(f"{name:26}" + "".join(f"{figure:>15}" for figure in figures), flush=True)
-            yield f"{size} x {many}{' before' if src else ''}", cell
-
-
-def calls(_args: argparse.Namespace) -> Rows:
-    if find_spec("ray") is None:
-        print("\nwhat Ray adds to a call of the ledger: not measured, Ray is not installed")
-        return
-    found = child("calls", 6.0)
-    print("\nCPU us of the ledger's whole process for one call by Ray")
-    for name, call in found["calls"].items():
-        print(f"{name:44}{call['us']:8,.0f} ({call['calls']:,} calls)")
-    yield from found.items()
-
-
 def end_of_one_gateway(found: dict[str, Any]) -> dict[str, float]:
     """From what one core of the whole gateway did in `benchmarks/gateway.py`."""
     skep = json.loads((HERE / "results" / "gateway.json").read_text())["results"]["skep"]
@@ -193,12 +163,10 @@ def main() -> None:
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
-        from scaling import calls, cells, leases
-
-        modules = {"doors": leases, "calls": calls}
+        from scaling import cells
 
         what, *words = json.loads(args.cell)
-        print(json.dumps(getattr(modules.get(what, cells), what)(*words)))
+        print(json.dumps(getattr(cells, what)(*words)))
         return
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")

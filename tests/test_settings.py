@@ -197,8 +197,8 @@ def test_one_replica_more_leaves_the_threads_of_the_others_alone(tmp_path):
 def test_a_cluster_comes_from_the_file_and_survives_json():
     told = parse_settings({"cluster": {"address": "10.0.0.1:6379", "hive": "team-a"}}, "test", {})
     assert told.cluster == Cluster("10.0.0.1:6379", "team-a")
-    wished = Wishes(cluster=Cluster("auto", guest=True)).apply(told)
-    assert wished.cluster == Cluster("auto", "skep", guest=True), "the command line wins"
+    wished = Wishes(cluster=Cluster("auto")).apply(told)
+    assert wished.cluster == Cluster("auto", "skep"), "the command line wins"
     assert settings_of(json.loads(json.dumps(asdict(wished)))) == wished
     assert wishes_of(json.loads(json.dumps(asdict(wished.wishes)))) == wished.wishes
 

@@ -1,19 +1,15 @@
-"""What takes time in a cluster besides serving: starting, another door that comes and dies, a node that dies."""
+"""What takes time in a cluster besides serving: starting, a node that dies."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 import httpx
-from doors.load import Asked, Level, Loader
 from doors.rig import Door, Kind, Nodes, hive, installation, until, wishes
-
-from skep.bench.endpoint import Endpoint, find_endpoint
 
 Say = Callable[[str], None]
 ASK_EVERY_S = 0.1
@@ -30,55 +26,6 @@ def starts(nodes: Nodes, kind: Kind, rounds: int, say: Say) -> dict[str, list[fl
                 found[f"up{how}"].append(door.start("up", *wishes(door, kind, address)))
                 found[f"down{how}"].append(door.down())
     return found
-
-
-@dataclass
-class Shared:
-    """One door and two. `levels` by streams and by what the doors did; `alone` has one more, on either side of each."""
-
-    levels: dict[int, dict[str, list[Level]]] = field(default_factory=dict)
-    came_s: list[float] = field(default_factory=list)  # from the command to half of all slots
-    moved_s: list[float] = field(default_factory=list)  # all asked of one: from then to all slots there
-    returned_s: list[float] = field(default_factory=list)  # from the kill to all slots at the other
-    held: list[int] = field(default_factory=list)  # slots of the one that was killed
-
-
-async def sharing(owner: Door, nodes: Nodes, kind: Kind, loader: Loader, cycles: int, say: Say) -> Shared:
-    """Alone; a second door comes; one of the two is asked, then both; the second is killed; alone again."""
-    found, every = Shared(), kind.all_slots
-    mine = await find_endpoint(owner.url, kind.model)
-    full, twice = Asked(every, 4 * every), Asked(2 * every, 4 * every)
-
-    async def measured(what: str, ways: list[Endpoint], *levels: Asked) -> None:
-        say(f"{what}, cycle {len(found.came_s)} of {cycles}")
-        for asked in levels:
-            level = await loader.level(ways, asked)
-            found.levels.setdefault(asked.streams, {}).setdefault(what, []).append(level)
-
-    await loader.level([mine, mine], full)  # warm
-    for _ in range(cycles):
-        await measured("alone", [mine, mine], full, twice)
-        with installation() as guest:
-            found.came_s.append(await asyncio.to_thread(_coming, guest, nodes, every // 2))
-            other = await find_endpoint(guest.url, kind.model)
-            began = time.monotonic()
-            moved = asyncio.create_task(asyncio.to_thread(until, lambda: owner.share() == every))
-            await measured("one of two asked, at first", [mine, mine], full)
-            found.moved_s.append(await moved - began)
-            await measured("one of two asked", [mine, mine], full, twice)
-            await measured("both asked, at first", [mine, other], full)
-            await measured("both asked", [mine, other], full, twice)
-            found.held.append(guest.share())
-            killed = guest.kill()
-            found.returned_s.append(await asyncio.to_thread(until, lambda: owner.share() == every) - killed)
-    await measured("alone", [mine, mine], full, twice)
-    return found
-
-
-def _coming(guest: Door, nodes: Nodes, slots: int) -> float:
-    began = time.monotonic()
-    guest.start("gateway", "--cluster", nodes.address)
-    return until(lambda: guest.share() >= slots) - began
 
 
 @dataclass(frozen=True)

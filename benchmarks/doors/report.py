@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -44,14 +43,6 @@ def paired(above: Sequence[Level], below: Sequence[Level]) -> dict[str, Interval
     return found
 
 
-def beside(levels: Sequence[Level]) -> list[Level]:
-    """What lies between each and the next: for that which was measured between them."""
-    return [
-        Level(*(math.sqrt(getattr(one, name) * getattr(two, name)) for name in (*FIGURES, "cpu_share")))
-        for one, two in itertools.pairwise(levels)
-    ]
-
-
 def verdict(ratio: Interval, pairs: int, *, more_is_better: bool) -> str:
     """Within 5 %, or better: met where the whole interval is, missed where the median is not."""
     far = 1 - ratio.low if more_is_better else ratio.high - 1
@@ -87,19 +78,6 @@ _SHOWN = (
     ("tpot_ms", "TPOT p50 ms", "ms"),
     ("whole_ms", "whole p50 ms", "ms"),
 )
-
-
-def print_shared(title: str, levels: Mapping[int, Mapping[str, Sequence[Level]]]) -> None:
-    cycles = len(next(iter(levels.values()))["both asked"])
-    print(f"{title}\n{cycles} cycles, medians; over one door alone before and after, {_sure(cycles)}")
-    print(f"{'C':>4} {'':26} {'tok/s':>8} {'ratio':>7} {'':17} {'TTFT ms':>8} {'ratio':>7}")
-    for streams, ways in levels.items():
-        for way, some in ways.items():
-            line = f"{streams:>4} {way:26} {_median(some, 'tok_s'):8.1f} "
-            ttft = f"{_median(some, 'ttft_ms'):8.1f}"
-            over = paired(some, beside(ways["alone"])) if way != "alone" else None
-            ratios = (_ratio(over["tok_s"]), _ratio(over["ttft_ms"])) if over else (f"{'':25}", "")
-            print(f"{line}{ratios[0]} {ttft} {ratios[1]}".rstrip())
 
 
 def print_times(title: str, times: Mapping[str, Sequence[float]], digits: int = 1) -> None:

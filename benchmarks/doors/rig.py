@@ -150,20 +150,6 @@ class Door:
     def replicas(self) -> list[dict[str, Any]]:
         return [row for row in self.rows() if row["kind"] == "replica"]
 
-    def share(self) -> int:
-        """Slots that it may use of all replicas together."""
-        return sum(row.get("share", row["slots"]) or 0 for row in self.replicas())
-
-    def kill(self) -> float:
-        """Supervisor and gateway at once, as when their machine is lost. When."""
-        gateway = next(row["pid"] for row in self.rows() if row["kind"] == "gateway")
-        status = Path(f"/proc/{gateway}/status").read_text()
-        parent = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
-        at = time.monotonic()
-        for pid in (parent, gateway):
-            os.kill(pid, signal.SIGKILL)
-        return at
-
 
 def until(what: Callable[[], Any], timeout_s: float = PATIENCE_S) -> float:
     """When it was so: another process's doing has no event here."""
@@ -245,7 +231,7 @@ def key_of(address: str) -> str:
 
 
 def _told_key(address: str) -> str:
-    """As the ledger tells it to every door."""
+    """As the ledger has it from the posts."""
     import ray
 
     from skep.cluster.joining import join

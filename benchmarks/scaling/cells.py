@@ -1,4 +1,4 @@
-"""What one child process measures: traffic of one shape, the upkeep of a table, or memory. For doors see `leases`."""
+"""What one child process measures: traffic of one shape, the upkeep of a table, or memory."""
 
 from __future__ import annotations
 

@@ -242,14 +242,14 @@ class SettingsFile(_Table):
         )
 
 
-def make_cluster(address: str, hive: str = "skep", *, guest: bool = False) -> Cluster:
+def make_cluster(address: str, hive: str = "skep") -> Cluster:
     """From what a person typed."""
     if address != "auto" and not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:@]+):[0-9]{1,5}", address):
         hint = "`auto`: the cluster that this machine is a node of; or its head's address, such as 10.0.0.1:6379"
         raise UserError(f"`{address}` is no address of a Ray cluster", hint=hint)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", hive):
         raise UserError(f"`{hive}` is no name for a hive", hint="use letters, digits, dots, dashes: team-a")
-    return Cluster(address, hive, guest)
+    return Cluster(address, hive)
 
 
 def check_words(env: Mapping[str, str], *words: str) -> None:

@@ -90,8 +90,6 @@ def place_launches(
     `running`: what stands already has its room; none given: as the survey found it. `avoid`: nodes on which nothing new
     is to stand. `tell` hears which nodes are left out. Raises DoesNotFit with what each node has.
     """
-    if settings.cluster is not None and settings.cluster.guest:
-        return remote_launches(settings)
     starting, running = not running, running or survey.standing
     tables = [_table(serve, settings, survey, paths, progress, running, starting=starting) for serve in settings.serve]
     threads = _threads(tables, running, avoid)

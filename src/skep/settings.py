@@ -93,7 +93,6 @@ class Cluster:
 
     address: str  # of its head, host:port; "auto": the one that this machine is a node of
     hive: str = "skep"  # hives of one cluster have names
-    guest: bool = False  # the replicas are another door's: nothing is started here but a gateway
 
 
 @dataclass(frozen=True, slots=True)

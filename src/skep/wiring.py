@@ -22,7 +22,7 @@ from skep.engines.lifecycle import RestartPolicy
 from skep.engines.supervisor import Hive, Rebuild, Supervisor
 from skep.errors import GatewayError, SkepError, StoreError, UserError
 from skep.keyfile import keys_path, loose_mode, read_keys
-from skep.launching import Machine, PullProgress, plan_launches, read_machine, remote_launches
+from skep.launching import Machine, PullProgress, plan_launches, read_machine
 from skep.places import LOOPBACK, Paths, make_private, make_runtime
 from skep.settings import OWN_ENGINES, Gateway, Monitor, Settings, settings_of
 
@@ -49,7 +49,7 @@ def build_hive(
     scheme = "https" if gateway.tls_certificate else "http"
     host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
     machine = read_machine()
-    engine_key = new_key() if settings.cluster is None else ""  # a cluster has one for all its doors
+    engine_key = new_key() if settings.cluster is None else ""  # a cluster has its own
     return Hive(
         replicas=launches_for(settings, paths, progress, machine=machine, engine_key=engine_key, tell=tell),
         gateway_argv=(sys.executable, "-m", "skep.frontdoor"),
@@ -95,13 +95,11 @@ def launches_for(
     from skep.placing import kept_launches, place_launches, shared_paths
 
     where, surveys = settings.cluster, surveys or Surveys()
-    if where.guest and not starting:
-        return remote_launches(settings)
     kept = None if starting else kept_launches(settings, paths, running)
     wait_s = SURVEY_S if kept is None else SPARED_S
     try:
         asked = shared_paths(settings)
-        found = surveys.look(where.address, look=not where.guest, paths=asked, hive=where.hive, wait_s=wait_s)
+        found = surveys.look(where.address, paths=asked, hive=where.hive, wait_s=wait_s)
         placed = place_launches(settings, paths, found, progress, running=running, avoid=avoid, tell=tell)
     except SkepError:
         if kept is None:

@@ -132,7 +132,7 @@ def test_a_preset_is_served_as_it_is_written_where_a_node_has_its_cards(capsys):
 
 
 def called(*words):
-    get_command(app_of(["serve", "gateway"])).main([*words], prog_name="skep", standalone_mode=False)
+    get_command(app_of(["serve"])).main([*words], prog_name="skep", standalone_mode=False)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,6 @@ def called(*words):
         (("up", "--cluster", "127.0.0.1:1", "--engine-port", "9000"), "--cluster and --engine-port contradict"),
         (("up", "--cluster", "somewhere"), "`somewhere` is no address of a Ray cluster"),
         (("up", "--hive", "mine"), "--hive names a hive of a cluster"),
-        (("gateway", "--cluster", "127.0.0.1:1", "--upstream", "http://127.0.0.1:9", "--slots", "1"),
-         "--cluster and --upstream contradict"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said_before_a_cluster_is_asked(words, said):

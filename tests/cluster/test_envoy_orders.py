@@ -1,15 +1,12 @@
-"""What a door's supervisor and its envoy tell each other, without a cluster: no order is lost or undone by another."""
+"""What a supervisor and its envoy tell each other, without a cluster: no order is lost or undone by another."""
 
 import asyncio
 import socket
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
-import pytest
-
 from skep.cluster.embassy import Embassy
 from skep.cluster.envoy import Envoy
-from skep.cluster.shares import LEASE_S
 from skep.cluster.values import launch_document
 from skep.engines.base import Launch, Place
 from skep.engines.lifecycle import RestartPolicy
@@ -63,11 +60,15 @@ async def forgotten(_name):
     pass
 
 
+async def claimed(gateway, _policy):
+    return gateway
+
+
 def envoy_of(link, posts=None):
-    made = Envoy(link, {**SETUP, "door": "d", "key": "k"})
-    made._stations, made._ledger = posts, SimpleNamespace(forget=SimpleNamespace(remote=forgotten))
-    made._surplus.drain_s = 60.0
-    made._surplus.hear({"shares": {}, "doors": 1, "busy": {}}, whole=True)
+    made = Envoy(link, {**SETUP, "gateway": "g", "key": "k"})
+    calls = {"forget": forgotten, "claim": claimed}
+    made._stations = posts
+    made._ledger = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
     return made
 
 
@@ -142,20 +143,6 @@ def test_one_that_could_not_be_ended_and_is_wanted_again_is_told_as_it_is():
     played(play)
 
 
-def test_a_post_that_tells_doors_what_was_true_once_is_told_anew():
-    async def play():
-        posts = Posts()
-        envoy = envoy_of(Wire(), posts)
-        envoy._wanted, envoy._rows = {"m-0": replace(ONE, reserve=1)}, {"m-0": row(ONE)}
-        await envoy._mend(envoy._wanted)
-        assert posts.story == [("adjust", "m-0")]
-        envoy._rows = {"m-0": row(replace(ONE, reserve=1))}
-        await envoy._mend(envoy._wanted)
-        assert posts.story == [("adjust", "m-0")]
-
-    played(play)
-
-
 # The supervisor's side
 
 
@@ -217,7 +204,7 @@ def test_a_restart_is_needless_once_its_engine_is_another(tmp_path):
 
 
 def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
-    """Neither the other replicas of a table, nor the door."""
+    """Not the other replicas of a table; and no longer than it lasts."""
 
     async def play():
         wire = Wire()
@@ -229,100 +216,9 @@ def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
         assert (one.pid, other.pid) == (7, 9)
         assert "is not understood" in embassy.row()["why"]
         embassy.came(embassy.member(ONE, lambda: None))
-
-        async def status():
-            return {}
-
-        hive = SimpleNamespace(drained=frozenset(), drain_s=1.0, gateway_status=status, hear=lambda *_: None)
-        asked = []
-        wire.answer = lambda message: asked.append(embassy._hear({"id": message["id"], "shares": {}}))
-        renewing = asyncio.create_task(embassy._renew_on(hive))
-        await until(lambda: asked)
-        await asyncio.sleep(0.01)
-        assert not renewing.done()
-        renewing.cancel()
-
-    played(play)
-
-
-class Hive:
-    """As much of the supervisor as the embassy asks; what it is told."""
-
-    drained, drain_s = frozenset(), 30.0
-
-    def __init__(self):
-        self.adopted, self.figures, self.closed = (), {}, frozenset()
-
-    async def gateway_status(self):
-        return {"complete": True, "busy": {}, "models": {}}
-
-    async def adopt(self, launches):
-        self.adopted = launches
-
-    def hear(self, figures, drained, _busy):
-        self.figures, self.closed = figures, drained
-
-
-def sharing(tmp_path, **more):
-    """A door among several that has a share of a replica."""
-    wire = Wire()
-    embassy = embassy_of(wire, tmp_path, **more)
-    member = ready(embassy)
-    member.lease(2)
-    embassy.doors = 2
-    return wire, embassy, member
-
-
-@pytest.mark.parametrize(
-    "bad", [{"new": 1}, {**launch_document(ONE), "engine": "of tomorrow"}, {**launch_document(ONE), "gpus": 3}]
-)
-def test_a_guest_renews_and_lets_go_whatever_one_row_says(tmp_path, bad):
-    """Once, a row of another skep stopped the renewals: others were given what this door went on using."""
-
-    async def play():
-        wire, embassy, member = sharing(tmp_path, guest=True)
-        rows = [row(ONE, slots=2), {**row(ONE, slots=2), "name": "m-1", "launch": bad}]
-        embassy._hear({"event": "replicas", "rows": rows, "names": ["m-0", "m-1"]})
-        embassy._answered_at = asyncio.get_running_loop().time() - LEASE_S
-        wire.answer = lambda said: embassy._hear({"id": said["id"], "error": "the ledger is away"})
-        hive = Hive()
-        renewing = asyncio.create_task(embassy._renew_on(hive))
-        await until(lambda: member.share == 0)
-        renewing.cancel()
-        assert [said["op"] for said in wire if said["op"] == "renew"]
-        assert [launch.name for launch in hive.adopted] == ["m-0"]
-        assert "is not understood" in embassy.row()["why"]
-
-    played(play)
-
-
-def test_a_share_is_let_go_also_when_no_answer_is_understood(tmp_path):
-    async def play():
-        wire, embassy, member = sharing(tmp_path)
-        embassy._answered_at = asyncio.get_running_loop().time() - LEASE_S
-        wire.answer = lambda said: embassy._hear({"id": said["id"], "shares": {"m-0": 2}})  # and no mark
-        renewing = asyncio.create_task(embassy._renew_on(Hive()))
-        await until(lambda: member.share == 0)
-        renewing.cancel()
-
-    played(play)
-
-
-def test_a_lowered_share_is_taken_whatever_other_doors_say(tmp_path):
-    """The others wait for it. What they say that is understood is heard."""
-
-    async def play():
-        wire, embassy, member = sharing(tmp_path)
-        sound = {"queued": 1, "busy": 2, "wait_s": 0.5, "idle_s": None}
-        others = [{"models": {"m": {"waiting": 0}}}, {"models": {"m": sound}, "drained": ["b"]}, {"models": []}]
-        told = {"shares": {"m-0": 1}, "doors": 4, "busy": {}, "owner": None, "mark": 1, "others": others}
-        wire.answer = lambda said: embassy._hear({"id": said["id"], **told})
-        hive = Hive()
-        renewing = asyncio.create_task(embassy._renew_on(hive))
-        await until(lambda: hive.figures)
-        renewing.cancel()
-        assert (member.share, hive.figures, hive.closed) == (1, {"m": sound}, {"b"})
-        assert "is not understood" in embassy.row()["why"]
+        embassy._hear({"event": "replicas", "rows": 7})
+        embassy._hear({"event": "replicas", "rows": [row(ONE)]})
+        assert embassy.row()["why"] is None
 
     played(play)
 
@@ -335,22 +231,32 @@ def test_a_new_policy_reaches_the_envoy_that_is_there_and_the_next_one(tmp_path)
         embassy.set_policy(policy)
         assert wire == [{"op": "policy", "policy": asdict(policy)}]
         assert embassy._setup["policy"] == asdict(policy)
-        quiet = Wire()
-        embassy_of(quiet, tmp_path, guest=True).set_policy(policy)
-        assert quiet == [], "another door's replicas have that one's"
 
     played(play)
 
 
-def test_what_doors_are_told_is_told_to_the_post_when_it_changes(tmp_path):
+def test_an_envoy_that_joins_is_told_first_which_nodes_are_drained(tmp_path):
     async def play():
         wire = Wire()
         embassy = embassy_of(wire, tmp_path)
-        member = ready(embassy)
+        embassy._hive = SimpleNamespace(avoided=frozenset({"n2", "n1"}))
+        embassy._hear({"event": "joined", "address": SETUP["address"], "ray": "2"})
+        assert wire[0] == {"op": "avoid", "nodes": ["n1", "n2"]}
+        assert wire[1]["op"] == "wanted"
+        envoy = envoy_of(Wire(), Posts())
+        await envoy._carry_out(wire[0])
+        assert envoy._stations.avoid == ("n1", "n2")
+
+    played(play)
+
+
+def test_what_a_gateway_alone_is_told_of_a_replica_changes_while_its_engine_goes_on(tmp_path):
+    async def play():
+        wire = Wire()
+        member = ready(embassy_of(wire, tmp_path))
         wire.clear()
         member.launch = replace(ONE, reserve=1)
-        assert [(said["op"], said["launch"]["reserve"]) for said in wire] == [("adjust", 1)]
-        assert member.started.reserve == 1
+        assert (member.started.reserve, wire) == (1, [])
 
     played(play)
 

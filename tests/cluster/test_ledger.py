@@ -1,11 +1,10 @@
-"""The ledger without Ray: posts announce, doors renew, the silent are away, the abandoned end."""
+"""The ledger without Ray: posts announce, a gateway has the hive, the silent are away, the abandoned end."""
 
 import asyncio
 
 import pytest
 
-from skep.cluster.ledger import AWAY_AFTER_S, Ledger
-from skep.cluster.shares import LEASE_S
+from skep.cluster.ledger import AWAY_AFTER_S, OWNED_S, Ledger
 
 
 class Clock:
@@ -50,15 +49,16 @@ def make(clock, ended=None, reached_by=None, **more):
 def test_a_table_is_told_as_soon_as_it_differs(clock):
     async def play():
         ledger = make(clock)
-        first = await ledger.table(0, 1.0)
-        waiting = asyncio.create_task(ledger.table(first["version"], 30.0))
+        first = await ledger.table("g", 0, 1.0)
+        waiting = asyncio.create_task(ledger.table("g", first["version"], 30.0))
         await asyncio.sleep(0)
         assert (await ledger.announce("m-0", row()))["end"] is False
         told = await waiting
         assert told["rows"]["m-0"]["state"] == "ready"
         again = await ledger.announce("m-0", row())
         assert again["end"] is False
-        assert (await ledger.table(told["version"], 0.0))["version"] == told["version"], "nothing new was said"
+        told = {"version": told["version"], "owner": None}
+        assert await ledger.table("g", told["version"], 0.0) == told, "nothing new was said"
 
     asyncio.run(play())
 
@@ -113,36 +113,13 @@ def test_of_two_actors_the_one_that_has_the_name_counts(clock):
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("said", [([["m-0", 1]], {}), ({"m-0": "1"}, {}), ({}, {"m-0": -1}), ({}, {"m-0": 1.5})])
-@pytest.mark.parametrize("is_known", [False, True])
-def test_a_door_that_is_not_understood_costs_the_others_nothing(clock, said, is_known):
-    """Once, its half-heard word made every other door's renewal fail."""
-
-    async def play():
-        ledger = make(clock)
-        await ledger.announce("m-0", row())
-        await ledger.renew("a", {}, {}, {})
-        if is_known:
-            await ledger.renew("c", {}, {}, {})
-        with pytest.raises((ValueError, AttributeError)):
-            await ledger.renew("c", *said, {})
-        told = await ledger.renew("a", {"m-0": 1}, {"m-0": 4}, {})
-        assert (told["doors"], told["busy"]) == (1 + is_known, {})
-        assert (await ledger.renew("c", {}, {}, {}))["busy"] == {"m-0": 1}, "it is heard as soon as it is understood"
-
-    asyncio.run(play())
-
-
 def test_a_post_that_is_not_understood_costs_the_others_nothing(clock):
     async def play():
         ledger = make(clock)
         await ledger.announce("m-0", row())
-        for bad in ({"slots": "many"}, {"slots": None}):
-            with pytest.raises((ValueError, TypeError)):
-                await ledger.announce("m-1", row("m-1", **bad))
         with pytest.raises(KeyError):
             await ledger.announce("m-1", {"incarnation": "two", "model": "m", "slots": 1})
-        assert (await ledger.renew("a", {}, {}, {}))["shares"] == {"m-0": 4}
+        assert list((await ledger.state())["rows"]) == ["m-0"]
         pass_time(clock, ledger, AWAY_AFTER_S + 1)
 
     asyncio.run(play())
@@ -169,40 +146,6 @@ def test_a_post_s_handle_is_kept_while_it_goes_on_and_not_for_its_successor(cloc
     assert reached == [("m-0", "handle"), ("m-1", None)]
 
 
-def test_a_door_that_says_only_what_is_new_is_told_only_that(clock):
-    async def play():
-        ledger = make(clock)
-        await ledger.announce("m-0", row())
-        first = await ledger.renew("a", {}, {}, {})
-        assert first["shares"] == {"m-0": 4}
-        second = await ledger.renew("a", {}, {"m-0": 4}, {}, since=first["mark"])
-        assert (second["shares"], second["busy"]) == ({}, {})
-        await ledger.announce("m-1", row("m-1", "two"))
-        third = await ledger.renew("a", {"m-0": 1}, {}, {}, since=second["mark"])
-        assert third["shares"] == {"m-1": 4}
-        other = await ledger.renew("b", {}, {}, {})
-        assert (other["shares"], other["busy"]) == ({"m-0": 0, "m-1": 0}, {"m-0": 1}), "all, to who says all"
-
-    asyncio.run(play())
-
-
-def test_a_ledger_that_does_not_know_what_a_door_said_last_asks_it_to_say_all(clock):
-    """Its last answer was lost, the door was silent for too long, or another ledger gave that answer."""
-
-    async def play():
-        ledger = make(clock)
-        await ledger.announce("m-0", row())
-        first = await ledger.renew("a", {}, {}, {})
-        await ledger.renew("a", {}, {"m-0": 4}, {}, since=first["mark"])
-        assert (await ledger.renew("a", {}, {}, {}, since=first["mark"]))["again"], "that was answered already"
-        newest = await ledger.renew("a", {}, {"m-0": 4}, {})
-        assert (await make(clock).renew("a", {}, {}, {}, since=newest["mark"]))["again"]
-        pass_time(clock, ledger, LEASE_S + 1)
-        assert (await ledger.renew("a", {}, {}, {}, since=newest["mark"]))["again"]
-
-    asyncio.run(play())
-
-
 def test_an_ended_replica_is_not_heard_again_but_a_new_one_of_that_name_is(clock):
     async def play():
         ledger = make(clock)
@@ -214,94 +157,52 @@ def test_an_ended_replica_is_not_heard_again_but_a_new_one_of_that_name_is(clock
     asyncio.run(play())
 
 
-def test_a_silent_post_is_away_and_keeps_its_slots_for_when_it_is_back(clock):
+def test_a_silent_post_is_away_until_it_is_heard_again(clock):
     async def play():
         ledger = make(clock)
         await ledger.announce("m-0", row())
         pass_time(clock, ledger, AWAY_AFTER_S + 0.5)
         told = (await ledger.state())["rows"]["m-0"]
         assert (told["state"], told["why"]) == ("away", "no word from node b")
-        assert (await ledger.renew("a", {}, {}, {}))["shares"] == {"m-0": 4}
-
-    asyncio.run(play())
-
-
-@pytest.mark.parametrize("why", ["away", "failed", "starting", "drained", "its node is drained"])
-def test_doors_take_turns_at_what_serves_while_a_replica_does_not(clock, why):
-    """Once, one of two doors had the slot of a replica that was away, and served nobody until it was back."""
-
-    async def play():
-        ledger, holds, had = make(clock), {"a": {}, "b": {}}, {"a": set(), "b": set()}
-        state = why if why in ("failed", "starting") else "ready"
-        drained = {"drained": ["m-1"], "its node is drained": ["c"]}.get(why, [])
-
-        async def pass_on(seconds, drained=()):
-            for _ in range(int(seconds / 0.5)):
-                pass_time(clock, ledger, 0.0)
-                await ledger.announce("m-0", row(slots=1))
-                for door, held in holds.items():
-                    told = {"models": {"m": {"queued": 3}}, "drained": list(drained) if door == "b" else []}
-                    held.update((await ledger.renew(door, {}, held, told))["shares"])
-                    had[door] |= {name for name, share in held.items() if share}
-
-        await ledger.announce("m-1", row("m-1", node="c", slots=1, state=state))
-        await pass_on(30.0 if why == "away" else 6.0, drained)
-        had["a"].clear()
-        had["b"].clear()
-        await pass_on(12.0, drained)
-        assert "m-0" in had["a"] & had["b"]
-        await ledger.announce("m-1", row("m-1", node="c", slots=1, incarnation="two"))
-        await pass_on(2.0)
-        assert all(sum(held.values()) == 1 for held in holds.values()), "its slot is back with it"
-
-    asyncio.run(play())
-
-
-def test_what_a_door_drained_serves_again_when_the_door_is_gone(clock):
-    async def play():
-        ledger = make(clock)
         await ledger.announce("m-0", row())
-        await ledger.renew("b", {}, {}, {"drained": ["m-0"]})
-        await ledger.renew("a", {}, {}, {})
-        assert "m-0" in ledger._shares._pools["m", False]
-        await ledger.leave("b")
-        assert "m-0" in ledger._shares._pools["m", True]
+        assert (await ledger.state())["rows"]["m-0"]["state"] == "ready"
 
     asyncio.run(play())
 
 
-def test_only_one_door_places_replicas_and_its_successor_gets_the_same_key(clock):
+def test_only_one_gateway_has_the_hive_until_it_is_silent_for_a_while(clock):
     async def play():
         ledger = make(clock)
-        assert await ledger.claim("a", "key-a") == {"owner": "a", "key": "key-a"}
-        await ledger.renew("a", {}, {}, {})
-        assert await ledger.claim("b", "key-b") == {"owner": "a"}
-        pass_time(clock, ledger, 30.0)
-        assert await ledger.claim("b", "key-b") == {"owner": "b", "key": "key-a"}
+        assert [await ledger.claim(name, {}) for name in ("a", "b")] == ["a", "a"]
+        for _ in range(2):
+            pass_time(clock, ledger, OWNED_S - 2)
+            assert (await ledger.table("a", 0, 0.0))["owner"] == "a"
+        assert await ledger.claim("b", {}) == "a", "who asks for the table is there"
+        pass_time(clock, ledger, OWNED_S + 1)
+        assert await ledger.claim("b", {}) == "b"
+        assert (await ledger.table("a", 0, 0.0))["owner"] == "b"
 
     asyncio.run(play())
 
 
-def test_posts_hear_the_restart_policy_of_the_door_that_places_them(clock):
+def test_posts_hear_the_restart_policy_of_the_gateway_that_has_them(clock):
     async def play():
         ledger = make(clock)
         assert (await ledger.announce("m-0", row()))["policy"] is None, "not told: what it was created with counts"
-        await ledger.claim("one", "k")
-        await ledger.instruct("one", {"fallbacks": 5})
-        await ledger.instruct("another", {"fallbacks": 0})
+        await ledger.claim("one", {"fallbacks": 5})
+        await ledger.claim("another", {"fallbacks": 0})
         assert (await ledger.announce("m-0", row()))["policy"] == {"fallbacks": 5}
-        assert (await ledger.table(0, 0.0))["policy"] == {"fallbacks": 5}, "its door sees whether it is known"
 
     asyncio.run(play())
 
 
-def test_a_hive_that_no_door_wants_any_more_is_ended(clock, monkeypatch):
+def test_a_hive_without_a_gateway_is_ended(clock, monkeypatch):
     ended = []
 
     async def play():
         ledger = make(clock, ended)
         await ledger.announce("m-0", row())
-        await ledger.renew("a", {}, {}, {})
+        await ledger.claim("a", {})
         monkeypatch.setattr("skep.cluster.ledger.LOOK_EVERY_S", 0.0)
         watching = asyncio.create_task(ledger.watch())
         await asyncio.sleep(0.01)
@@ -315,26 +216,17 @@ def test_a_hive_that_no_door_wants_any_more_is_ended(clock, monkeypatch):
     assert ended[:2] == ["m-0", "ledger"]
 
 
-def test_two_doors_that_begin_at_once_have_one_owner(clock):
-    async def play():
-        ledger = make(clock)
-        first = await ledger.claim("a", "key-a")
-        assert await ledger.claim("b", "key-b") == {"owner": "a"}, "before the first has renewed"
-        assert first["key"] == "key-a"
-
-    asyncio.run(play())
-
-
 def test_after_a_pause_nobody_is_away_for_what_could_not_be_heard(clock):
     async def play():
         ledger = make(clock)
         await ledger.announce("m-0", row())
-        await ledger.renew("a", {}, {}, {})
+        await ledger.claim("a", {})
         pass_time(clock, ledger, 1.0)
         clock.now += 60.0  # the process was stopped
         ledger.look()
         told = await ledger.state()
-        assert (told["rows"]["m-0"]["state"], told["doors"]) == ("ready", ["a"])
+        assert told["rows"]["m-0"]["state"] == "ready"
+        assert await ledger.claim("b", {}) == "a"
 
     asyncio.run(play())
 
@@ -342,22 +234,11 @@ def test_after_a_pause_nobody_is_away_for_what_could_not_be_heard(clock):
 def test_a_young_ledger_says_that_its_table_may_lack_some(clock):
     async def play():
         ledger = make(clock)
-        young = await ledger.table(0, 0.0)
+        young = await ledger.table("a", 0, 0.0)
         assert young["settling"]
-        waiting = asyncio.create_task(ledger.table(young["version"], 100.0))
+        waiting = asyncio.create_task(ledger.table("a", young["version"], 100.0))
         await asyncio.sleep(0)
         pass_time(clock, ledger, AWAY_AFTER_S + 1)
         assert (await waiting)["settling"] is False
-
-    asyncio.run(play())
-
-
-def test_doors_hear_what_others_have_in_use_and_have_drained(clock):
-    async def play():
-        ledger = make(clock)
-        await ledger.announce("m-0", row())
-        await ledger.renew("a", {"m-0": 2}, {"m-0": 2}, {"drained": ["b"]})
-        told = await ledger.renew("b", {}, {}, {})
-        assert (told["busy"], told["others"]) == ({"m-0": 2}, [{"drained": ["b"]}])
 
     asyncio.run(play())

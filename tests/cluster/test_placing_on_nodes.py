@@ -19,7 +19,7 @@ from skep.host.gpu_memory import GpuMemory
 from skep.places import user_paths
 from skep.placing import HOST_BYTES_A_CARD, kind_word, place_launches, shared_paths
 from skep.records import Gpu
-from skep.settings import Cluster, Serve, Settings, Upstream
+from skep.settings import Cluster, Serve, Settings
 from skep.units import GIB
 
 WITHIN = {"embedded": "xllamacpp 1", "fake": None, "simulated": None}
@@ -298,13 +298,6 @@ def test_one_model_on_two_kinds_of_nodes_has_names_that_do_not_move_and_comes_in
     assert (placed[1].place.kind, kind_word(big.kind)) == ("1x NVIDIA H200", "1x-h200")
     with pytest.raises(DoesNotFit, match="no node of the kind 8x B200"):
         place(cluster, replace(VLLM, kind="8x B200"))
-
-
-def test_a_guest_places_nothing_and_fronts_what_the_file_names(tmp_path):
-    upstream = Upstream("http://127.0.0.1:9000", 4, "other")
-    settings = Settings(serve=(SMALL,), upstream=(upstream,), cluster=Cluster("auto", guest=True))
-    placed = place_launches(settings, user_paths({"HOME": str(tmp_path)}), survey())
-    assert [one.name for one in placed] == ["other"]
 
 
 def test_what_computes_nothing_asks_for_next_to_nothing(place):

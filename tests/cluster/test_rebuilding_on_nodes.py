@@ -11,7 +11,6 @@ from skep.places import user_paths
 from skep.settings import Cluster, Serve, Settings, Upstream
 from skep.wiring import launches_for
 
-GUEST = Cluster("auto", guest=True)
 SETTINGS = Settings(serve=(Serve(model="m", engine="fake", replicas=2),), cluster=Cluster("auto"))
 NODE = Node("id-a", "a", "10.0.0.1", False, 8, 0, 0, 8, 0, 0, facts=NodeFacts(8, 0, engines={"fake": None}))
 FOUND = Survey("10.0.0.1:6379", "2.60.0", (NODE,), housed=("m-0", "m-1"))
@@ -62,12 +61,6 @@ def test_a_reload_that_moves_no_replica_goes_through_while_the_head_is_lost(rebu
     assert asked.waits[-1] == SURVEY_S
     with pytest.raises(EngineError, match="the head is lost"):
         rebuilt(SETTINGS, starting=True)
-
-
-def test_a_guest_asks_for_no_survey_once_it_serves(rebuilt, asked):
-    rebuilt(replace(SETTINGS, cluster=GUEST), starting=True)
-    assert rebuilt(replace(SETTINGS, cluster=GUEST)) == ()
-    assert len(asked.waits) == 1
 
 
 def test_all_ways_of_one_change_look_at_one_survey_and_the_next_change_at_another(rebuilt, asked):

@@ -1,4 +1,4 @@
-"""Replicas that stand elsewhere: members like others, with a node, a share of their slots and a log of their own."""
+"""Replicas that stand elsewhere: members like others, with a node and a log of their own."""
 
 import asyncio
 import socket
@@ -22,13 +22,13 @@ FAR = Launch("m-0", "fake", "m", None, slots=8, context_tokens=100, threads=1, r
 
 
 class Far:
-    """As much of a replica elsewhere as the hive sees. `share`: of its slots."""
+    """As much of a replica elsewhere as the hive sees. `slots`: that its engine has come to be started with."""
 
-    kind, pid, kept = "replica", None, True
+    kind, pid = "replica", None
     engine = Fake()
 
-    def __init__(self, launch, changed, node="a", share=8):
-        self.launch, self.node, self.share, self._changed = launch, node, share, changed
+    def __init__(self, launch, changed, node="a", slots=8):
+        self.launch, self.node, self.slots, self._changed = launch, node, slots, changed
         self.life = UpstreamLife(None)
         self.restarted = 0
         self._stopping = asyncio.Event()
@@ -39,11 +39,7 @@ class Far:
 
     @property
     def started(self):
-        return replace(self.launch, slots=self.share)
-
-    @property
-    def all_slots(self):
-        return self.launch.slots
+        return replace(self.launch, slots=self.slots)
 
     @property
     def settled(self):
@@ -100,16 +96,13 @@ def shown(crew, *keys):
     return [tuple(row[key] for key in keys) for row in crew.table()["replicas"]]
 
 
-def test_the_gateway_is_told_the_share_and_never_more(tmp_path):
+def test_the_gateway_is_told_the_slots_that_an_engine_was_started_with(tmp_path):
     async def run():
         async with crew_of(tmp_path, replace(FAR, soft_slots=6)) as (crew, _):
             keys = ("slots", "reserve", "soft_slots", "draining")
             assert shown(crew, *keys) == [(8, 2, 6, False)]
-            crew.find("m-0").share = 2
-            assert shown(crew, *keys) == [(2, 1, 2, False)]
-            crew.find("m-0").share = 0
-            assert shown(crew, *keys) == [(1, 0, 1, True)], "a gateway without a share sends nothing"
-            assert crew.state(crew.find("m-0")) == "ready", "the replica is what it was"
+            crew.find("m-0").slots = 2
+            assert shown(crew, *keys) == [(2, 1, 2, False)], "after a fall-back"
 
     asyncio.run(run())
 
@@ -198,10 +191,10 @@ def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
         aide = Aide()
         second = replace(FAR, name="m-1")
         async with hive_of(tmp_path, FAR, second, aides=[aide]) as (supervisor, _):
-            supervisor.crew.find("m-1").share = 3
+            supervisor.crew.find("m-1").slots = 3
             rows = {row["name"]: row for row in supervisor.rows({})}
-            assert [(rows[name]["node"], rows[name]["slots"]) for name in ("m-0", "m-1")] == [("a", 8), ("b", 8)]
-            assert ("share" in rows["m-0"], rows["m-1"]["share"], rows["gateway"]["slots"]) == (False, 3, 11)
+            assert [(rows[name]["node"], rows[name]["slots"]) for name in ("m-0", "m-1")] == [("a", 8), ("b", 3)]
+            assert rows["gateway"]["slots"] == 11
             assert (rows["cluster"]["state"], rows["cluster"]["pid"]) == ("ready", None)
             assert [row["name"] for row in supervisor.description()["replicas"]] == ["m-0", "m-1"]
             ask = supervisor._control
@@ -232,22 +225,6 @@ def test_a_replica_elsewhere_that_does_not_answer_the_gateway_is_not_called_read
             rows = {row["name"]: row for row in supervisor.rows(status)}
             assert (rows["m-0"]["state"], rows["m-0"]["why"]) == ("backoff", NO_ANSWER)
             assert (rows["m-1"]["state"], rows["gateway"]["slots"]) == ("ready", 8)
-
-    asyncio.run(run())
-
-
-def test_what_another_door_keeps_is_taken_over_at_once_and_let_go_after_its_answers(tmp_path):
-    async def run():
-        async with hive_of(tmp_path) as (supervisor, until):
-            second = replace(FAR, name="m-1")
-            await supervisor.adopt([FAR, second])
-            assert supervisor.crew.names == ["m-0", "m-1"]
-            before = supervisor.crew.find("m-1")
-            await supervisor.adopt([replace(second, reserve=1), replace(FAR, name="m-2")])
-            assert supervisor.crew.names == ["m-0", "m-1", "m-2"], "the one that goes is finishing its answers"
-            await supervisor.adopt([FAR, second])  # it is back, before it has gone
-            await until(lambda: sorted(supervisor.crew.names) == ["m-0", "m-1"])
-            assert supervisor.crew.find("m-1") is before
 
     asyncio.run(run())
 

@@ -61,9 +61,6 @@ def test_only_a_drained_one_is_not_left(tmp_path):
         hive.crew.drain("m-0")
         assert "`skep undrain m-0` lets" in await refused(hive, 1, "m-0 is drained")
         hive.crew.undrain("m-0")
-        hive.hear({}, ["m-0"])
-        assert "`skep undrain m-0` at the door where it was drained" in await refused(hive, 1, "m-0 is drained")
-        hive.hear({})
         assert (await scale(hive, 1))["removed"] == ["m-1"]
 
     with_replicas(2, story, tmp_path)
@@ -96,12 +93,16 @@ def test_those_that_cannot_serve_may_go(tmp_path):
 
 def test_a_hive_does_not_stop_when_what_is_left_is_given_up_while_another_one_goes(tmp_path):
     async def story(hive, become, until):
-        hive.doors.heed_s = 0.0
-        hive.hear({}, (), {"m-1": 1})
+        answered = asyncio.Event()
+
+        async def under_way(_name):
+            return 0 if answered.is_set() else 1
+
+        hive.crew.busy = under_way
         going = asyncio.ensure_future(scale(hive, 1))
         await until(lambda: hive.crew.state(hive.crew.find("m-1")) == "draining")
         become("m-0", State.FAILED)
-        hive.hear({}, (), {})
+        answered.set()
         await going
         assert hive.crew.names == ["m-0"]
 
@@ -116,7 +117,6 @@ def test_who_rests_before_a_restart_is_not_drained(tmp_path):
         for drain, back in [
             (lambda: crew.drain("m-0"), lambda: crew.undrain("m-0")),
             (lambda: crew.drain("a"), lambda: crew.undrain("a")),
-            (lambda: hive.hear({}, ["a"]), lambda: hive.hear({})),
         ]:
             drain()
             assert crew.is_drained(one)

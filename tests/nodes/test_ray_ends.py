@@ -1,4 +1,4 @@
-"""What the door that placed the replicas ends, while another door has answers under way on it."""
+"""What a gateway ends on the nodes while it has answers under way on it."""
 
 import pytest
 from asking import MODEL, Agents
@@ -8,29 +8,22 @@ from test_ray_hive import UP, engines_left, ready
 pytestmark = pytest.mark.ray
 
 
-def test_what_the_owner_ends_costs_a_guest_no_answer(nodes, door):
-    """Scaled down, restarted, drained and at last stopped under a guest's streams: none of them is cut."""
+def test_what_is_ended_under_streams_cuts_none_of_them(nodes, door):
+    """Scaled down, restarted, drained and taken back."""
     nodes.add("b")
     nodes.add("c")
-    owner, guest = door(), door()
-    owner.up(*UP, "--replicas", "2", "--cluster", nodes.address)
-    guest.up("gateway", "--cluster", nodes.address)
-    assert until(lambda: ready(guest, 2), 30.0), guest.run("ps").stdout
-    with Agents(guest.url, 3, tokens=60) as agents:
+    one = door()
+    one.up(*UP, "--replicas", "2", "--cluster", nodes.address)
+    with Agents(one.url, 3, tokens=60) as agents:
         agents.until_answered(3)
-        owner.run("scale", f"{MODEL}=1", "--wait")
-        assert until(lambda: ready(guest, 1), 30.0), guest.run("ps").stdout
+        one.run("scale", f"{MODEL}=1", "--wait")
+        assert until(lambda: ready(one, 1), 30.0), one.run("ps").stdout
         agents.until_answered(3)
-        assert not agents.account.cut, agents.account
-        owner.run("restart", f"{MODEL}-0")
+        one.run("restart", f"{MODEL}-0")
         agents.until_answered(3)
-        assert not agents.account.cut, agents.account
-        owner.run("drain", f"{MODEL}-0", "--wait")
-        told = guest.run("undrain", f"{MODEL}-0", check=False)
-        assert (told.returncode, "is drained at another door" in told.stderr) == (1, True), told.stderr
-        owner.run("undrain", f"{MODEL}-0")
+        one.run("drain", f"{MODEL}-0", "--wait")
+        one.run("undrain", f"{MODEL}-0")
         agents.until_answered(3)
-        assert not agents.account.cut, agents.account
-        owner.run("down", "--wait", "60s")
     assert not agents.account.cut, agents.account
+    one.run("down", "--wait", "60s")
     assert until(lambda: not engines_left(), 20.0)

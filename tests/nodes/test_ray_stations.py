@@ -1,4 +1,4 @@
-"""Posts on a real cluster, without a door: those that are over, cancelled, failed, and nodes that come back."""
+"""Posts on a real cluster, without a gateway: those that are over, cancelled, failed, and nodes that come back."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 import pytest
 from clusters import until, worker_of
 
-from skep.cluster.values import launch_document
+from skep.cluster.ledger import ANNOUNCE_EVERY_S
 from skep.engines.base import Launch, Place
 from skep.engines.keeper import MARK
 from skep.engines.lifecycle import RestartPolicy
@@ -226,17 +226,13 @@ def test_a_post_heeds_the_restart_policy_of_now_also_when_ray_has_started_it_ane
     ensure(stations, ONE)
     before = row_when(ledger, "ready")
     hasty = asdict(RestartPolicy(start_deadline_s=0.01, failures_before_ready=1))
-    ray.get(ledger.instruct.remote("door", hasty))
-    announced = ray.get(ledger.table.remote(0, 0.0))["version"]
-    asyncio.run(stations.ask("m-0", "adjust", launch_document(replace(ONE, reserve=1))))  # is announced, and answered
-    assert until(lambda: ray.get(ledger.table.remote(0, 0.0))["version"] != announced, PATIENCE_S)
+    ray.get(ledger.claim.remote("gateway", hasty))
+    until(lambda: False, 2 * ANNOUNCE_EVERY_S)  # it hears of it with its next announcement
     assert row_when(ledger, "ready")["pid"] == before["pid"]
-    assert rows(ledger)["m-0"]["launch"]["reserve"] == 1
     os.kill(worker_of(before["pid"]), signal.SIGKILL)
     row = row_when(ledger, "failed")
     assert (row["why"], row["incarnation"] != before["incarnation"]) == ("not healthy within 0.01 s", True)
-    assert row["launch"]["reserve"] == 0, "what doors are told is told to it again by its door"
-    ray.get(ledger.instruct.remote("door", asdict(RestartPolicy())))
+    ray.get(ledger.claim.remote("gateway", asdict(RestartPolicy())))
 
     def again():
         """It hears of it with its next announcement, and then has the time to start."""

@@ -177,6 +177,5 @@ def _show(found: dict[str, Any]) -> None:
         rows.append([node["name"], node["address"], ", ".join((state, *marks)), *room, memory, runs or "–"])
     print_table(("NODE", "ADDRESS", "STATE", "CPUS FREE", "GPUS FREE", "MEMORY FREE", "REPLICAS"), rows)
     for hive in found["hives"]:
-        doors = len(hive["doors"])
-        note(f"hive `{hive['name']}`: {doors} {'door' if doors == 1 else 'doors'}")
+        note(f"hive `{hive['name']}`: {'no gateway' if hive['gateway'] is None else 'gateway ' + hive['gateway']}")
     note(f"Ray {found['ray']}, head at {found['address']}")

@@ -1,4 +1,4 @@
-"""`skep gateway`: the gateway alone, in front of servers that skep did not start, or of another door's replicas."""
+"""`skep gateway`: the gateway alone, in front of servers that skep did not start."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from typing import Annotated
 import typer
 
 from skep.cli.serve import (
-    ClusterOption,
     ConfigOption,
     DetachOption,
-    HiveOption,
     HostOption,
     JsonOption,
     PortOption,
-    cluster_of,
     given,
-    refuse_together,
     start,
 )
 from skep.errors import UserError
@@ -46,22 +42,15 @@ def gateway(
         int | None, typer.Option(min=1, help="Requests at once while anything but batch is there. Default: all slots.")
     ] = None,
     max_queue: Annotated[int | None, typer.Option(min=0, help="Waiting requests per model; beyond it 429.")] = None,
-    cluster: ClusterOption = None,
-    hive: HiveOption = None,
     config: ConfigOption = None,
     detach: DetachOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Put the gateway in front of servers that run already: llama-server, vLLM, SGLang, another skep.
-
-    With --cluster: one more door to a hive that was started with `skep up --cluster`.
-    """
+    """Put the gateway in front of servers that run already: llama-server, vLLM, SGLang, another skep."""
     from skep.configfile import make_upstream
     from skep.settings import Wishes
 
     urls = upstream or []
-    if cluster is not None or hive is not None:
-        refuse_together("--cluster", upstream=bool(urls))
     if not urls and (slots or model or reserve or soft_slots):
         hint = "or write an [[upstream]] table into skep.toml"
         raise UserError("--slots, --model, --reserve and --soft-slots go with --upstream", hint=hint)
@@ -73,7 +62,6 @@ def gateway(
             for url, count in zip(urls, _slots(urls, slots or []), strict=True)
         ),
         only_upstreams=True,
-        cluster=cluster_of(cluster, hive, config, guest=True) if not urls else None,
     )
     start(wishes, config, detach=detach, as_json=as_json)
 

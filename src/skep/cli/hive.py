@@ -140,7 +140,6 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
 def _cells(row: dict[str, Any]) -> list[str]:
     counts = [number(row.get(key), 0).replace(",", "") for key in ("pid", "slots", "busy", "queued", "restarts")]
     remarks = ["simulated" if row.get("simulated") else "", row.get("why") or ""]
-    remarks += [f"{row['share']} slots for this gateway"] if "share" in row else []
     return [row["name"], row["state"], *counts, row["url"] or "–", "; ".join(filter(None, remarks))]
 
 

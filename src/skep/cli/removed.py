@@ -34,6 +34,8 @@ REMOVED_OPTIONS: dict[tuple[str, str], str] = {
     ("swarm ask", "--orchestrator-url"): "`--orchestrator-url` was removed: --url splits, works and merges",
     ("swarm ask", "--orchestrator-model"): "`--orchestrator-model` was removed: --model splits, works and merges",
     ("swarm ask", "--orchestrator-key-env"): "`--orchestrator-key-env` was removed: use `--key-env`",
+    ("gateway", "--cluster"): "`skep gateway --cluster` was removed: a hive has one gateway; use `skep up --cluster`",
+    ("gateway", "--hive"): "`skep gateway --hive` was removed: a hive has one gateway; use `skep up --cluster --hive`",
 }
 
 

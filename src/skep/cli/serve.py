@@ -129,7 +129,7 @@ def up(
     start(wishes, config, detach=detach, as_json=as_json)
 
 
-def cluster_of(address: str | None, hive: str | None, config: Path | None, *, guest: bool = False) -> Cluster | None:
+def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cluster | None:
     """As typed; what is not typed, as skep.toml has it."""
     from skep.configfile import find_config, load_settings, make_cluster
     from skep.places import user_paths
@@ -141,7 +141,7 @@ def cluster_of(address: str | None, hive: str | None, config: Path | None, *, gu
         if hive is not None:
             raise UserError("--hive names a hive of a cluster", hint="add --cluster auto, or the head's HOST:PORT")
         return None
-    return make_cluster(address, hive or (found.hive if found is not None else "skep"), guest=guest)
+    return make_cluster(address, hive or (found.hive if found is not None else "skep"))
 
 
 def _on_nodes(wanted: Wanted, address: str) -> tuple[Serve, ...]:
@@ -171,8 +171,7 @@ def start(wishes: Wishes, config: Path | None, *, detach: bool, as_json: bool) -
     settings = load_settings(found, paths, os.environ)
     wishes = replace(wishes, folder=str(Path.cwd()), config=str(found.absolute()) if found else None)
     settings = wishes.apply(settings)
-    guest = settings.cluster is not None and settings.cluster.guest
-    if not settings.serve and not settings.upstream and not guest:
+    if not settings.serve and not settings.upstream:
         hint = "`skep gateway --upstream http://127.0.0.1:8000 --slots 8`, or an [[upstream]] table in skep.toml"
         raise UserError("no upstream is given", hint=hint)
     if settings.cluster is None:

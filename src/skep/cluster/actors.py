@@ -67,7 +67,6 @@ class LedgerActor:
                 end_self=self._end_self,
                 holder=self._holder,
                 abandoned_after_s=self._abandoned_after_s,
-                is_successor=_was_before(),
             )
             self._watching = asyncio.get_running_loop().create_task(self._made.watch())
         return self._made
@@ -78,20 +77,11 @@ class LedgerActor:
     async def forget(self, name: str) -> None:
         await self._ledger().forget(name)
 
-    async def claim(self, door: str, key: str) -> dict[str, Any]:
-        return await self._ledger().claim(door, key)
+    async def claim(self, gateway: str, policy: dict[str, Any]) -> str:
+        return await self._ledger().claim(gateway, policy)
 
-    async def instruct(self, door: str, policy: dict[str, Any]) -> None:
-        await self._ledger().instruct(door, policy)
-
-    async def renew(self, door: str, busy: Any, holds: Any, told: Any, **more: Any) -> dict[str, Any]:
-        return await self._ledger().renew(door, busy, holds, told, **more)
-
-    async def leave(self, door: str) -> None:
-        await self._ledger().leave(door)
-
-    async def table(self, since: int, timeout_s: float) -> dict[str, Any]:
-        return await self._ledger().table(since, timeout_s)
+    async def table(self, gateway: str, since: int, timeout_s: float) -> dict[str, Any]:
+        return await self._ledger().table(gateway, since, timeout_s)
 
     async def state(self) -> dict[str, Any]:
         return await self._ledger().state()
@@ -147,13 +137,6 @@ async def end_post(hive: str, name: str, timeout_s: float = END_S) -> bool:
 async def _in_time(call: Callable[..., Any], *args: Any) -> Any:
     """Ray's own calls wait for a lost head as long as it takes."""
     return await asyncio.wait_for(asyncio.to_thread(call, *args), HEAD_S)
-
-
-def _was_before() -> bool:
-    """Whether Ray has started this actor anew."""
-    import ray
-
-    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def _leave() -> None:

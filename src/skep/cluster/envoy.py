@@ -1,7 +1,7 @@
-"""The envoy: the one process of a door that speaks with Ray. `python -m skep.cluster.envoy --link-fd N`.
+"""The envoy: the one process beside a gateway that speaks with Ray. `python -m skep.cluster.envoy --link-fd N`.
 
 Ray ends a driver whose cluster is lost. So that this costs nobody an answer, neither the supervisor nor the gateway is
-one. The envoy carries out what the supervisor says (wanted, place, end, renew) and tells what the ledger tells. It has
+one. The envoy carries out what the supervisor says (wanted, place, end, avoid) and tells what the ledger tells. It has
 no state of its own: a new envoy is told everything again, and ends what stands and is not wanted.
 """
 
@@ -22,31 +22,32 @@ from skep.cluster.actors import find_ledger, make_ledger
 from skep.cluster.errands import words_of
 from skep.cluster.headwatch import HeadWatch, NewHead
 from skep.cluster.joining import join
-from skep.cluster.shares import LEASE_S
+from skep.cluster.ledger import OWNED_S
 from skep.cluster.stations import Say, Stations
-from skep.cluster.surplus import Surplus
-from skep.cluster.tenure import Tenure, where_of
-from skep.cluster.values import in_parts, launch_document, launch_of, told_to_doors
+from skep.cluster.values import in_parts, launch_of
 from skep.engines.base import Launch
 from skep.errors import EngineError, SkepError
 from skep.wire.link import Link, Message
 
-TABLE_S = 10.0
-RENEW_S = 1.8
+TABLE_S = 2.0
+ASK_S = 1.8
+CLAIM_S = 60.0
 MEND_EVERY_S = 5.0
 LATE_S = 1.0
-NO_MARK = -1  # of no answer: who renews with it is told whose the hive is, and gets no share
+
+
+class TakenOver(EngineError):
+    """Another gateway has the hive: what stands is left alone."""
 
 
 class Envoy:
-    """`setup`: address, hive, door, guest, key, policy, abandoned_after_s."""
+    """`setup`: address, hive, gateway, key, policy, abandoned_after_s. `gateway`: the name of this one."""
 
     def __init__(self, link: Link, setup: Message) -> None:
         self._link = link
         self._setup = setup
         self._hive: str = setup["hive"]
-        self._door: str = setup["door"]
-        self._guest = bool(setup.get("guest"))
+        self._gateway: str = setup["gateway"]
         self._policy: Message = setup["policy"]
         self._ledger: Any = None
         self._stations: Stations | None = None
@@ -59,8 +60,6 @@ class Envoy:
         self._placing: dict[str, asyncio.Task[None]] = {}
         self._ending: set[str] = set()
         self._orders: set[asyncio.Task[None]] = set()
-        self._tenure = Tenure(self._door, guest=self._guest)
-        self._surplus = Surplus()
         self._head = HeadWatch(setup["address"], self._tell_head)
         self._lookup = ThreadPoolExecutor(1, "ledger")  # without a head a lookup takes a minute: never two at once
 
@@ -81,40 +80,24 @@ class Envoy:
         """Find the ledger, or make it; and be the only one that places replicas."""
         import ray
 
-        key = ""
-        if self._guest:
-            self._ledger = await asyncio.to_thread(find_ledger, self._hive)
-            if self._ledger is None:
-                hint = f"`skep up MODEL --cluster {self._setup['address']}` starts one; `--hive` names another"
-                raise EngineError(f"there is no hive `{self._hive}` in this cluster", hint=hint)
-        else:
-            key = await self._claim(await asyncio.to_thread(self._make_ledger))
-        self._stations = Stations(self._hive, key, self._policy)
+        self._ledger = await asyncio.to_thread(self._make_ledger)
+        await self._claim(CLAIM_S)
+        self._stations = Stations(self._hive, self._setup["key"], self._policy)
         address = ray.get_runtime_context().gcs_address
         self._link.send({"event": "joined", "address": address, "ray": ray.__version__})
 
     def _make_ledger(self) -> Any:
         return make_ledger(self._hive, abandoned_after_s=self._setup["abandoned_after_s"])
 
-    async def _claim(self, ledger: Any) -> str:
-        told = await asyncio.wait_for(ledger.claim.remote(self._door, self._setup["key"]), 60.0)
-        self._tenure.hear(told["owner"])
-        if told["owner"] != self._door:
-            where = where_of(told["owner"])
-            self._link.send({"event": "taken", "by": where})
-            hint = (
-                "`skep gateway --cluster` adds a gateway to it; `--hive NAME` starts another one beside it; "
-                f"if its door was killed, try again in {LEASE_S:g} s"
-            )
-            raise EngineError(f"a hive `{self._hive}` runs in this cluster already (from {where})", hint=hint)
-        self._ledger = ledger
-        await self._instruct()
-        return str(told["key"])
+    async def _claim(self, timeout_s: float = ASK_S) -> None:
+        """With the policy for the posts. Raises TakenOver where another gateway has the hive."""
+        self._check(await asyncio.wait_for(self._ledger.claim.remote(self._gateway, self._policy), timeout_s))
 
-    async def _instruct(self) -> None:
-        """What does not reach the ledger now is told after its next answer."""
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._ledger.instruct.remote(self._door, self._policy), RENEW_S)
+    def _check(self, owner: str) -> None:
+        if owner != self._gateway:
+            where = owner.rpartition(":")[0]  # its machine and process
+            hint = f"`--hive NAME` starts another one beside it; if its skep was killed, try again in {OWNED_S:g} s"
+            raise TakenOver(f"a hive `{self._hive}` runs in this cluster already (from {where})", hint=hint)
 
     # What the supervisor says
 
@@ -146,11 +129,11 @@ class Envoy:
                 self._place(launch)
                 self._told.pop(launch.name, None)  # who asks for it knows nothing of it
                 self._tell()
-            case "adjust":
-                await self._adjust(launch_of(message["launch"]))
             case "policy":
                 self._policy = self._stations.policy = message["policy"]
-                await self._instruct()
+                await self._claim()
+            case "avoid":
+                self._stations.avoid = tuple(message["nodes"])
             case "end":
                 (self._wanted or {}).pop(name, None)
                 if await self._is_ours():
@@ -159,8 +142,6 @@ class Envoy:
                 await self._stations.ask(name, "restart")
             case "log":
                 return await self._stations.ask(name, "log_since", message["offset"], message["lines"]) or {}
-            case "renew":
-                return await self._renew(message)
             case "leave":
                 await self._leave()
         return {}
@@ -174,47 +155,22 @@ class Envoy:
             for launch in self._wanted.values():
                 self._place(launch)
 
-    async def _adjust(self, launch: Launch) -> None:
-        """What is lost on the way is seen by `_mend`."""
-        assert self._stations is not None
-        if self._wanted is not None and launch.name in self._wanted:
-            self._wanted[launch.name] = launch
-        if not self._tenure.ours:
-            return
-        await self._stations.ask(launch.name, "adjust", launch_document(launch))
-
-    async def _renew(self, message: Message) -> Message:
-        assert self._stations is not None
-        self._stations.avoid = tuple(message.get("avoid", ()))  # nodes that are drained
-        self._surplus.drain_s = message["drain_s"]
-        told = {**message["told"], "drained": [*message["told"]["drained"], *self._surplus.closed]}
-        since = message["since"] if self._tenure.lost_to is None else NO_MARK
-        renewal = self._ledger.renew.remote(
-            self._door, message["busy"], message["holds"], told, owns=self._tenure.ours, since=since
-        )
-        answer: Message = await asyncio.wait_for(renewal, RENEW_S)
-        self._tenure.hear(answer["owner"])
-        if self._tenure.is_free:
-            await self._claim(self._ledger)
-        if self._tenure.lost_to is not None:
-            return {"taken_over": self._tenure.lost_to}
-        self._surplus.hear(answer, whole=since is None)
-        return answer
-
     async def _is_ours(self) -> bool:
         """Asked before anything is placed or ended: who was not heard for a while does not know yet that it is not.
 
         A ledger that does not answer has given it to nobody.
         """
-        if self._tenure.ours and not self._head.lost:
-            with contextlib.suppress(Exception):
-                asked = self._ledger.renew.remote(self._door, {}, {}, {}, since=NO_MARK)
-                self._tenure.hear((await asyncio.wait_for(asked, RENEW_S))["owner"])
-        return self._tenure.ours
+        try:
+            if not self._head.lost:
+                await self._claim()
+        except TakenOver:
+            return False
+        except Exception:  # noqa: S110
+            pass
+        return True
 
     def _place(self, launch: Launch) -> None:
         assert self._stations is not None
-        self._surplus.keep(launch.name)
         if launch.name in self._placing:
             return
 
@@ -238,8 +194,6 @@ class Envoy:
         async with self._turn(launch.name):
             if await self._is_ours():
                 await self._stations.ensure(launch, standing, say)
-            else:
-                say("waiting", f"the hive is another door's (on {self._tenure.lost_to})")
 
     def _turn(self, name: str) -> asyncio.Lock:
         return self._turns.setdefault(name, asyncio.Lock())
@@ -255,7 +209,7 @@ class Envoy:
             async with self._turn(name):
                 await self._stations.end(name, headless=self._head.lost)
                 with contextlib.suppress(Exception):  # a ledger that is away: it is told again by `_mend`
-                    await asyncio.wait_for(self._ledger.forget.remote(name), RENEW_S)
+                    await asyncio.wait_for(self._ledger.forget.remote(name), ASK_S)
                 self._rows.pop(name, None)
                 self._said.pop(name, None)
         finally:
@@ -265,14 +219,13 @@ class Envoy:
         """With all posts and the ledger, if they are ours; until they have ended nobody else can have the hive."""
         assert self._stations is not None
         self._wanted = {}
-        if await self._is_ours():
-            names = {*self._rows, *self._placing}
-            if not self._head.lost:
-                names |= set(await asyncio.to_thread(self._stations.all_names))
-            await asyncio.gather(*(self._end(name) for name in names), return_exceptions=True)
-        with contextlib.suppress(Exception):  # a ledger that is lost misses nobody
-            await asyncio.wait_for(self._ledger.leave.remote(self._door), RENEW_S)
-        if self._tenure.ours and not self._head.lost:
+        if not await self._is_ours():
+            return
+        names = {*self._rows, *self._placing}
+        if not self._head.lost:
+            names |= set(await asyncio.to_thread(self._stations.all_names))
+        await asyncio.gather(*(self._end(name) for name in names), return_exceptions=True)
+        if not self._head.lost:
             import ray
 
             await asyncio.to_thread(ray.kill, self._ledger, no_restart=True)
@@ -283,13 +236,18 @@ class Envoy:
         version = 0
         while True:
             try:
-                told = await asyncio.wait_for(self._ledger.table.remote(version, TABLE_S), TABLE_S + RENEW_S)
+                asked = self._ledger.table.remote(self._gateway, version, TABLE_S)
+                told = await asyncio.wait_for(asked, TABLE_S + ASK_S)
+                if told["owner"] is None:  # a ledger that was started anew
+                    await self._claim()
+                else:
+                    self._check(told["owner"])
+            except TakenOver:
+                raise
             except Exception:  # it starts anew, or its node is gone: the newest table stands meanwhile
                 await asyncio.sleep(LATE_S)
                 await self._find_ledger_again()
                 continue
-            if not self._guest and told.get("policy") != self._policy:
-                await self._instruct()
             if told["version"] != version:
                 version = told["version"]
                 known = self._rows if told["settling"] else {}  # not all have announced themselves yet
@@ -304,8 +262,8 @@ class Envoy:
             found: Any = await loop.run_in_executor(self._lookup, find_ledger, self._hive)
             if found is not None:
                 self._ledger = found
-            elif not self._guest:
-                await self._claim(await loop.run_in_executor(self._lookup, self._make_ledger))
+            else:
+                self._ledger = await loop.run_in_executor(self._lookup, self._make_ledger)
 
     def _tell_head(self) -> None:
         self._link.send({"event": "head", "lost": self._head.lost})
@@ -344,22 +302,12 @@ class Envoy:
             row = self._rows.get(name)
             if (row is None or row["state"] == "away") and name not in self._placing:
                 self._place(launch)
-            elif row is not None and row["state"] != "away" and not _says(row, launch):
-                with contextlib.suppress(Exception):  # seen again at the next look
-                    await self._adjust(launch)
         stands = await asyncio.to_thread(self._stations.all_names)
-        surplus = {*stands, *self._rows} - (self._wanted or {}).keys() - self._ending
-        for name in self._surplus.look(surplus):
+        for name in {*stands, *self._rows} - (self._wanted or {}).keys() - self._ending:
             if not await self._is_ours():
                 return
             if name not in (self._wanted or ()) and name not in self._ending:  # as it is when its turn comes
                 await self._end(name)
-
-
-def _says(row: Message, launch: Launch) -> bool:
-    """Whether a post tells doors what it should: one that Ray started anew tells what it was created with."""
-    said = row.get("launch") or {}
-    return all(said.get(key) == value for key, value in told_to_doors(launch).items())
 
 
 async def serve(link_fd: int) -> NoReturn:
@@ -370,7 +318,7 @@ async def serve(link_fd: int) -> NoReturn:
         if setup is not None:
             await Envoy(link, setup).run()
     except SkepError as error:
-        link.send({"event": "failed", **words_of(error)})
+        link.send({"event": "failed", **words_of(error), "taken_over": isinstance(error, TakenOver)})
         code = error.exit_code
     except NewHead:
         print("there is a new head; this envoy ends", file=sys.stderr)  # noqa: T201 - its log

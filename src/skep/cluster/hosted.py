@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from skep.cluster.values import launch_of, told_to_doors
+from skep.cluster.values import launch_of
 from skep.engines.base import Launch, engine_named
 from skep.engines.lifecycle import State
 from skep.errors import EngineError
@@ -21,12 +21,9 @@ FETCHING = "fetching"
 class Host(Protocol):
     """What a hosted replica asks of the embassy."""
 
-    guest: bool
-
     def came(self, member: Hosted) -> None: ...
     def went(self, member: Hosted) -> Awaitable[None]: ...
     def restart(self, member: Hosted) -> bool: ...
-    def adjusted(self, member: Hosted) -> None: ...
     async def log_since(self, name: str, offset: int | None, lines: int) -> Message: ...
 
 
@@ -58,17 +55,13 @@ class Spoken:
 
 
 class Hosted:
-    """`share` of its slots is this door's; None: not told yet, and nothing is sent to it."""
-
     kind = "replica"
 
     def __init__(self, launch: Launch, host: Host, changed: Callable[[], None]) -> None:
-        self._launch = launch
+        self.launch = launch
         self.life = HostedLife()
         self.pid: int | None = None
         self.node: str | None = None
-        self.share: int | None = None
-        self.kept = not host.guest  # another door's is neither waited for nor a failure of ours
         adapter = engine_named(launch.engine, launch.binary)
         self.engine = Spoken(adapter.health_path, adapter.confirms, adapter.release_bound_s, adapter.simulated)
         self._host = host
@@ -83,32 +76,17 @@ class Hosted:
         return f"<Hosted {self.launch.name} {self.life.state.value} on {self.node} url={self.life.url}>"
 
     @property
-    def launch(self) -> Launch:
-        return self._launch
-
-    @launch.setter
-    def launch(self, launch: Launch) -> None:
-        """Another one that the same engine serves: what differs is told to the other doors."""
-        self._launch = launch
-        self._host.adjusted(self)
-
-    @property
     def model(self) -> str:
         return self.launch.model
 
     @property
     def started(self) -> Launch:
-        """With the slots that this door may use."""
-        return replace(self._as_started, slots=self.share or 0, **told_to_doors(self.launch))
-
-    @property
-    def all_slots(self) -> int:
-        """Whoever may use them; fewer than asked for after a fall-back."""
-        return self._as_started.slots
+        """As its post says, with what may change while the engine goes on."""
+        return replace(self._as_started, reserve=self.launch.reserve, soft_slots=self.launch.soft_slots)
 
     @property
     def settled(self) -> bool:
-        return self.life.state is State.READY and self.share is not None
+        return self.life.state is State.READY
 
     def stop(self) -> None:
         self._stopping.set()
@@ -120,7 +98,7 @@ class Hosted:
             raise EngineError(f"`{self.launch.name}` cannot be told: the cluster is away", hint=hint)
 
     async def run(self) -> None:
-        """Until stopped: then it is ended on its node, where it is ours to end."""
+        """Until stopped: then it is ended on its node."""
         self._become(State.STARTING, None)
         self._host.came(self)
         await self._stopping.wait()
@@ -153,11 +131,6 @@ class Hosted:
             self._as_started = launch_of(row["launch"])
         now = (self.life.state, self.life.url, self.life.why, self.pid, self.node, self._as_started, self.life.moves)
         if now != before:
-            self._changed()
-
-    def lease(self, share: int | None) -> None:
-        if share != self.share:
-            self.share = share
             self._changed()
 
     def remark(self, note: str | None) -> None:

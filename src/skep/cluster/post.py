@@ -24,7 +24,7 @@ from skep.cluster.logparts import log_part
 from skep.cluster.names import ledger_name
 from skep.cluster.nodes import named_apart, nodes_of
 from skep.cluster.raystart import engine_ports
-from skep.cluster.values import launch_document, launch_of, told_to_doors
+from skep.cluster.values import launch_document, launch_of
 from skep.cluster.weights import is_pulled, localized
 from skep.engines.adapter import VISIBLE
 from skep.engines.base import Launch, engine_named
@@ -86,10 +86,6 @@ class Post:
     def restart(self) -> None:
         """Its engine; where there is none yet, what failed before that is tried again."""
         self._loop.call_soon_threadsafe(self._restart_now)
-
-    def adjust(self, launch: Row) -> None:
-        """What doors are told of it: its engine goes on as it is."""
-        self._loop.call_soon_threadsafe(self._adjust_now, launch_of(launch))
 
     def stop(self, timeout_s: float) -> bool:
         """End the engine, and return when it has ended."""
@@ -184,13 +180,6 @@ class Post:
             self._policy = RestartPolicy(**(answer.get("policy") or asdict(self._policy)))
         if self._replica is not None:
             self._replica.life.policy = self._policy
-
-    def _adjust_now(self, launch: Launch) -> None:
-        told = told_to_doors(launch)
-        self._asked, self._launch = replace(self._asked, **told), replace(self._launch, **told)
-        if self._replica is not None:
-            self._replica.launch = replace(self._replica.launch, **told)
-        self._announcer.wake()
 
     def _restart_now(self) -> None:
         if self._replica is not None:

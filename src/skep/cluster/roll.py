@@ -68,7 +68,10 @@ def _roll(address: str) -> dict[str, Any]:
         return {
             "address": context.gcs_address,
             "ray": ray.__version__,
-            "hives": [{"name": name, "doors": said["doors"]} for name, said in sorted(hives.items())],
+            "hives": [
+                {"name": name, "gateway": said["owner"] and said["owner"].rpartition(":")[0]}  # its machine and process
+                for name, said in sorted(hives.items())
+            ],
             "nodes": [{**row, "here": row["id"] == here} for row in rows],
         }
     finally:

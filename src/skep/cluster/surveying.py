@@ -20,7 +20,6 @@ KEPT_S = 5.0
 def survey(
     address: str,
     *,
-    look: bool = True,
     paths: Sequence[str] = (),
     hive: str | None = None,
     slow: Callable[[], None] = lambda: None,
@@ -28,12 +27,11 @@ def survey(
 ) -> Survey:
     """The nodes at this moment. `slow` is called once if it takes long.
 
-    `look`: each is asked by a task of its own, also whether it has `paths`; `hive`: which replicas of it stand there.
+    Each is asked by a task of its own, also whether it has `paths`; `hive`: which replicas of it stand there.
     """
     require_ray()
     checked_way(address)
-    words = [address, *([] if look else ["--no-look"])]
-    words += ["--hive", hive] if hive is not None else []
+    words = [address, *(["--hive", hive] if hive is not None else [])]
     words += [word for path in paths for word in ("--path", path)]
     who, hint = f"the cluster at {address}", "`skep cluster status` may say more"
     teller = threading.Timer(SLOW_S, slow)
@@ -54,11 +52,11 @@ class Surveys:
         self._survey = survey
         self._newest: tuple[float, tuple[Any, ...], Survey] | None = None
 
-    def look(self, address: str, *, look: bool, paths: Sequence[str], hive: str, wait_s: float = SURVEY_S) -> Survey:
-        asked = (address, look, tuple(paths), hive)
+    def look(self, address: str, *, paths: Sequence[str], hive: str, wait_s: float = SURVEY_S) -> Survey:
+        asked = (address, tuple(paths), hive)
         newest = self._newest
         if newest is None or newest[1] != asked or time.monotonic() - newest[0] > self._kept_s:
-            found = self._survey(address, look=look, paths=paths, hive=hive, wait_s=wait_s)
+            found = self._survey(address, paths=paths, hive=hive, wait_s=wait_s)
             self._newest = newest = (time.monotonic(), asked, found)
         return newest[2]
 

@@ -29,24 +29,19 @@ LOOK_S = 20.0  # for all nodes together: they are asked at the same time
 def main(argv: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(prog="skep.cluster.surveyor")
     options.add_argument("address")
-    options.add_argument("--no-look", action="store_true", help="only what Ray itself knows")
     options.add_argument("--path", action="append", default=[], help="ask each node whether it has this path")
     options.add_argument("--hive", help="and which replicas this hive has there")
     told = options.parse_args(argv)
-    paths = None if told.no_look else told.path
-    return errands.tell(lambda: {"survey": survey_document(_survey(told.address, paths, told.hive))})
+    return errands.tell(lambda: {"survey": survey_document(_survey(told.address, told.path, told.hive))})
 
 
-def _survey(address: str, paths: Sequence[str] | None, hive: str | None) -> Survey:
-    """`paths`: None: nobody looks at the nodes themselves."""
+def _survey(address: str, paths: Sequence[str], hive: str | None) -> Survey:
     join(address)
     import ray
 
     try:
         context = ray.get_runtime_context()
-        nodes = named_apart(living_nodes())
-        if paths is not None:
-            nodes = _looked_at(nodes, paths)
+        nodes = _looked_at(named_apart(living_nodes()), paths)
         standing, housed = ((), None) if hive is None else (_standing(hive), tuple(housed_names(hive)))
         return Survey(context.gcs_address, ray.__version__, tuple(nodes), context.get_node_id(), standing, housed)
     finally:

@@ -161,11 +161,6 @@ def in_parts(rows: Sequence[dict[str, Any]], size: int = PART_ROWS) -> list[Part
     return [Part(list(rows[at : at + size]), at == 0, at + size >= len(rows)) for at in begins]
 
 
-def told_to_doors(launch: Launch) -> dict[str, Any]:
-    """What of a launch matters to gateways only: it changes while the engine goes on."""
-    return {"reserve": launch.reserve, "soft_slots": launch.soft_slots}
-
-
 def same_post(old: Launch, new: Launch) -> bool:
-    """The post of the one can go on for the other: they differ only in where it may stand and what doors are told."""
+    """The post of the one can go on for the other: they differ only in where it may stand and what a gateway does."""
     return replace(old, place=None).same_process(replace(new, place=None))

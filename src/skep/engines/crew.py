@@ -16,7 +16,6 @@ from skep.engines.company import Company
 from skep.engines.gatewaytable import row_of
 from skep.engines.lifecycle import RestartPolicy, State
 from skep.engines.member import Elsewhere, Member
-from skep.engines.otherdoors import OtherDoors
 from skep.engines.remote import Upstream
 from skep.engines.replica import Replica
 from skep.errors import EngineError, SkepError
@@ -27,10 +26,7 @@ RELOAD_ON = "what came before it in the reload is done, what came after is not; 
 
 
 class Crew:
-    """`busy` asks the gateway how many slots of a replica are taken; `changed` is called after every change.
-
-    `doors` has what the other doors say: who hears it calls `changed`.
-    """
+    """`busy` asks the gateway how many slots of a replica are taken; `changed` is called after every change."""
 
     def __init__(
         self,
@@ -39,21 +35,18 @@ class Crew:
         changed: Callable[[], None],
         busy: Callable[[str], Awaitable[int]],
         elsewhere: Elsewhere | None = None,
-        doors: OtherDoors | None = None,
     ) -> None:
         self.members: list[Member] = []
         self._policy = policy
         self._log_dir = log_dir
         self._changed = changed
-        self._busy = busy
+        self.busy = busy
         self._elsewhere = elsewhere
-        self._doors = doors or OtherDoors()
         self._moved = asyncio.Event()  # some member changed
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._drained: set[str] = set()  # by the user, until the user says otherwise
         self._drained_nodes: set[str] = set()  # likewise, whoever stands there
         self._resting: set[str] = set()  # on their way to a restart or an end
-        self._parting: set[str] = set()  # of these, those that only this door takes leave of
         self._restarting: dict[str, int] = {}  # restarts that it had when it was told to
         self._promised: set[str] = set()  # models that have no replica for a moment: their requests wait
         self._dormant: set[str] = set()  # without a process until they are woken
@@ -109,11 +102,7 @@ class Crew:
 
     def table(self) -> Message:
         """For the gateway."""
-        specs = [
-            row_of(member, closed=self._gets_nothing(member), others=self._doors.busy(member.launch.name))
-            for member in self.members
-            if member.life.serving
-        ]
+        specs = [row_of(member, closed=self._gets_nothing(member)) for member in self.members if member.life.serving]
         return {"replicas": specs, "models": list(self.models)}
 
     # Coming and going
@@ -174,7 +163,7 @@ class Crew:
         await self._end(name)
         asleep = self.is_dormant(member) or member.model in self._held
         self.members = [other for other in self.members if other is not member]
-        for names in (self._drained, self._resting, self._parting, self._dormant):
+        for names in (self._drained, self._resting, self._dormant):
             names.discard(name)
         self._changed()
         return asleep
@@ -240,62 +229,33 @@ class Crew:
 
     @property
     def avoided(self) -> frozenset[str]:
-        """Nodes on which nothing new is to stand: drained here, or at another door."""
-        return frozenset(self._drained_nodes | self._doors.drained)
-
-    @property
-    def closed(self) -> frozenset[str]:
-        """For the other doors: what the user drained, and replicas that end or are started anew for everybody."""
-        here = {member.launch.name for member in self.members if member.launch.place is None}
-        ending = {one.launch.name for one in self.members if one.kept and one.life.state is State.STOPPING}
-        return frozenset(self.drained | (self._resting - self._parting) | ending) - here
-
-    @property
-    def kept_elsewhere(self) -> list[str]:
-        """Those that other doors may send to, and that end with this one."""
-        return [member.launch.name for member in self.members if member.kept and member.launch.place is not None]
+        """Nodes on which nothing new is to stand: they are drained."""
+        return frozenset(self._drained_nodes)
 
     def is_drained(self, member: Member) -> bool:
-        """By the user, at some door: itself, or the node that it stands on. Not while it rests before a restart."""
-        name, node = member.launch.name, member.node
-        by_others = not self._doors.drained.isdisjoint((name, node or name))
-        return name in self._drained or node in self._drained_nodes or by_others
+        """By the user: itself, or the node that it stands on. Not while it rests before a restart."""
+        return member.launch.name in self._drained or member.node in self._drained_nodes
 
     def drained_node(self, name: str) -> str | None:
         """The drained node that this one stands on."""
         member = self.find(name)
         return member.node if member is not None and member.node in self._drained_nodes else None
 
-    def drained_by_others(self, name: str) -> str | None:
-        """This replica or node, or the node that it stands on, if another door says so."""
-        member = self.find(name)
-        named = (name,) if member is None else (name, member.node)
-        return next((one for one in named if one in self._doors.drained), None)
-
-    async def busy(self, name: str) -> int:
-        """Slots in use, at all doors; of one that only this door takes leave of, here."""
-        return await self._busy(name) + (0 if name in self._parting else self._doors.busy(name))
-
     async def until_idle(self, name: str) -> bool:
-        """False: it gets requests again, so that it may never be. Raises EngineError where that cannot be known."""
-        since = self._doors.now()
-        while await self._in_use(name, since):
-            if self._doors.silent and not await self._busy(name):
-                hint = "`skep ps` shows the cluster; where its head is lost, `skep drain` at each door does the same"
-                raise EngineError(f"`{name}` is empty here; of the other doors nothing is heard", hint=hint)
+        """False: it gets requests again, so that it may never be."""
+        while await self.busy(name):
             if name not in self._drained and self.drained_node(name) is None:
                 return False
             await asyncio.sleep(REST_POLL_S)
         return True
 
     async def rest(self, name: str, timeout_s: float) -> None:
-        """Send it nothing new, at no door, and wait for its answers under way."""
-        since = self._doors.now()
+        """Send it nothing new, and wait for its answers under way."""
         self._resting.add(name)
         self._changed()
         try:
             async with asyncio.timeout(timeout_s):
-                while await self._in_use(name, since):
+                while await self.busy(name):
                     await asyncio.sleep(REST_POLL_S)
         except TimeoutError:
             pass
@@ -348,10 +308,6 @@ class Crew:
     def _gets_nothing(self, member: Member) -> bool:
         return member.launch.name in self._resting or self.is_drained(member)
 
-    async def _in_use(self, name: str, since: float) -> bool:
-        """Or may be: another door may not have heard yet that it was closed `since` then."""
-        return bool(await self.busy(name)) or (name not in self._parting and self._doors.may_send(since))
-
     def _member_changed(self) -> None:
         serving = {member.launch.name: member.life.restarts for member in self.members if member.life.serving}
         anew = {name for name, before in self._restarting.items() if serving.get(name) != before}
@@ -370,9 +326,6 @@ class Crew:
 
     async def send_off(self, name: str, drain_s: float) -> bool:
         """Once its answers are finished, or after so long."""
-        member = self.find(name)
-        if member is not None and not member.kept:
-            self._parting.add(name)
         await self.rest(name, drain_s)
         return await self.dismiss(name)
 

@@ -7,29 +7,28 @@ from skep.engines.member import Member
 from skep.wire.link import Message
 
 
-def row_of(member: Member, *, closed: bool, others: int) -> Message:
-    """`closed`: it gets nothing new. `others`: of its slots, so many are busy for other doors."""
+def row_of(member: Member, *, closed: bool) -> Message:
+    """`closed`: it gets nothing new."""
     return {
         "name": member.launch.name,
         "model": member.model,
         "url": member.life.url,
-        **_share(member.started),
+        **_slots(member.started),
         "confirms": member.engine.confirms,
         "engine": member.launch.about or member.engine.version() or member.launch.engine,
         "simulated": member.engine.simulated,
         "own_engine": member.launch.engine != "remote",
         "release_bound_s": member.engine.release_bound_s,
         "health_path": member.launch.health_path or member.engine.health_path,
-        "draining": closed or member.started.slots < 1,
+        "draining": closed,
         "context": member.started.context_tokens or None,
         "authorization": member.started.authorization,
-        "others": others if member.engine.confirms else 0,
     }
 
 
-def _share(started: Launch) -> Message:
-    """The slots as the gateway is told of them: one at least, of a replica that it sends nothing to if it has none."""
-    slots, soft = max(1, started.slots), started.soft_slots
+def _slots(started: Launch) -> Message:
+    """After a fall-back to fewer slots, the reserve and the soft slots are fewer too."""
+    slots, soft = started.slots, started.soft_slots
     return {
         "slots": slots,
         "reserve": min(started.reserve, slots - 1),

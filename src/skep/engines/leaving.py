@@ -43,8 +43,6 @@ def _lack(crew: Crew, member: Member) -> str:
 
 def _remedy(crew: Crew, member: Member) -> str:
     name = member.launch.name
-    if (there := crew.drained_by_others(name)) is not None:
-        return f"`skep undrain {there}` at the door where it was drained lets it in again"
     if crew.is_drained(member):
         return f"`skep undrain {crew.drained_node(name) or name}` lets it in again"
     if member.life.state is State.FAILED:

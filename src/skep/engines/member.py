@@ -24,10 +24,7 @@ class Life(Protocol):
 
 
 class Member(Protocol):
-    """What `Replica`, `Upstream` and those that stand elsewhere have in common.
-
-    Of one that stands elsewhere, `started.slots` are those that this gateway may use, perhaps none: see `Shared`.
-    """
+    """What `Replica`, `Upstream` and those that stand elsewhere have in common."""
 
     launch: Launch
     pid: int | None
@@ -39,10 +36,6 @@ class Member(Protocol):
     @property
     def started(self) -> Launch:
         """What it is started with: `launch`, or what it has fallen back to."""
-
-    @property
-    def kept(self) -> bool:
-        """Skep here keeps it alive. One that another door keeps is neither waited for nor a failure of this hive."""
 
     @property
     def kind(self) -> str: ...
@@ -73,17 +66,3 @@ class LogKept(Protocol):
         """`text`: of the last lines, or of what came since `offset`, as much as one answer holds; the `offset` where
         that ends, and the `size` of it all at that moment.
         """
-
-
-@runtime_checkable
-class Shared(Protocol):
-    """A member of whose slots other doors have a share."""
-
-    @property
-    def all_slots(self) -> int:
-        """With which it was started."""
-
-
-def slots_of(member: Member) -> int:
-    """All of them, whoever may use them."""
-    return member.all_slots if isinstance(member, Shared) else member.started.slots

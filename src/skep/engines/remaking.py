@@ -1,4 +1,4 @@
-"""A hive becomes another one while it runs: by a reload, by another number of replicas, by what another door placed.
+"""A hive becomes another one while it runs: by a reload, by another number of replicas.
 
 One change at a time. Whatever cannot be is found out before anything is touched.
 """
@@ -54,8 +54,6 @@ class Remaking:
         self._set_policy = set_policy
         self._begun = ""  # what is under way
         self._carrying: asyncio.Task[SkepError | None] | None = None
-        self._table: tuple[Launch, ...] | None = None  # what another door keeps; None: the replicas are ours
-        self._leaving: dict[str, asyncio.Task[None]] = {}  # of that, those that go
 
     def __repr__(self) -> str:
         return f"<Remaking {self._begun or 'nothing'}>"
@@ -65,9 +63,8 @@ class Remaking:
         return self._rebuild is not None and self._phase() == "ready" and not self._begun
 
     def cancel(self) -> None:
-        for task in (self._carrying, *self._leaving.values()):
-            if task is not None:
-                task.cancel()
+        if self._carrying is not None:
+            self._carrying.cancel()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -93,33 +90,7 @@ class Remaking:
             await self._crew.until_up(name, hint=hint)
         return {"ok": True, "model": model, "before": before, "replicas": replicas, **plan.document()}
 
-    async def adopt(self, launches: Sequence[Launch]) -> None:
-        """These replicas and no others, which another door keeps. Those that go finish their answers meanwhile."""
-        self._table = tuple(launches)
-        self.hive = replace(self.hive, replicas=self._table)
-        self._take_over()
-
     # Inside
-
-    def _take_over(self) -> None:
-        """One that comes back while it goes is taken on when it has gone."""
-        if self._phase() == "stopping" or self._table is None:
-            return
-        running = [member.launch for member in self._crew.members if member.launch.name not in self._leaving]
-        wanted = {launch.name: launch for launch in self._table if launch.name not in self._leaving}
-        plan = changes(running, wanted.values())
-        for name in plan.adjusted:
-            self._crew.adjust(wanted[name])
-        self._crew.enlist([wanted[name] for name in plan.added], self._tasks)
-        for name in (*plan.removed, *plan.changed):
-            self._leaving[name] = self._tasks.create_task(self._see_off(name))
-
-    async def _see_off(self, name: str) -> None:
-        try:
-            await self._crew.send_off(name, self.hive.drain_s)
-        finally:
-            del self._leaving[name]
-        self._take_over()
 
     async def _become(self, ways: Callable[[], Iterable[Document]], *, all_of_it: bool = False) -> tuple[Hive, Changes]:
         """The first of these settings that can be. Without `all_of_it`, nothing but the replicas changes."""
@@ -131,8 +102,6 @@ class Remaking:
             running = [member.launch for member in self._crew.members]
             now = replace(self.hive, avoid=self._crew.avoided)
             hive = await asyncio.to_thread(self._built, ways, now, running)
-            if self._table is not None:
-                hive = replace(hive, replicas=tuple(running))
             if all_of_it:
                 hive = self._as_far_as_can_be(hive, running)
                 await self._set_up(hive)

@@ -59,7 +59,6 @@ class Upstream:
 
     kind = "upstream"
     node = None
-    kept = True
 
     def __init__(self, launch: Launch, changed: Callable[[], None]) -> None:
         self.launch = launch

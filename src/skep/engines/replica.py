@@ -41,7 +41,6 @@ class Replica:
 
     kind = "replica"
     node = None
-    kept = True
 
     def __init__(
         self,

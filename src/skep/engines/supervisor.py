@@ -9,10 +9,9 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from skep.engines.base import Launch
 from skep.engines.control import STOP_S
 from skep.engines.control_socket import control_socket
 from skep.engines.crew import Crew
@@ -21,8 +20,7 @@ from skep.engines.hive import Hive as Hive  # noqa: PLC0414 - who runs a supervi
 from skep.engines.hive import Rebuild as Rebuild  # noqa: PLC0414
 from skep.engines.housing import Housing
 from skep.engines.lifecycle import RestartPolicy, State
-from skep.engines.member import Elsewhere, Member, slots_of
-from skep.engines.otherdoors import OtherDoors
+from skep.engines.member import Elsewhere, Member
 from skep.engines.remaking import Remaking
 from skep.engines.shown import state_told, unanswered
 from skep.engines.sidecar import Sidecar
@@ -31,7 +29,6 @@ from skep.errors import EngineError, GatewayError, SkepError
 from skep.wire.link import Message
 
 AIDES_STOP_S = 75.0  # as STOP_S, where replicas stand elsewhere
-DRAIN_POLL_S = 0.1
 NO_FIGURES: Message = {"pid": None, "url": None, "slots": None, "busy": None, "restarts": None, "why": None}
 
 
@@ -81,8 +78,7 @@ class Supervisor:
         self._tasks = asyncio.TaskGroup()
         self.phase = "starting"
         self.left_behind: tuple[str, ...] = ()  # what could not be ended, in words
-        self.doors = OtherDoors()
-        self.crew = Crew(hive.log_dir, hive.policy, self._crew_changed, self._busy, elsewhere, self.doors)
+        self.crew = Crew(hive.log_dir, hive.policy, self._crew_changed, self._busy, elsewhere)
         self._front = Front(
             list(hive.gateway_argv),
             listener,
@@ -124,8 +120,7 @@ class Supervisor:
     @property
     def _expected(self) -> list[Member]:
         """Those that should serve. Others come when somebody wants them; that one cannot is told to who asks."""
-        kept = [member for member in self.crew.members if member.kept]
-        return [member for member in kept if not member.launch.on_demand and not self.crew.is_dormant(member)]
+        return [one for one in self.crew.members if not one.launch.on_demand and not self.crew.is_dormant(one)]
 
     def stop(self, drain_s: float | None = None) -> None:
         """Drain for so long (default: the hive's own time), then end everything. Asked again: end it now."""
@@ -146,34 +141,10 @@ class Supervisor:
         if failure is not None:
             raise failure
 
-    async def adopt(self, launches: Sequence[Launch]) -> None:
-        """These replicas and no others, which another door placed: they are fronted and not kept."""
-        await self._remaking.adopt(launches)
-
-    async def gateway_status(self) -> Message:
-        """What this gateway says of itself; empty while it says nothing."""
-        return await self._front.status()
-
     @property
-    def drained(self) -> frozenset[str]:
-        """For the other doors: replicas and nodes that get nothing new. A hive that stops takes along what it keeps."""
-        return self.crew.closed.union(self.crew.kept_elsewhere if self.phase == "stopping" else ())
-
-    def hear(
-        self, figures: Mapping[str, Message], drained: Collection[str] = (), busy: Mapping[str, int] | None = None
-    ) -> None:
-        """What other doors say, together: where the load decides, theirs counts too, and what they drain is drained.
-
-        `busy`: slots in use there, by replica. With nothing at all: there are none, or they are not known any more.
-        """
-        closed = self.doors.drained
-        news = self.doors.hear(figures, drained, busy or {})
-        if closed != self.doors.drained:
-            self._crew_changed()
-        elif news:
-            self._front.publish()
-        if self.phase == "starting":  # whoever tells this may have settled
-            self._changed()
+    def avoided(self) -> frozenset[str]:
+        """Nodes on which nothing new is to stand."""
+        return self.crew.avoided
 
     async def _serve(self) -> SkepError | None:
         """Until it is asked to stop; why it had to."""
@@ -221,7 +192,7 @@ class Supervisor:
                 "kind": member.kind,
                 "pid": member.pid,
                 "url": member.life.url,
-                "slots": slots_of(member),
+                "slots": member.started.slots,
                 "busy": busy.get(member.launch.name, 0),
                 "model": member.model or None,
                 "engine": member.launch.about or member.engine.version() or member.launch.engine,
@@ -234,7 +205,6 @@ class Supervisor:
                     member.life.why,
                     answers=member.node is None or member.launch.name not in silent,
                 ),
-                **({} if slots_of(member) == member.started.slots else {"share": member.started.slots}),
             }
             for member in self.crew.members
         ]
@@ -245,7 +215,7 @@ class Supervisor:
                 "state": self._front_state(),
                 "pid": self._front.pid,
                 "url": self.hive.url,
-                "slots": sum(row.get("share", row["slots"]) for row in rows if row["state"] == "ready"),
+                "slots": sum(row["slots"] for row in rows if row["state"] == "ready"),
                 "busy": status.get("in_flight", 0),
                 "queued": status.get("queued", 0),
                 "restarts": max(0, self._front.restarts),
@@ -277,7 +247,7 @@ class Supervisor:
             aide.set_policy(policy)
 
     async def _busy(self, name: str) -> int:
-        """Slots of the replica that this gateway uses. One that does not answer may have streams."""
+        """Slots of the replica in use. A gateway that does not answer may have streams."""
         status = await self._front.status()
         return int(status["busy"].get(name, 0)) if status else int(self._front.listening)
 
@@ -323,25 +293,13 @@ class Supervisor:
         return EngineError(f"replica `{name}` {verb}: {why}", hint=where)
 
     async def _drain(self) -> None:
-        """Here, and at other doors: all are told that nothing we keep gets anything new."""
-
-        async def everywhere() -> None:
-            await asyncio.gather(self._front.drain(self.drain_s), self._until_others_are_done(self.drain_s))
-
-        waiting = asyncio.create_task(everywhere())
+        waiting = asyncio.create_task(self._front.drain(self.drain_s))
         hurry = asyncio.create_task(self._hurry.wait())
         try:
             await asyncio.wait({waiting, hurry}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
             hurry.cancel()
-
-    async def _until_others_are_done(self, timeout_s: float) -> None:
-        since, kept = self.doors.now(), self.crew.kept_elsewhere
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while kept and (self.doors.may_send(since) or any(map(self.doors.busy, kept))):
-                    await asyncio.sleep(DRAIN_POLL_S)
 
     def _last_words(self) -> Message:
         return {"left_behind": list(self.left_behind)}

@@ -90,15 +90,10 @@ class Verbs:
         return {"ok": True, "busy": sum(busy), "replicas": meant}
 
     def _undrain(self, name: str) -> Message:
-        there, here = self._crew.drained_by_others(name), name in self._crew.drained
-        meant = self._crew.at(name) if here or there == name else self._meant(name)
+        meant = self._crew.at(name) if name in self._crew.drained else self._meant(name)
         if node := self._crew.drained_node(name):
             raise EngineError(f"`{name}` stands on node `{node}`, which is drained", hint=f"`skep undrain {node}`")
         self._crew.undrain(name)
-        if there is not None:
-            where = "is drained" if there == name else f"stands on node `{there}`, which is drained"
-            hint = f"`skep undrain {there}` there takes it back, unless it is being stopped or started anew"
-            raise EngineError(f"`{name}` {where} at another door{' too' if here else ''}", hint=hint)
         return {"ok": True, "replicas": meant or [name]}
 
     async def _scale(self, message: Message) -> Message:

@@ -39,7 +39,7 @@ class Roster:
         return f"<Roster {self.usable} of {len(self.replicas)} usable>"
 
     def become(self, replicas: list[Replica], changed: set[Replica]) -> None:
-        """A table comes anew with every change of a share: only what has `changed` is ranked anew, if it may be."""
+        """A table comes anew with every change of a replica: only what has `changed` is ranked anew, if it may be."""
         plain = all(replica.plain for replica in replicas)
         if replicas == self.replicas and plain == self._plain:
             for replica in replicas:

@@ -41,7 +41,6 @@ class ReplicaSpec:
     context: int | None = None  # tokens of one sequence; None: not known
     authorization: str = field(default="", repr=False)  # what the replica wants to read in that header
     own_engine: bool = False  # skep started it: clients may ask for known paths alone
-    others: int = 0  # of what the engine says is busy, so many are for other gateways
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,8 +114,7 @@ class Watch:
             return
         busy = count_busy(answer.json()) if spec.confirms == "slots" else count_running(answer.body)
         if busy is not None:
-            ours = max(0, busy - spec.others)
-            self._proxy.carry_out(self._proxy.admission.engine_busy(spec, ours, asked_at, self._proxy.now()))
+            self._proxy.carry_out(self._proxy.admission.engine_busy(spec, busy, asked_at, self._proxy.now()))
 
     async def engine_metrics(self, spec: ReplicaSpec) -> str:
         """Empty where it tells none."""
