@@ -14,7 +14,7 @@ SRC = ROOT / "src" / "skep"
 LAYERS = [
     [{"__main__"}, {"cli"}, {"mcp_server", "web"}],
     [
-        {"access", "frontdoor", "listening", "putback", "tryout"},
+        {"access", "frontdoor", "listening", "service_pause", "tryout"},
         {"wiring"},
         {"placing"},
         {"placed_weights"},

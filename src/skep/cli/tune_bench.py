@@ -12,7 +12,7 @@ from skep.errors import EngineError, UserError
 from skep.host.facts import read_host
 from skep.host.power import open_meter
 from skep.places import Paths
-from skep.putback import running_service, service_set_aside
+from skep.service_pause import running_service, service_paused
 from skep.store.database import Store
 from skep.tryout import Tryout, tuner_lock
 from skep.tuner.guard import ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
@@ -29,14 +29,14 @@ GUARD_SHARE = 0.1  # of the budget, for the answers of one configuration
 
 @contextmanager
 def machine_for(ready: Ready, paths: Paths, *, in_place: bool) -> Iterator[None]:
-    """Held for one tuner; what `skep up` serves is set aside meanwhile, or left alone where both can be."""
+    """Held for one tuner; what `skep up` serves is paused meanwhile, or left alone where both can be."""
     if ready.tuning.simulated:
         yield
         return
     with tuner_lock(paths):
         if not in_place:
             _check_service(ready, paths)
-        with service_set_aside(paths) if in_place else nullcontext() as service:
+        with service_paused(paths) if in_place else nullcontext() as service:
             if service is not None:
                 note(f"set aside until this ends: {service}")
             try:

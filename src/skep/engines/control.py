@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,24 @@ class NotRunning(UserError):
 
 def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float | None = 10.0) -> dict[str, Any]:
     """The supervisor's answer. Raises NotRunning where there is none, EngineError for an answer that is an error."""
-    with contextlib.closing(_connect(socket_path, timeout_s)) as sock:
+    with connected(socket_path, timeout_s) as say:
+        return say(message)
+
+
+@contextlib.contextmanager
+def connected(socket_path: Path, timeout_s: float | None) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
+    """Yield what asks one question after the other over one connection; raises as `ask` does."""
+
+    def say(message: dict[str, Any]) -> dict[str, Any]:
         answer, _ = _exchange(sock, message)
-    if "error" in answer:
-        error = EngineError(answer["error"], hint=answer.get("hint"))
-        error.exit_code = answer.get("exit_code", error.exit_code)
-        raise error
-    return answer
+        if "error" in answer:
+            error = EngineError(answer["error"], hint=answer.get("hint"))
+            error.exit_code = answer.get("exit_code", error.exit_code)
+            raise error
+        return answer
+
+    with contextlib.closing(_connect(socket_path, timeout_s)) as sock:
+        yield say
 
 
 def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
@@ -151,6 +162,8 @@ def _exchange(sock: socket.socket, message: dict[str, Any]) -> tuple[dict[str, A
             if not part:
                 raise NotRunning
             received += part
+    except ConnectionError:  # it ended
+        raise NotRunning from None
     except OSError as error:
         raise EngineError(
             f"skep does not answer on its control socket: {error}", hint="look at `skep logs skep`"

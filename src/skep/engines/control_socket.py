@@ -20,11 +20,15 @@ Answer = Callable[[Message], Awaitable[Message]]
 
 @asynccontextmanager
 async def control_socket(
-    path: Path | None, answer: Answer, last_words: Callable[[], Message] = dict
+    path: Path | None,
+    answer: Answer,
+    last_words: Callable[[], Message] = dict,
+    released: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[None]:
     """For this user alone, while the block runs; None: there is none.
 
     Whoever's last answer said that there is `more` hears the `last_words` when the block has ended.
+    `released` is called when a connection ends of which an answer said that it `holds` something.
     """
     if path is None:
         yield
@@ -36,7 +40,7 @@ async def control_socket(
         assert task is not None
         connections.add(task)
         try:
-            await _serve(Link(reader, writer), answer, last_words)
+            await _serve(Link(reader, writer), answer, last_words, released)
         finally:
             connections.discard(task)
 
@@ -53,17 +57,21 @@ async def control_socket(
             await asyncio.sleep(0)
 
 
-async def _serve(link: Link, answer: Answer, last_words: Callable[[], Message]) -> None:
+async def _serve(link: Link, answer: Answer, last_words: Callable[[], Message], released: Callable[[], None]) -> None:
     told: Message = {}
+    holds = False
     try:
         while (message := await link.receive()) is not None:
             told = {}  # one whose answer is cut short hears the end of the connection
             told = await _answered(message, answer)
+            holds = holds or "holds" in told
             link.send(told)
     except asyncio.CancelledError:  # the hive is down; the end of the connection says so
         if told.get("more"):
             link.send(last_words())
     finally:
+        if holds:
+            released()
         await link.close()
 
 

@@ -51,6 +51,7 @@ class Crew:
         self._promised: set[str] = set()  # models that have no replica for a moment: their requests wait
         self._dormant: set[str] = set()  # without a process until they are woken
         self._held: set[str] = set()  # models that are on their way to sleep
+        self._paused: set[str] = set()  # of the dormant, those that `resume` starts again
         self._company = Company()
 
     def __repr__(self) -> str:
@@ -80,7 +81,7 @@ class Crew:
     def state(self, member: Member) -> str:
         name = member.launch.name
         if name in self._dormant:
-            return "unloaded"
+            return "paused" if name in self._paused else "unloaded"
         if member.life.state is State.STOPPED and self._company.is_in_line(name):
             return "starting" if self._company.may_start(member.launch) else "waiting"
         if member.life.serving and self._gets_nothing(member):
@@ -154,6 +155,31 @@ class Crew:
         names = {member.launch.name for member in self.of_model(model)}
         self._resting = self._resting - names if back else self._resting | names
         self._held = self._held - {model} if back else self._held | {model}
+
+    async def pause(self, drain_s: float) -> None:
+        """End every process that skep keeps, once its answers are finished or after so long."""
+        kept = [one for one in self.members if one.kept and one.launch.url is None and not self.is_dormant(one)]
+        names = [member.launch.name for member in kept]
+        await asyncio.gather(*(self.rest(name, drain_s) for name in names))
+        await asyncio.gather(*(self._end(name) for name in names))
+        self._paused = set(names)
+        self._dormant |= self._paused
+        self._member_changed()
+
+    def resume(self, tasks: asyncio.TaskGroup) -> list[str]:
+        """Start again what `pause` ended; their names."""
+        names = [name for name in self.names if name in self._paused]
+        self._paused = set()
+        for place, member in enumerate(self.members):
+            if member.launch.name in names:
+                fresh = self._make(member.launch)
+                if isinstance(fresh, Replica) and isinstance(member, Replica):
+                    fresh.follow(member)
+                self.members[place] = fresh
+                self._dormant.discard(member.launch.name)
+                self._begin(fresh, tasks)
+        self._changed()
+        return names
 
     async def dismiss(self, name: str) -> bool:
         """End it at once, and return when it has ended; whether it was asleep by then, or about to be."""

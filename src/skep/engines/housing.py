@@ -81,6 +81,19 @@ class Housing:
         for task in self._seeing_off:
             task.cancel()
 
+    def pause(self, *, over: bool = False) -> None:
+        """Load and unload nothing until it is `over`."""
+        self._stopped = not over
+        if over:
+            self.look()
+            self._stir.set()
+
+    @property
+    def is_moving(self) -> bool:
+        """Some model is being loaded or unloaded."""
+        stays = {self._lodging.stay(model) for model in self._lodging.models}
+        return not stays.isdisjoint((Stay.LOADING, Stay.DRAINING, Stay.LEAVING))
+
     def dormant(self) -> dict[str, Message]:
         """For the gateway: the models that have to be loaded before anybody answers."""
         told: dict[str, Message] = {}
@@ -102,7 +115,7 @@ class Housing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(poll_s):
                     await self._stir.wait()
-            if self._lodging.poll_s is not None:
+            if self._lodging.poll_s is not None and not self._stopped:
                 await self._ask()
 
     # Events

@@ -21,6 +21,7 @@ from skep.engines.hive import Rebuild as Rebuild  # noqa: PLC0414
 from skep.engines.housing import Housing
 from skep.engines.lifecycle import RestartPolicy, State
 from skep.engines.member import Elsewhere, Member
+from skep.engines.pausing import PAUSED, Pausing
 from skep.engines.remaking import Remaking
 from skep.engines.shown import state_told, unanswered
 from skep.engines.sidecar import Sidecar
@@ -84,7 +85,7 @@ class Supervisor:
             listener,
             setup=hive.gateway_setup,
             log=hive.log_dir / "gateway.log",
-            table=lambda: {**self.crew.table(), "dormant": self.housing.dormant()},
+            table=lambda: {**self.crew.table(), "dormant": self._pausing.dormant() or self.housing.dormant()},
             changed=self._changed,
             wanted=self._wanted,
         )
@@ -102,6 +103,15 @@ class Supervisor:
             monitor=self._monitor,
             phase=lambda: self.phase,
             set_policy=self._set_policy,
+        )
+        self._pausing = Pausing(
+            self.crew,
+            self.housing,
+            self._monitor,
+            self._tasks,
+            possible=lambda: self._remaking.possible,
+            set_phase=self._set_phase,
+            say=self._front.say,
         )
         self._verbs = Verbs(self.crew, self._front, self.housing, remaking=self._remaking)
 
@@ -136,7 +146,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Raises if a replica does not come up at the start, or when all have been given up later."""
-        async with control_socket(self.hive.socket_path, self._control, self._last_words):
+        async with control_socket(self.hive.socket_path, self._control, self._last_words, self._pausing.release):
             failure = await self._serve()
         if failure is not None:
             raise failure
@@ -160,6 +170,7 @@ class Supervisor:
             self.phase = "stopping"
             self._tell()
             self._remaking.cancel()
+            self._pausing.cancel()
             await self._monitor.stop()  # a probe of ours is no answer to wait for
             monitor.cancel()
             await self._drain()
@@ -246,6 +257,10 @@ class Supervisor:
         for aide in self._aides:
             aide.set_policy(policy)
 
+    def _set_phase(self, phase: str) -> None:
+        self.phase = phase
+        self._published()
+
     async def _busy(self, name: str) -> int:
         """Slots of the replica in use. A gateway that does not answer may have streams."""
         status = await self._front.status()
@@ -267,7 +282,8 @@ class Supervisor:
             self.phase = "ready"
         states = [member.life.state for member in self._expected]
         all_failed = bool(states) and all(state is State.FAILED for state in states)
-        hopeless = all_failed and len(states) == len(self.crew.members) and not self._remaking.stay
+        may_stay = self._remaking.stay or self.phase == PAUSED  # whoever ends the pause tries again
+        hopeless = all_failed and len(states) == len(self.crew.members) and not may_stay
         if hopeless or self._front.broken or (self.phase == "starting" and State.FAILED in states):
             self._stop_asked.set()
         self._tell()
@@ -320,5 +336,11 @@ class Supervisor:
                 return {"ok": True, "pid": os.getpid(), "drain_s": self.drain_s, "stop_s": stop_s, "more": True}
             case "monitor":
                 return {"ok": True, "running": self._monitor.wake(), "pid": self._monitor.pid}
-            case _:
+            case "pause":
+                return await self._pausing.pause(message, self.hive.drain_s)
+            case "resume":
+                return await self._pausing.resume()
+            case op:
+                if op != "log":
+                    self._pausing.check()
                 return await self._verbs.answer(message)

@@ -1,0 +1,195 @@
+"""The user's service paused while something else has the machine: it serves again however the holder ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from skep.engines.control import NotRunning, ask, socket_of
+from skep.errors import EngineError, UserError
+from skep.places import user_paths
+from skep.service_pause import Service, running_service, service_paused
+
+HOLDS = """
+import os, sys
+from skep.places import user_paths
+from skep.service_pause import service_paused
+with service_paused(user_paths(os.environ)) as found:
+    print(found, flush=True)
+    sys.stdin.readline()
+"""
+TOML = """
+[gateway]
+port = 0
+[[serve]]
+model = "fake-model"
+engine = "fake"
+replicas = 2
+extra = ["--token-ms=1", "--answers={answers}"]
+[[serve]]
+model = "seldom"
+engine = "fake"
+on_demand = true
+"""
+
+
+@pytest.fixture
+def answers(tmp_path):
+    """A file without which the engine does not start."""
+    return tmp_path / "answers.jsonl"
+
+
+@pytest.fixture
+def up(skep, tmp_path, answers):
+    answers.write_text("")
+    (tmp_path / "skep.toml").write_text(TOML.format(answers=answers))
+    skep("up", "-d", "--slots", "3", check=0, SKEP_API_KEY="sesame")
+
+
+def say(env, **message):
+    paths = user_paths(env)
+    return ask(socket_of(paths.lock, paths.socket), message)
+
+
+def status(env):
+    try:
+        return say(env, op="status")
+    except NotRunning:
+        return None
+
+
+def held(env):
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDS], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def states(told):
+    return [row["state"] for row in told["rows"] if row["kind"] == "replica"]
+
+
+def eventually(check, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not (found := check()):
+        assert time.monotonic() < deadline, check
+        time.sleep(0.05)  # asking another process: there is no event to await
+    return found
+
+
+def asked(url, model="fake-model"):
+    """The status and the text of an answer to one request."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}]}).encode()
+    headers = {"authorization": "Bearer sesame", "content-type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def serves_as_before(env, before):
+    now = status(env)
+    if now["phase"] != "ready":
+        return False
+    rows = [[(row["name"], row["slots"], row["state"]) for row in one["rows"]] for one in (before, now)]
+    assert rows[0] == rows[1]
+    assert (now["url"], now["pid"]) == (before["url"], before["pid"])
+    assert asked(now["url"])[0] == 200
+    return True
+
+
+def test_where_nothing_runs_nothing_is_paused(env):
+    paths = user_paths(env)
+    assert running_service(paths) is None
+    with service_paused(paths) as found:
+        assert found is None
+    assert not paths.logs.exists()
+
+
+def test_only_the_same_cards_are_in_the_way():
+    service = Service("http://127.0.0.1:1", ("m",), 1, (0, 2))
+    assert service.shares(()) == (0, 2)
+    assert service.shares((1, 2)) == (2,)
+    assert service.shares((1, 3)) == ()
+    assert "on GPU 0, 2 at" in str(service)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("up")
+def test_its_engines_end_and_it_serves_again_however_the_holder_ends(skep, env, tmp_path):
+    """Once by leaving the block, once by a kill. A configuration that was broken meanwhile is no matter."""
+    before = status(env)
+    assert (
+        str(running_service(user_paths(env)))
+        == f"skep serves fake-model, seldom at {before['url']} (pid {before['pid']})"
+    )
+    engines = [row["pid"] for row in before["rows"] if row["kind"] == "replica" and row["pid"] is not None]
+    (tmp_path / "skep.toml").write_text("[gateway]\nprot = 0\n")
+    with held(env) as holder:
+        assert before["url"] in holder.stdout.readline()
+        paused = status(env)
+        assert (paused["phase"], states(paused)) == ("paused", ["paused", "paused", "unloaded"])
+        assert not any(Path(f"/proc/{pid}").exists() for pid in engines)
+        for model in ("fake-model", "seldom"):
+            code, said = asked(before["url"], model)
+            assert code == 503
+            assert f"`skep tune --in-place` (pid {holder.pid}) has the machine" in said
+        assert states(status(env)) == ["paused", "paused", "unloaded"], "a request starts nothing"
+        assert "skep is paused" in skep("scale", "fake-model=3", check=1).stderr
+        assert "skep is paused" in skep("restart", "fake-model-0", check=1).stderr
+        with pytest.raises(EngineError, match="skep is paused"), service_paused(user_paths(env)):
+            pass
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        assert holder.wait(60) == 0
+        assert serves_as_before(env, before)
+    with held(env) as holder:
+        assert holder.stdout.readline()
+        assert status(env)["phase"] == "paused"
+        os.killpg(holder.pid, signal.SIGKILL)
+    eventually(lambda: serves_as_before(env, before))
+    assert eventually(lambda: asked(before["url"], "seldom")[0] == 200)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("up")
+def test_an_engine_that_cannot_start_at_once_is_tried_again_and_an_error_of_the_block_is_told(env, answers):
+    """As where a card is given back late; it is no reason for the hive to end."""
+    before, away = status(env), answers.with_suffix(".away")
+
+    def back():
+        eventually(lambda: set(states(status(env))) == {"failed", "unloaded"})
+        away.rename(answers)
+
+    def blocked(threads):
+        with service_paused(user_paths(env)):
+            answers.rename(away)
+            threads.submit(back)
+            raise UserError("of the block", hint="try it")
+
+    with ThreadPoolExecutor() as threads, pytest.raises(UserError, match="of the block") as told:
+        blocked(threads)
+    assert told.value.hint == "try it"
+    assert serves_as_before(env, before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("up")
+def test_one_that_is_stopped_while_it_is_paused_stays_stopped(skep, env):
+    with held(env) as holder:
+        assert holder.stdout.readline()
+        skep("down", check=0)
+        assert status(env) is None
+        _, said = holder.communicate("\n", timeout=60)
+    assert "the service was stopped meanwhile" in said
+    assert status(env) is None
