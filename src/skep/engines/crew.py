@@ -158,7 +158,7 @@ class Crew:
 
     async def pause(self, drain_s: float) -> None:
         """End every process that skep keeps, once its answers are finished or after so long."""
-        kept = [one for one in self.members if one.kept and one.launch.url is None and not self.is_dormant(one)]
+        kept = [one for one in self.members if one.launch.url is None and not self.is_dormant(one)]
         names = [member.launch.name for member in kept]
         await asyncio.gather(*(self.rest(name, drain_s) for name in names))
         await asyncio.gather(*(self._end(name) for name in names))
