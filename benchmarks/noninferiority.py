@@ -25,8 +25,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, variance
 
-from skep.stats.noninferiority import delta_shown, items_needed
-from skep.stats.paired_score import Z, mean_of, score
+from skep.stats.noninferiority import Z, delta_shown, items_needed, mean_of, score
 
 METHODS = ("skep", "Tango", "scaled")
 EXACT_ITEMS = (50, 75, 88, 100, 125, 164, 200, 300, 500, 750, 1000)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from skep.planner.validation import Point
 from skep.report import theme
-from skep.report.marks import Spec, halo, label, layer, line, sized
+from skep.report.charts import Spec, halo, label, layer, line, sized
 from skep.report.svg import standalone
 
 _BESIDE = 1.2  # 20 % on either side

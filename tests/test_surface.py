@@ -61,7 +61,7 @@ def routes(_skep, folder):
     from skep.gateway.process import Gateway
     from skep.places import user_paths
     from skep.web.app import make_app
-    from skep.web.site import Site
+    from skep.web.context import Site
 
     async def own():
         gateway = Gateway({"batches": {"store": str(folder / "store"), "files": str(folder)}}, (mount_batches,))
@@ -77,7 +77,7 @@ def routes(_skep, folder):
 
 def mcp_tools(_skep, folder):
     from mcp import Client
-    from skep.mcp_server.place import Place
+    from skep.mcp_server.context import Place
     from skep.mcp_server.server import make_server
     from skep.places import user_paths
 

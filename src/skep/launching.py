@@ -16,8 +16,7 @@ from skep.engines.installed import find_program
 from skep.engines.placement import Card, check_free, check_lodging, check_together, divide, have, room_of, spread
 from skep.errors import SkepError, UserError
 from skep.host.facts import read_host
-from skep.host.gpu_memory import read_gpu_memory, visible_gpus
-from skep.host.nvidia import NvidiaReport
+from skep.host.nvidia import NvidiaReport, read_gpu_memory, visible_gpus
 from skep.places import LOOPBACK, Paths
 from skep.records import HostFacts
 from skep.settings import OWN_ENGINES, Gateway, Serve, Settings, Upstream

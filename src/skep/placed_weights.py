@@ -13,8 +13,7 @@ from skep.catalog.pullable import find_pullable
 from skep.launching import NO_WEIGHTS, READ_GGUF, PullProgress, check_gguf, checkpoint_of, size_of
 from skep.places import Paths
 from skep.settings import Serve
-from skep.weights.hub import parse_hub_source
-from skep.weights.pull import installed, pull
+from skep.weights.pull import installed, parse_hub_source, pull
 
 _LOCAL = ("/", "./", "../", "~")
 

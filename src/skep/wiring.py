@@ -29,7 +29,7 @@ from skep.settings import OWN_ENGINES, Gateway, Monitor, Settings, settings_of
 if TYPE_CHECKING:
     from skep.cluster.embassy import Embassy
     from skep.cluster.surveying import Surveys
-    from skep.monitor.turns import Turns
+    from skep.monitor.probe_lock import Turns
     from skep.store.database import Store
 
 SLOW_START_S = 1800.0
@@ -360,7 +360,7 @@ def monitor_lock(paths: Paths) -> Path:
 
 def probing_turns(paths: Paths) -> Turns:
     """Shared by the loop and by probes that somebody asks for."""
-    from skep.monitor.turns import Turns
+    from skep.monitor.probe_lock import Turns
 
     return Turns(paths.state / "probing")
 
@@ -396,8 +396,8 @@ async def _watch_over(
     store: Store, wanted: Monitor, say: Callable[[str], None], env: Mapping[str, str], turns: Turns, *, once: bool
 ) -> None:
     """What waits to be told when it ends gets a moment."""
+    from skep.monitor.alerts import Watch, free_bytes_of
     from skep.monitor.loop import Loop, prober_with
-    from skep.monitor.watchdog import Watch, free_bytes_of
     from skep.store.series import SeriesStore
 
     series = SeriesStore(store)

@@ -19,8 +19,8 @@ import pytest
 from typer.testing import CliRunner
 
 from skep.bench.matrix import parse_matrix
+from skep.cli.compare import plan_of
 from skep.cli.main import app
-from skep.cli.matrices import plan_of
 from skep.errors import UserError
 from skep.records import Request, RunState
 from skep.store.database import open_store

@@ -15,7 +15,7 @@ from skep.bench.stored_tuning import fitted_now, measured_of, stored_tuning
 from skep.bench.tasks import TaskMaker
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
-from skep.cli.calibration_setup import Wishes, describe
+from skep.cli.calibrate import Wishes, describe
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport

@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_command
 
 from skep.cli.main import app_of
-from skep.cli.monitoring import when_ready
+from skep.cli.monitor_run import when_ready
 from skep.errors import EndpointError, SkepError, UserError
 from skep.places import Paths, user_paths
 from skep.series import HOUR_S, Heat, Probe, ProbeOutcome, Sample, Shape, Target

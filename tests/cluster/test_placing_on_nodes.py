@@ -15,7 +15,7 @@ from skep.cluster.values import Node, NodeCard, NodeFacts, Survey, launch_docume
 from skep.engines.base import Launch
 from skep.engines.changes import changes
 from skep.errors import DoesNotFit, EngineError, UserError
-from skep.host.gpu_memory import GpuMemory
+from skep.host.nvidia import GpuMemory
 from skep.places import user_paths
 from skep.placing import HOST_BYTES_A_CARD, kind_word, place_launches, shared_paths
 from skep.records import Gpu

@@ -7,13 +7,17 @@ import pytest
 from skep.host.checks import (
     cpu_finding,
     disk_finding,
+    driver_finding,
     examine,
+    gpu_finding,
+    lanes_finding,
+    link_means,
+    links_finding,
     memory_finding,
     open_files_finding,
     python_finding,
 )
-from skep.host.cpu import parse_cpu_features, parse_cpu_model
-from skep.host.gpu_checks import driver_finding, gpu_finding, lanes_finding, link_means, links_finding
+from skep.host.facts import parse_cpu_features, parse_cpu_model
 from skep.host.nvidia import parse_driver_version, parse_gpus, parse_links, read_nvidia
 from skep.records import Finding, Gpu, HostFacts, Verdict
 from skep.units import GIB

@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from skep.host.cpu import parse_cpu_features, parse_cpu_model
-from skep.host.facts import host_json, lasting_json, read_host
-from skep.host.limits import Limits, parse_cpu_max, read_limits
+from skep.host.facts import (
+    Limits,
+    host_json,
+    lasting_json,
+    parse_cpu_features,
+    parse_cpu_max,
+    parse_cpu_model,
+    read_host,
+    read_limits,
+)
 from skep.host.nvidia import NvidiaReport, read_nvidia
 from skep.units import GIB
 

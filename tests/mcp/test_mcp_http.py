@@ -32,8 +32,8 @@ EVERYWHERE = "0.0.0.0"
 @contextmanager
 def served(env, host="127.0.0.1", **options):
     """In a thread, until the block ends."""
+    from skep.mcp_server.context import Place
     from skep.mcp_server.http import listen
-    from skep.mcp_server.place import Place
 
     ready = queue.Queue()
     with listen(Place(user_paths(env), env), host=host, port=0, on_ready=ready.put, **options) as server:

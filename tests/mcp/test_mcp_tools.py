@@ -31,7 +31,7 @@ class Wherever:
 
 @cache
 def server(url, longest_wait_s, files):
-    from skep.mcp_server.place import Place
+    from skep.mcp_server.context import Place
     from skep.mcp_server.server import make_server
 
     return make_server(Place(Wherever(), {}, url=url, files=files), longest_wait_s=longest_wait_s)

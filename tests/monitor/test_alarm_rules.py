@@ -7,7 +7,7 @@ from datetime import UTC
 
 import pytest
 
-from skep.monitor import rules
+from skep.monitor import evaluate
 from skep.series import Change, Heat, Metric, Point, Probe, ProbeOutcome, Rule, SeriesKey, Shape
 from skep.units import GIB
 
@@ -41,7 +41,7 @@ def probes(*outcomes, error="refused"):
     ],
 )
 def test_a_target_is_down_after_two_failures_in_a_row_and_up_with_one_answer(outcomes, wrong):
-    finding = rules.down("box", probes(*outcomes), 2)
+    finding = evaluate.down("box", probes(*outcomes), 2)
     assert (finding.wrong if finding else None) is wrong
 
 
@@ -55,15 +55,15 @@ def test_a_target_without_room_is_busy_and_down_only_if_that_lasts(outcomes, wro
         replace(probe, error_kind="busy") if letter == "b" else probe
         for letter, probe in zip(outcomes, probes(*outcomes.replace("b", "f")), strict=True)
     ]
-    finding = rules.down("box", found, 2)
+    finding = evaluate.down("box", found, 2)
     assert (finding.wrong if finding else None) is wrong
 
 
 def test_what_failed_is_told():
-    finding = rules.down("box", probes("f", error="x" * 999), 1)
+    finding = evaluate.down("box", probes("f", error="x" * 999), 1)
     assert finding.message.startswith("box is down: the last probe failed: xxx")
     assert len(finding.message) < 300
-    assert rules.down("box", probes("f", "f", "f", error=None), 2).message.endswith(
+    assert evaluate.down("box", probes("f", "f", "f", error=None), 2).message.endswith(
         "3 probes in a row failed: no answer"
     )
 
@@ -72,54 +72,54 @@ STEADY = [50 + 0.1 * (n % 5) for n in range(40)]
 
 
 def test_slower_is_wrong_beyond_the_limit_right_at_half_of_it_and_neither_between():
-    assert rules.slower(KEY, points([*STEADY, 44, 44, 44]), 10).wrong is True
-    assert rules.slower(KEY, points([*STEADY, 46.5, 46.5, 46.5]), 10).wrong is None
-    assert rules.slower(KEY, points([*STEADY, 48, 48, 48]), 10).wrong is False
-    finding = rules.slower(KEY, points([*STEADY, 44, 44, 44]), 10)
+    assert evaluate.slower(KEY, points([*STEADY, 44, 44, 44]), 10).wrong is True
+    assert evaluate.slower(KEY, points([*STEADY, 46.5, 46.5, 46.5]), 10).wrong is None
+    assert evaluate.slower(KEY, points([*STEADY, 48, 48, 48]), 10).wrong is False
+    finding = evaluate.slower(KEY, points([*STEADY, 44, 44, 44]), 10)
     assert finding.message == "box, short answers 44 tok/s, 12.4 % below the median of 7 days, 50.2"
 
 
 def test_one_slow_run_is_no_slowdown():
-    assert rules.slower(KEY, points([*STEADY, 50, 50, 20]), 10).wrong is False
-    assert rules.slower(KEY, points([*STEADY, 20, 50, 20]), 10).wrong is None
+    assert evaluate.slower(KEY, points([*STEADY, 50, 50, 20]), 10).wrong is False
+    assert evaluate.slower(KEY, points([*STEADY, 20, 50, 20]), 10).wrong is None
 
 
 def test_a_busy_target_is_no_slower_one():
     busy = range(40, 43)
-    assert rules.slower(KEY, points([*STEADY, 20, 20, 20], busy), 10).wrong is False
+    assert evaluate.slower(KEY, points([*STEADY, 20, 20, 20], busy), 10).wrong is False
 
 
 def test_with_too_little_before_nothing_is_said():
-    assert rules.slower(KEY, points([50.0] * 26), 10) is None
-    assert rules.slower(KEY, points([50.0] * 27), 10).wrong is False
-    assert rules.slower(KEY, [], 10) is None
-    assert rules.slower(KEY, points([*STEADY, 0, 0, 0]), 10) is None
+    assert evaluate.slower(KEY, points([50.0] * 26), 10) is None
+    assert evaluate.slower(KEY, points([50.0] * 27), 10).wrong is False
+    assert evaluate.slower(KEY, [], 10) is None
+    assert evaluate.slower(KEY, points([*STEADY, 0, 0, 0]), 10) is None
 
 
 def test_the_median_is_that_of_the_last_seven_days():
     fast_before = [100.0] * 300 + [50.0] * 171
-    assert rules.slower(KEY, points(fast_before), 10).wrong is False
+    assert evaluate.slower(KEY, points(fast_before), 10).wrong is False
 
 
 def test_what_lies_inside_the_noise_is_no_alert():
     """With 20 % from run to run, three runs 15 % down are nothing; a half is something."""
     rng = random.Random(4)
     noisy = [50 * 2.718281828 ** rng.gauss(0, 0.2) for _ in range(168)]
-    middle = rules.median(noisy)
-    assert not rules.slower(KEY, points([*noisy, *[0.85 * middle] * 3]), 10).wrong
-    assert rules.slower(KEY, points([*noisy, *[0.45 * middle] * 3]), 10).wrong is True
+    middle = evaluate.median(noisy)
+    assert not evaluate.slower(KEY, points([*noisy, *[0.85 * middle] * 3]), 10).wrong
+    assert evaluate.slower(KEY, points([*noisy, *[0.45 * middle] * 3]), 10).wrong is True
 
 
 def test_first_token_over_its_limit():
-    assert rules.first_token(TTFT, points([100, 900, 900]), 800).wrong is True
-    assert rules.first_token(TTFT, points([100, 100, 900]), 800).wrong is False
-    assert rules.first_token(TTFT, points([750, 750, 750]), 800) is None
-    assert rules.first_token(TTFT, points([900, 900]), 800) is None
-    assert rules.first_token(TTFT, points([100, 100, 100, 900, 900, 900], range(3, 6)), 800).wrong is False
+    assert evaluate.first_token(TTFT, points([100, 900, 900]), 800).wrong is True
+    assert evaluate.first_token(TTFT, points([100, 100, 900]), 800).wrong is False
+    assert evaluate.first_token(TTFT, points([750, 750, 750]), 800) is None
+    assert evaluate.first_token(TTFT, points([900, 900]), 800) is None
+    assert evaluate.first_token(TTFT, points([100, 100, 100, 900, 900, 900], range(3, 6)), 800).wrong is False
 
 
 def quality(values, minimum=None, items=5, every_s=HOUR):
-    return rules.quality(QUALITY, points(values), items, every_s, minimum)
+    return evaluate.quality(QUALITY, points(values), items, every_s, minimum)
 
 
 def test_quality_that_collapses_is_seen_with_the_first_probe():
@@ -150,7 +150,7 @@ def change(ratio, at, key=KEY, because=None):
 
 
 def test_a_change_for_the_worse_names_its_size_moment_and_cause():
-    finding = rules.shift(
+    finding = evaluate.shift(
         "box", [change(0.959, 6.1 * 86400, because="the driver changed from 570 to 580")], 7 * 86400, UTC
     )
     assert finding.wrong
@@ -163,23 +163,23 @@ def test_a_change_for_the_worse_names_its_size_moment_and_cause():
 
 def test_a_change_that_was_made_good_or_is_a_week_old_is_no_longer_wrong():
     now = 20 * 86400.0
-    assert rules.shift("box", [change(0.9, now - 86400), change(1.11, now - 3600)], now).wrong is False
-    assert rules.shift("box", [change(0.9, now - 8 * 86400)], now).wrong is False
-    assert rules.shift("box", [change(1.1, now - 86400)], now).wrong is False
-    assert rules.shift("box", [change(0.99, now - 86400)], now).wrong is False
-    assert rules.shift("box", [], now).wrong is False
+    assert evaluate.shift("box", [change(0.9, now - 86400), change(1.11, now - 3600)], now).wrong is False
+    assert evaluate.shift("box", [change(0.9, now - 8 * 86400)], now).wrong is False
+    assert evaluate.shift("box", [change(1.1, now - 86400)], now).wrong is False
+    assert evaluate.shift("box", [change(0.99, now - 86400)], now).wrong is False
+    assert evaluate.shift("box", [], now).wrong is False
 
 
 def test_a_longer_wait_for_the_first_token_is_worse():
     now = 20 * 86400.0
-    assert rules.shift("box", [change(1.2, now - 3600, TTFT)], now).wrong is True
+    assert evaluate.shift("box", [change(1.2, now - 3600, TTFT)], now).wrong is True
 
 
 def test_a_fall_to_nothing_is_told_like_any_other():
     """None of the small tasks right any more: a ratio of zero has no logarithm."""
     now = 20 * 86400.0
     gone = replace(change(0.5, now - 3600, QUALITY), before=0.9, after=0.0, ratio_low=0.0, ratio_high=0.0)
-    finding = rules.shift("box", [gone, change(0.8, now - 3600)], now, UTC)
+    finding = evaluate.shift("box", [gone, change(0.8, now - 3600)], now, UTC)
     assert finding.wrong
     assert "share of right answers -100.0 %" in finding.message
 
@@ -187,13 +187,13 @@ def test_a_fall_to_nothing_is_told_like_any_other():
 def test_of_several_changes_the_latest_is_told():
     now = 20 * 86400.0
     other = SeriesKey("box", Heat.HOT, Shape.LONG, 1, Metric.TOK_S)
-    finding = rules.shift("box", [change(0.8, now - 9000), change(0.95, now - 3600, other)], now)
+    finding = evaluate.shift("box", [change(0.8, now - 9000), change(0.95, now - 3600, other)], now)
     assert finding.since == now - 3600
 
 
 def disk(free_by_hour, limit=2 * GIB):
     history = [(n * HOUR, free) for n, free in enumerate(free_by_hour)]
-    return rules.disk(free_by_hour[-1], history, limit)
+    return evaluate.disk(free_by_hour[-1], history, limit)
 
 
 def test_a_disk_below_its_limit_or_about_to_be_full_is_wrong():
@@ -212,18 +212,18 @@ def test_one_large_file_is_no_trend_and_neither_are_a_few_hours():
 
 def test_of_several_series_the_worst_speaks_and_all_must_be_well():
     wrong, worse, well, between = (
-        rules.Finding(Rule.SLOWER, "box", wrong=state, message="", value=value, limit=50.0)
+        evaluate.Finding(Rule.SLOWER, "box", wrong=state, message="", value=value, limit=50.0)
         for state, value in ((True, 44.0), (True, 40.0), (False, 60.0), (None, 51.0))
     )
-    assert rules.worst([wrong, worse, well]) is worse
-    assert rules.worst([well, between]) is between
-    assert rules.worst([well]) is well
-    assert rules.worst([]) is None
+    assert evaluate.worst([wrong, worse, well]) is worse
+    assert evaluate.worst([well, between]) is between
+    assert evaluate.worst([well]) is well
+    assert evaluate.worst([]) is None
 
 
 def test_chances_add_up():
-    assert rules.chance_of_at_most(5, 5, 0.9) == pytest.approx(1.0)
-    assert rules.chance_of_at_most(0, 3, 0.5) == pytest.approx(0.125)
+    assert evaluate.chance_of_at_most(5, 5, 0.9) == pytest.approx(1.0)
+    assert evaluate.chance_of_at_most(0, 3, 0.5) == pytest.approx(0.125)
 
 
 def told_slower(rng, cv, tails, drop):
@@ -236,7 +236,7 @@ def told_slower(rng, cv, tails, drop):
     first = 168 if drop else 15
     for last in range(first, 336):
         if sorted(values[last - 2 : last + 1])[1] < 46.5:  # 7 % down at least: else it need not be asked
-            said = rules.slower(KEY, run[max(0, last - 171) : last + 1], 10)
+            said = evaluate.slower(KEY, run[max(0, last - 171) : last + 1], 10)
             if said is not None and said.wrong:
                 return last - first + 1
     return None
@@ -265,4 +265,4 @@ def test_how_often_300_targets_are_called_slower_that_are_not_and_that_are(cv, t
     waits = [wait for _ in range(300) if (wait := told_slower(rng, cv, tails, drop)) is not None]
     assert least <= len(waits) <= most, len(waits)
     if drop:
-        assert rules.median(waits) <= 3
+        assert evaluate.median(waits) <= 3

@@ -1,6 +1,6 @@
 """When an alert begins and ends: once for an event, with its end, across restarts."""
 
-from skep.monitor.alarms import Alarms, Closed, Finding, Opened
+from skep.monitor.evaluate import Alarms, Closed, Finding, Opened
 from skep.series import Alert, Rule
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from skep.errors import UserError
 from skep.monitor.config import Monitor, check_webhook
-from skep.monitor.couriers import Command, Rounds, Webhook, couriers_of, webhook_of
-from skep.monitor.notices import Secrets, put_into_words
-from skep.monitor.quiet import Word
+from skep.monitor.notify import Command, Rounds, Secrets, Webhook, couriers_of, put_into_words, webhook_of
+from skep.monitor.quiet_hours import Word
 from skep.series import Alert, Rule
 
 DOWN = Alert(Rule.DOWN, "box", 3600.0, "box is down: refused", 2.0, 2.0, id=1)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from skep.monitor import exporting
-from skep.monitor.exporting import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
+from skep.monitor import export
+from skep.monitor.export import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
 from skep.series import HOUR_S, Heat, Metric, Probe, ProbeOutcome, Sample, SeriesKey, Shape, Target
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
@@ -54,7 +54,7 @@ def test_a_missed_occasion_is_a_row_of_its_own(store):
 
 def test_pages_neither_lose_nor_double_a_row(store, monkeypatch):
     fill(store, 7)
-    monkeypatch.setattr(exporting, "PROBES_AT_ONCE", 2)
+    monkeypatch.setattr(export, "PROBES_AT_ONCE", 2)
     assert len(list(sample_rows(store))) == 14
     assert len(list(sample_rows(store, since=NOW + 5 * HOUR_S))) == 4
     assert list(sample_rows(store, target="other")) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 
-from skep.monitor import sentences
+from skep.monitor import describe
 from skep.records import Interval, Judgement
 from skep.series import HOUR_S, Change, Event, EventKind, Heat, Metric, SeriesKey, Shape
 from skep.stats.rolling import window_stats
@@ -21,59 +21,59 @@ def change(because=None, hours=1):
 
 
 def test_a_change_is_told_with_its_cause():
-    assert sentences.of_change(change("the driver changed from 570 to 580"), UTC) == (
+    assert describe.of_change(change("the driver changed from 570 to 580"), UTC) == (
         "-4.1 % (95 %: -4.6 .. -3.5) since Tuesday 3 November 03:00, when the driver changed from 570 to 580"
     )
 
 
 def test_a_change_without_a_cause_says_so():
-    assert sentences.of_change(change(), UTC).endswith(
+    assert describe.of_change(change(), UTC).endswith(
         "since Tuesday 3 November 03:00; nothing is known to have happened then"
     )
-    assert "(95 %: between Monday 21:00 and Tuesday 3 November 03:00)" in sentences.of_change(change(hours=6), UTC)
+    assert "(95 %: between Monday 21:00 and Tuesday 3 November 03:00)" in describe.of_change(change(hours=6), UTC)
 
 
 def test_times_are_told_in_the_zone_that_is_asked_for():
-    assert sentences.moment(TUESDAY, timezone(timedelta(hours=-5))) == "Monday 2 November 22:00"
+    assert describe.moment(TUESDAY, timezone(timedelta(hours=-5))) == "Monday 2 November 22:00"
 
 
 def test_the_nearest_event_is_the_cause():
     far = Event(TUESDAY - 5 * HOUR_S, EventKind.NOTE, "moved the box", "box")
     near = Event(TUESDAY - 600, EventKind.NOTE, "NVLink bridges removed")
     between = (TUESDAY - 6 * HOUR_S, TUESDAY)
-    assert sentences.cause([far, near], TUESDAY, between, HOUR_S) == "it was noted: NVLink bridges removed"
+    assert describe.cause([far, near], TUESDAY, between, HOUR_S) == "it was noted: NVLink bridges removed"
 
 
 def test_an_upgrade_is_told_and_not_the_restart_it_took():
     restart = Event(TUESDAY, EventKind.RESTART, "started anew", "box")
     between = (TUESDAY - HOUR_S, TUESDAY)
-    assert sentences.cause([restart, DRIVER], TUESDAY, between, HOUR_S) == "the driver changed from 570 to 580"
-    assert sentences.cause([restart], TUESDAY, between, HOUR_S) == "it started anew"
+    assert describe.cause([restart, DRIVER], TUESDAY, between, HOUR_S) == "the driver changed from 570 to 580"
+    assert describe.cause([restart], TUESDAY, between, HOUR_S) == "it started anew"
 
 
 def test_an_event_an_interval_outside_is_near_enough_and_one_farther_is_not():
     between = (TUESDAY, TUESDAY + HOUR_S)
     for hours, found in ((0.5, True), (1.5, False)):
         late = Event(TUESDAY + HOUR_S + hours * HOUR_S, EventKind.NOTE, "new fans")
-        assert (sentences.cause([late], TUESDAY, between, HOUR_S) is not None) is found
+        assert (describe.cause([late], TUESDAY, between, HOUR_S) is not None) is found
 
 
 def test_what_is_no_cause_is_not_named_as_one():
     """A target that was down is no reason to be slower."""
     down = Event(TUESDAY, EventKind.DOWN, "down: refused", "box")
-    assert sentences.cause([down], TUESDAY, (TUESDAY, TUESDAY), HOUR_S) is None
+    assert describe.cause([down], TUESDAY, (TUESDAY, TUESDAY), HOUR_S) is None
 
 
 def test_a_small_difference_is_said_to_be_noise():
     late = Versus(None, window_stats([100, 102, 98, 100]), Interval(0.985, 0.992, 1.001), Judgement.SAME)
-    assert sentences.of_lately(late, 24 * HOUR_S, 7 * 24 * HOUR_S) == (
+    assert describe.of_lately(late, 24 * HOUR_S, 7 * 24 * HOUR_S) == (
         "the last 24 h differ by -0.8 % from the 7 days before: inside run-to-run noise (CV 1.6 %)"
     )
 
 
 def test_a_great_difference_is_said_to_be_more_than_noise():
     late = Versus(None, window_stats([100, 102, 98, 100]), Interval(1.93, 1.95, 1.97), Judgement.BETTER)
-    assert sentences.of_lately(late, 24 * HOUR_S, 30 * HOUR_S) == (
+    assert describe.of_lately(late, 24 * HOUR_S, 30 * HOUR_S) == (
         "the last 24 h differ by +95.0 % (99 %: +93.0 .. +97.0) from the 30 h before: "
         "more than run-to-run noise (CV 1.6 %) explains"
     )
@@ -81,24 +81,24 @@ def test_a_great_difference_is_said_to_be_more_than_noise():
 
 def test_the_faster_of_two_is_named_first():
     local, cloud = [71.0, 75.0, 78.0] * 10, [2.9, 34.0, 54.7] * 10
-    told = sentences.of_sides("cloud", "local", versus(cloud, local), Metric.TOK_S, same_model=True)
+    told = describe.of_sides("cloud", "local", versus(cloud, local), Metric.TOK_S, same_model=True)
     assert told.startswith("local is 2.2x (")
     assert "as fast as cloud on the same model; ranges 2.9..54.7 against 71.0..78.0 tok/s; CV 71 % against 4 %" in told
 
 
 def test_a_shorter_wait_is_quicker():
-    told = sentences.of_sides(
+    told = describe.of_sides(
         "a", "b", versus([100.0] * 9, [90.0] * 9, more_is_better=False), Metric.TTFT_MS, same_model=None
     )
     assert told.startswith("b is 11.1 % (11.1..11.1) quicker to the first token than a;")
 
 
 def test_two_alike_are_not_distinguishable():
-    told = sentences.of_sides("a", "b", versus([50.0] * 9, [50.1] * 9), Metric.TOK_S, same_model=False)
+    told = describe.of_sides("a", "b", versus([50.0] * 9, [50.1] * 9), Metric.TOK_S, same_model=False)
     assert told.startswith("b is not distinguishable from a in speed (+0.2 %")
     assert "(of different models)" in told
 
 
 def test_full_coverage_needs_no_words():
-    assert sentences.of_coverage({"done": 20, "failed": 0, "missed": 0}) is None
-    assert sentences.of_coverage({"done": 20, "failed": 1, "missed": 3}) == "of 24 probes, 3 missed and 1 failed"
+    assert describe.of_coverage({"done": 20, "failed": 0, "missed": 0}) is None
+    assert describe.of_coverage({"done": 20, "failed": 1, "missed": 3}) == "of 24 probes, 3 missed and 1 failed"

@@ -15,8 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from soak_month import VirtualLoop
 
 from skep.errors import EngineError, StoreError
-from skep.monitor.backlog import Backlog, Entry
-from skep.monitor.loop import Loop, only_writer, probe_by_hand, prober_with, this_moment
+from skep.monitor.loop import Backlog, Entry, Loop, only_writer, probe_by_hand, prober_with, this_moment
 from skep.monitor.schedule import Moment
 from skep.monitor.versions import LastSeen, machine_of, news_of
 from skep.places import user_paths

@@ -10,7 +10,7 @@ import pytest
 from skep.configfile import MonitorTable, parse_settings
 from skep.errors import UserError
 from skep.monitor.config import COMMAND_WORDS
-from skep.monitor.notices import Notice, variables_of
+from skep.monitor.notify import Notice, variables_of
 from skep.settings import Monitor, settings_of
 from skep.units import GIB
 

@@ -6,7 +6,7 @@ import pytest
 
 from skep.errors import UserError
 from skep.monitor.config import check_webhook
-from skep.monitor.notices import (
+from skep.monitor.notify import (
     MAX_TEXT,
     Secrets,
     argv_of,
@@ -15,7 +15,7 @@ from skep.monitor.notices import (
     put_into_words,
     variables_of,
 )
-from skep.monitor.quiet import Word
+from skep.monitor.quiet_hours import Word
 from skep.series import Alert, Rule
 
 DOWN = Alert(Rule.DOWN, "box", 3600.0, "box is down: <refused> & gone", 2.0, 2.0, id=1)

@@ -10,10 +10,18 @@ from dataclasses import replace
 import pytest
 
 from skep.host.nvidia import NvidiaReport
-from skep.monitor.faults import Fault, fault_of_row
-from skep.monitor.load import Load, company, count_busy, load_of
-from skep.monitor.probing import Machine, probe_target, sample_of
-from skep.monitor.prompts import FreshPrompts, Lengths
+from skep.monitor.probe import (
+    FreshPrompts,
+    Lengths,
+    Load,
+    Machine,
+    company,
+    count_busy,
+    load_of,
+    probe_target,
+    sample_of,
+)
+from skep.monitor.probe_errors import Fault, fault_of_row
 from skep.records import EngineTimings, Request
 from skep.series import Heat, ProbeOutcome, Shape, Target
 from skep.testing.process import FakeEngine

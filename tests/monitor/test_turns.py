@@ -10,7 +10,7 @@ import pytest
 
 from skep.errors import StoreError
 from skep.monitor.loop import Loop, idle_before, probe_by_hand
-from skep.monitor.turns import Turns
+from skep.monitor.probe_lock import Turns
 from skep.series import Probe, ProbeOutcome, Target
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
@@ -20,7 +20,7 @@ from skep.wiring import replaced
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from skep.monitor.turns import Turns
+from skep.monitor.probe_lock import Turns
 async def hold():
     async with Turns(Path(sys.argv[1])).at("here", lambda: None):
         print("held", flush=True)

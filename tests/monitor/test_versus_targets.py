@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from skep.errors import UserError
-from skep.monitor.versus import around_event, compare_targets
+from skep.monitor.compare import around_event, compare_targets
 from skep.records import Judgement
 from skep.series import (
     DAY_S,

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from skep.errors import StoreError
+from skep.monitor.alerts import Watch, check_document, free_bytes_of
 from skep.monitor.config import Monitor
-from skep.monitor.watchdog import Watch, check_document, free_bytes_of
 from skep.series import (
     Alert,
     Change,

@@ -10,8 +10,14 @@ import pytest
 
 from skep.records import Comparison, Interval, Judgement, RunState, SweepSummary
 from skep.report import theme
-from skep.report.comparison import comparison_page, comparison_picture, differing
-from skep.report.overlay import MOST_RUNS, effective_overlay, series_of
+from skep.report.comparison import (
+    MOST_RUNS,
+    comparison_page,
+    comparison_picture,
+    differing,
+    effective_overlay,
+    series_of,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 LATER = 1_763_186_400.0

@@ -11,8 +11,7 @@ import pytest
 
 from skep.records import RunState
 from skep.report import theme
-from skep.report.quality import quality_page, quality_picture
-from skep.report.quality_charts import difference_chart, outcome_chart, total_chart, ttft_chart
+from skep.report.quality import difference_chart, outcome_chart, quality_page, quality_picture, total_chart, ttft_chart
 from skep.report.quality_words import claim_words, conclusion, points
 from skep.verdicts import ArmFigures, Claim, LevelQuality, Outcome, PairedDifference, QualitySummary
 

@@ -11,11 +11,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from skep.report import theme
-from skep.report.series_chart import Picture, Track, legend, series_picture, series_svg
-from skep.report.series_marks import Flag, Shift, shift_label
-from skep.report.spark import spark
+from skep.report.series_chart import Flag, Picture, Shift, Track, legend, series_picture, series_svg, shift_label
 from skep.report.ticks import offsets, time_ticks, value_scale, when, zone_name
 from skep.series import DAY_S, HOUR_S, Point
+from skep.web.history import spark
 
 BERLIN = ZoneInfo("Europe/Berlin")
 SINCE = 1_792_267_200.0  # Sat 17 Oct 2026, 20:00 UTC; clocks go back on the 25th

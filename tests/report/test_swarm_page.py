@@ -8,8 +8,7 @@ import pytest
 from swarm_samples import BEGAN, attempt, busy_story, result, rows_of, run_of, session
 
 from skep.report.swarm import gantt, swarm_page
-from skep.report.swarm_course import course_of, working_ticks
-from skep.report.swarm_gantt import gantt_element
+from skep.report.swarm_gantt import course_of, gantt_element, working_ticks
 from skep.report.swarm_story import Span
 from skep.swarm.accounts.account import story_from
 from skep.tasks import Outcome, RunState, Why

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.cli.checkup import sandbox_finding
+from skep.cli.maintenance import sandbox_finding
 from skep.errors import UserError
 from skep.records import Verdict
 from skep.sandbox import detect, seccomp

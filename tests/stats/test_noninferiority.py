@@ -11,8 +11,17 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from skep.stats.noninferiority import claim_of, delta_shown, items_needed, paired_difference
-from skep.stats.paired_score import Z, lower_bound, mean_of, score, upper_bound
+from skep.stats.noninferiority import (
+    Z,
+    claim_of,
+    delta_shown,
+    items_needed,
+    lower_bound,
+    mean_of,
+    paired_difference,
+    score,
+    upper_bound,
+)
 from skep.verdicts import Claim
 
 PASSES, LOSES, GAINS, FAILS = (True, True), (True, False), (False, True), (False, False)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.stats.stationary import Settling, is_steady, warm_up_length
+from skep.stats.precision import Settling, is_steady, warm_up_length
 
 
 def fed(figures, **options):

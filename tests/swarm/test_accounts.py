@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from skep.cli.swarm_tables import same_place
-from skep.report.swarm_words import headline
+from skep.report.swarm import headline
 from skep.store.database import open_store
 from skep.store.swarm import Recorded, SwarmSession, SwarmStore
 from skep.swarm.accounts.account import account_json, account_of, story_of

@@ -17,7 +17,7 @@ import time
 import pytest
 from fake_raw_client import call, chat, read_all, send
 
-from skep.testing.fake_control import is_met
+from skep.testing.fake_server import is_met
 from skep.testing.process import FakeEngine, to_argv
 
 

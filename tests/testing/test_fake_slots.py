@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skep.testing.fake_slots import Entry, SlotTable
+from skep.testing.fake_server import Entry, SlotTable
 
 
 def test_requests_beyond_the_slots_wait_in_order():

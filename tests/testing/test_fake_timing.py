@@ -8,9 +8,8 @@ from itertools import count
 import pytest
 
 from skep.errors import UserError
-from skep.testing.fake_options import parse_options
-from skep.testing.fake_slots import Entry, SlotTable
-from skep.testing.fake_timing import LATE_S, Curve, DecodeClock, Speed
+from skep.testing.fake_options import LATE_S, Curve, DecodeClock, Speed, parse_options
+from skep.testing.fake_server import Entry, SlotTable
 
 
 @pytest.mark.parametrize(("busy", "ms"), [(0, 10), (1, 10), (2, 12), (3, 14), (4, 16), (9, 16)])

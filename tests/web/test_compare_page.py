@@ -12,7 +12,7 @@ from watched_store import NOW, fill
 from skep.places import user_paths
 from skep.records import Request
 from skep.store.database import open_store
-from skep.web.site import Site
+from skep.web.context import Site
 
 
 @pytest.fixture(scope="module")

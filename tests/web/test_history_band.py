@@ -8,8 +8,8 @@ from skep.monitor.history import history_of
 from skep.places import user_paths
 from skep.report.series_chart import Picture, Track, series_svg
 from skep.series import DAY_S, Heat, Metric, SeriesKey, Shape
-from skep.web.history_band import stepped, with_steps
-from skep.web.site import Site
+from skep.web.context import Site
+from skep.web.history_data import stepped, with_steps
 
 BOX = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
 COLD = SeriesKey("box", Heat.COLD, Shape.SHORT, 1, Metric.TOK_S)

@@ -14,10 +14,9 @@ from watched_store import NOW, fill
 from skep.errors import StoreError, UserError
 from skep.places import user_paths
 from skep.report.markup import tag, text
+from skep.web.context import Site
 from skep.web.history_query import Asked, read_query
-from skep.web.history_stream import PLACE, streamed
-from skep.web.layout import page
-from skep.web.site import Site
+from skep.web.layout import PLACE, page, streamed
 
 
 @pytest.fixture(scope="module")

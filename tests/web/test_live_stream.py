@@ -13,9 +13,9 @@ from skep.places import user_paths
 from skep.records import GatewayRequest
 from skep.store.database import open_store
 from skep.web import live as live_module
+from skep.web.context import Site
 from skep.web.live import Live, Stream
-from skep.web.site import Site
-from skep.web.watched import read_ttft
+from skep.web.queries import read_ttft
 
 
 def status(pid=1, tokens=0.0):

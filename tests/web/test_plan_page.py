@@ -14,13 +14,11 @@ from stored_runs import HOST, SIMULATED, installation, put_run
 from skep.bench.planning import Flags, answer
 from skep.errors import UserError
 from skep.store.database import open_store
-from skep.web.plan import MOST_WAITING, PlanPages
-from skep.web.plan_chart import mark_of, places_of, speed_chart
-from skep.web.plan_form import Asked, read_query
+from skep.web.context import Site
+from skep.web.plan import MOST_WAITING, Asked, PlanPages, read_query
 from skep.web.plan_measured import Measured, Point, cards_of, measured_of
-from skep.web.plan_parts import _context
-from skep.web.runs_book import RunBook
-from skep.web.site import Site
+from skep.web.plan_parts import _context, mark_of, places_of, speed_chart
+from skep.web.run_cache import RunBook
 
 MADE = {}
 TWO = "model=qwen3-8b&card=rtx-3090&count=2"

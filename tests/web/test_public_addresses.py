@@ -17,7 +17,7 @@ from skep.store.series import SeriesStore
 from skep.store.tunings import KeptAnswer, TuningStore
 from skep.store.tunings_rows import packed
 from skep.tunings import Curved, Decision, Failure
-from skep.web.site import make_site
+from skep.web.context import make_site
 
 NOW = 1_800_000_000.0
 HOSTS = ("10.1.2.3", "gpu-box", "fd00::7")

@@ -11,12 +11,11 @@ from stored_runs import ANSWER, HOST, PROMPT, SIMULATED, installation, put_run
 
 from skep.records import RunState
 from skep.store.database import open_store
-from skep.web import runs_book
+from skep.web import run_cache
+from skep.web.context import Site
 from skep.web.pictures import Shelf, body_of
-from skep.web.runs_book import RunBook, figures_of
+from skep.web.run_cache import RunBook, engine_of, figures_of, layout_of, machine_of
 from skep.web.runs_list import Asked, listed
-from skep.web.runs_words import engine_of, layout_of, machine_of
-from skep.web.site import Site
 
 MADE = {}
 
@@ -231,7 +230,7 @@ def test_figures_of_an_ended_run_are_worked_out_once(monkeypatch, tmp_path):
         asked.append(run.id)
         return figures_of(store, run)
 
-    monkeypatch.setattr(runs_book, "figures_of", counted)
+    monkeypatch.setattr(run_cache, "figures_of", counted)
     site = Site(installation(tmp_path, lambda store: [put_run(store, 0), put_run(store, 1, end=None)]))
     with site.store() as store:
         book = RunBook(site)

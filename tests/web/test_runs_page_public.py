@@ -14,7 +14,7 @@ from skep.report.figures import public_name
 from skep.store.database import open_store
 from skep.store.rows import LevelFact
 from skep.verdicts import Outcome, Verdict
-from skep.web.site import Site
+from skep.web.context import Site
 from skep.workload.items import Checker, Item
 
 MADE = {}

@@ -13,7 +13,7 @@ from sample_climb import sample_curve, sample_stages, sample_tuning
 from skep.store.tunings import KeptAnswer, TuningStore
 from skep.store.tunings_rows import packed
 from skep.tunings import Aim, Curved, Decision, Failure
-from skep.web.site import Site
+from skep.web.context import Site
 
 MADE = {}
 SECRET_LINE = "FileNotFoundError: /srv/secret/model.gguf at http://10.9.8.7:8000"

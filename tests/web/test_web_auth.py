@@ -13,7 +13,7 @@ from skep.gateway.keys import digest_of
 from skep.keyfile import add_entry, keys_path, make_entry, remove_entry
 from skep.places import user_paths
 from skep.web.auth import COOKIE, MOST_SESSIONS, SESSION_S, Door
-from skep.web.site import Site, make_site
+from skep.web.context import Site, make_site
 
 KEY = "sk-skep-0123456789"
 

@@ -11,7 +11,7 @@ from skep.places import user_paths
 from skep.series import Event, EventKind
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
-from skep.web.site import Site
+from skep.web.context import Site
 
 SCRIPT = '"><script>alert(1)</script>'
 BAD = (

@@ -4,8 +4,8 @@ import pytest
 from running_site import folders, running
 
 from skep.places import user_paths
-from skep.web.attempts import MOST_SOURCES, MOST_WRONG, WITHIN_S, Attempts
-from skep.web.site import Site
+from skep.web.auth import MOST_SOURCES, MOST_WRONG, WITHIN_S, Attempts
+from skep.web.context import Site
 
 KEY = "the-right-key-0123456789"
 

@@ -17,13 +17,12 @@ from skep.report import theme
 from skep.series import Alert, EventKind, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
-from skep.web.answers import csv_answer, json_answer
+from skep.web.app import serve
 from skep.web.assets import asset, assets, theme_css
-from skep.web.forms import way_back
+from skep.web.context import Site, make_site
 from skep.web.layout import PAGES
-from skep.web.serving import serve
-from skep.web.site import Site, make_site
-from skep.web.sparks import slot_picture, sparkline
+from skep.web.now import slot_picture, sparkline
+from skep.web.responses import csv_answer, json_answer, way_back
 
 NOW = 1_800_000_000.0
 SECRETS = ("10.9.8.7", "secret-host", "hunter2", "/models/", "no answer from")
@@ -263,8 +262,8 @@ def test_a_port_in_use_is_one_line(paths):
 def test_a_signal_ends_it_at_once_though_a_browser_watches(env, number):
     """Streams do not hold it up, or it would say so; and the command ends with 0."""
     code = (
-        "import os\nfrom skep.places import user_paths\nfrom skep.web.site import make_site\n"
-        "from skep.web.serving import serve\nsite = make_site(user_paths(os.environ), host='127.0.0.1')\n"
+        "import os\nfrom skep.places import user_paths\nfrom skep.web.context import make_site\n"
+        "from skep.web.app import serve\nsite = make_site(user_paths(os.environ), host='127.0.0.1')\n"
         "serve(site, host='127.0.0.1', port=0, on_ready=lambda url: print(url, flush=True))\n"
     )
     child = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

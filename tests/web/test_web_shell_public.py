@@ -7,8 +7,8 @@ from skep.records import GatewayRequest, Request
 from skep.series import Alert, Event, EventKind, Probe, ProbeOutcome, Rule, Target
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
-from skep.web.site import Site
-from skep.web.veil import VEILED
+from skep.web.context import Site
+from skep.web.public_mode import VEILED
 
 SECRET = "http://10.9.8.7:8000/v1"
 

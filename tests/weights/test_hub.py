@@ -4,8 +4,7 @@ import pytest
 from weight_makers import gguf
 
 from skep.errors import UserError, WeightsError
-from skep.weights.hub import HubFile, fetch_from_hub, parse_hub_source
-from skep.weights.pull import pull
+from skep.weights.pull import HubFile, fetch_from_hub, parse_hub_source, pull
 
 WANTED = HubFile("org/repo", "sub/model.gguf")
 

@@ -8,8 +8,8 @@ from weight_makers import gguf, wheel
 
 from skep.errors import UserError, WeightsError
 from skep.weights.cache import locked
-from skep.weights.pip_download import condense
 from skep.weights.pull import installed, model_path, pull, pull_from_catalogue
+from skep.weights.wheel import condense
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from skep.bench.metrics import by_repeat, repeat_of, task_tok_s, tpot_values, ttft_values
 from skep.records import Comparison, Interval, Judgement, LevelSummary, Request, SweepSummary
-from skep.stats.comparison import judge
 from skep.stats.percentiles import percentile
+from skep.stats.versus import judge
 
 Figure = Callable[[Sequence[Request], int], float | None]
 

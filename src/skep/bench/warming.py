@@ -10,7 +10,7 @@ from skep.bench.loads import OnRow
 from skep.bench.tasks import TaskMaker
 from skep.errors import EndpointError
 from skep.records import Request
-from skep.stats.stationary import Settling
+from skep.stats.precision import Settling
 
 WARM_UP_TOKENS = 16
 WARM_UP_BATCHES = 12

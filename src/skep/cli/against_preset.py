@@ -12,7 +12,7 @@ from skep.bench.compare import Side
 from skep.bench.loaded import load_run
 from skep.catalog.needs import Here, missing_needs
 from skep.catalog.presets import Preset
-from skep.cli.benching import Target, run_measuring
+from skep.cli.bench_common import Target, run_measuring
 from skep.cli.output import note, number, print_json, print_table
 from skep.cli.results import existing
 from skep.cli.summaries import print_summary

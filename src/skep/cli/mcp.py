@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.bench_options import KeyEnv, Model, Url
+from skep.cli.bench_common import KeyEnv, Model, Url
 from skep.errors import UserError
 
 DEFAULT_PORT = 8402
@@ -46,7 +46,7 @@ def mcp(
         raise UserError(
             "`skep mcp` needs the MCP SDK, which is not installed", hint="pip install 'skep[mcp]'"
         ) from None
-    from skep.mcp_server.place import Place
+    from skep.mcp_server.context import Place
 
     place = Place(user_paths(os.environ), dict(os.environ), url=url, model=model, key_env=key_env, files=not http)
     if http:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.sweep import OnProgress, Progress
-from skep.cli.benching import Target, meter_for, positive_seconds, run_measuring
+from skep.cli.bench_common import Target, meter_for, positive_seconds, run_measuring
 from skep.cli.liveview import left, picture, where
 from skep.cli.mixed_tables import print_mixed
 from skep.cli.output import note, number, print_json, progress_of

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from skep.cli.benching import Target, meter_for, positive_seconds, run_measuring
+from skep.cli.bench_common import Target, meter_for, positive_seconds, run_measuring
 from skep.cli.output import byte_progress, note, number, print_json, print_table
 from skep.cli.summaries import milliseconds
 from skep.cli.sweep import levels_of

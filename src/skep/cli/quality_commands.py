@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from skep.cli import bench_options as of
-from skep.cli.measure import bench
+from skep.cli import bench_common as of
+from skep.cli.bench import bench
 from skep.cli.serve import JsonOption
 
 
@@ -70,7 +70,7 @@ def quality(
     as_json: JsonOption = False,
 ) -> None:
     """Are answers as good at C=N as at C=1? The same items in both, judged by execution, with a bound on the loss."""
-    from skep.cli.benching import Target
+    from skep.cli.bench_common import Target
     from skep.cli.quality import QualityWishes, run_quality_command
 
     wishes = QualityWishes(

@@ -76,7 +76,7 @@ def run(
     """Send every task, check the answers, write a result line for each; exit code 1 where some were set aside."""
     import os
 
-    from skep.cli.benching import Target
+    from skep.cli.bench_common import Target
     from skep.cli.swarm_run import Intake, RunWishes, run_tasks
     from skep.places import user_paths
     from skep.swarm.here import url_here

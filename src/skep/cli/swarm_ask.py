@@ -64,7 +64,7 @@ def ask(
     as_json: JsonOption = False,
 ) -> None:
     """Split a goal over files, work on all parts at once, and merge the answers into one."""
-    from skep.cli.benching import Target, positive_seconds
+    from skep.cli.bench_common import Target, positive_seconds
     from skep.cli.swarm_asking import AskWishes, run_ask
     from skep.places import user_paths
     from skep.swarm.here import url_here

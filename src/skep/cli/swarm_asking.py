@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skep.bench.endpoint import Endpoint
-from skep.cli.benching import Interrupted, Target, run_measuring
+from skep.cli.bench_common import Interrupted, Target, run_measuring
 from skep.cli.output import note, print_json
 from skep.cli.results import check_output, write_whole
 from skep.cli.swarm_carry import Stopped, carry_out_here

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Self, TypeVar
 
-from skep.cli.benching import Interrupted, Target, run_measuring
+from skep.cli.bench_common import Interrupted, Target, run_measuring
 from skep.cli.output import note, print_json
 from skep.cli.swarm_places import journal, opened
 from skep.cli.swarm_results import write_report

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.bench_options import KeyEnv, Model
+from skep.cli.bench_common import KeyEnv, Model
 
 __all__ = ["KeyEnv", "Model"]
 

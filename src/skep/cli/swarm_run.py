@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.cli.benching import Interrupted, Target, positive_seconds, run_measuring
+from skep.cli.bench_common import Interrupted, Target, positive_seconds, run_measuring
 from skep.cli.output import note, print_json
 from skep.cli.results import check_output
 from skep.cli.swarm_carry import Stopped, carry_out_here, end_of

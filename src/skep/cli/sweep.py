@@ -11,7 +11,7 @@ from skep.bench.endpoint import Endpoint
 from skep.bench.limits import Limits
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import Workload
-from skep.cli.benching import MAX_CONCURRENCY, Target, maker_for, meter_for, positive_seconds, run_measuring
+from skep.cli.bench_common import MAX_CONCURRENCY, Target, maker_for, meter_for, positive_seconds, run_measuring
 from skep.cli.liveview import live_view
 from skep.cli.output import note, print_json
 from skep.cli.summaries import print_summary

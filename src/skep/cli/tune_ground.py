@@ -22,8 +22,7 @@ from skep.catalog.presets import Preset
 from skep.catalog.pullable import find_pullable
 from skep.cli.choosing import ENGINES, Wanted, check_cards, for_the_embedded, own_checkpoint, parse_gpus, unknown_name
 from skep.errors import UserError
-from skep.host.bandwidth import memory_bandwidth_gbs
-from skep.host.facts import read_host
+from skep.host.facts import memory_bandwidth_gbs, read_host
 from skep.places import user_paths
 from skep.planner.candidates import offered_quants
 from skep.planner.cpu_rig import cpu_rig

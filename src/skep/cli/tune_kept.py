@@ -188,7 +188,7 @@ def remove_tuning(name: str) -> None:
 
 
 def check_page(html: Path) -> None:
-    from skep.cli.plan_page import check_page
+    from skep.cli.plan import check_page
 
     check_page(html)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from skep.cli.benching import Interrupted, run_measuring
+from skep.cli.bench_common import Interrupted, run_measuring
 from skep.cli.output import note, print_json
 from skep.cli.swarm_words import one_line
 from skep.cli.tune_bench import bench_for, check_bank, machine_for

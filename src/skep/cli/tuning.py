@@ -9,7 +9,7 @@ from typing import Any
 
 from skep import __version__
 from skep.catalog.presets import Preset
-from skep.cli.benching import positive_seconds
+from skep.cli.bench_common import positive_seconds
 from skep.cli.output import note
 from skep.cli.tune_ground import Ground, Wishes, ground_for, whole_paths, wishes_of
 from skep.cli.tune_knobs import begun, chosen

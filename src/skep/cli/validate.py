@@ -44,7 +44,7 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     import csv
     import io
 
-    from skep.cli.benching import text_of
+    from skep.cli.bench_common import text_of
     from skep.errors import UserError
 
     reader = csv.DictReader(io.StringIO(text_of(path)), restval="")

@@ -23,8 +23,8 @@ def web(
     """Serve the dashboard: what runs now, the history of what is watched, runs, plans."""
     from skep.cli.output import note
     from skep.places import user_paths
-    from skep.web.serving import serve
-    from skep.web.site import make_site
+    from skep.web.app import serve
+    from skep.web.context import make_site
 
     def ready(url: str) -> None:
         print(url, flush=True)  # noqa: T201

@@ -19,8 +19,7 @@ from skep.engines.base import engine_named
 from skep.engines.installed import find_program, version_of
 from skep.errors import UserError
 from skep.host.facts import read_host
-from skep.host.gpu_memory import GpuMemory, read_gpu_memory, visible_gpus
-from skep.host.nvidia import read_nvidia
+from skep.host.nvidia import GpuMemory, read_gpu_memory, read_nvidia, visible_gpus
 from skep.records import Gpu
 
 PROGRAMS = ("vllm", "sglang", "llamacpp", "ollama")

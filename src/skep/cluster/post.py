@@ -34,7 +34,7 @@ from skep.engines.lifecycle import RestartPolicy, State
 from skep.engines.placement import DEFAULT_SHARES, Card, check_free, room_of
 from skep.engines.replica import Replica
 from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError
-from skep.host.gpu_memory import read_gpu_memory
+from skep.host.nvidia import read_gpu_memory
 from skep.places import user_paths
 
 CARDS_AGAIN_S = 1.0

@@ -3,10 +3,145 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 
-from skep.host.gpu_checks import driver_finding, gpu_finding, lanes_finding, links_finding
-from skep.records import Finding, HostFacts, Verdict
+from skep.records import Finding, Gpu, HostFacts, Verdict
 from skep.units import GIB, format_bytes
+
+DRIVER_FOR_CUDA_12_9 = 575
+DRIVER_FOR_CUDA_13_0 = 580
+DRIVER_FOR_RTX_5090 = 590
+FEW_LANES = 4
+
+LINK_MEANS = {
+    "PIX": "PCIe, one switch between them",
+    "PXB": "PCIe, several switches, not through the CPU",
+    "PHB": "PCIe through the CPU's host bridge",
+    "NODE": "PCIe across host bridges of one NUMA node",
+    "SYS": "PCIe across NUMA nodes or CPU sockets",
+}
+
+# What nvidia-smi says when it fails, in lower case, and what helps.
+_REMEDIES = (
+    ("couldn't communicate", "run `sudo modprobe nvidia`; if that fails, reinstall the driver and reboot"),
+    ("version mismatch", "the driver was upgraded under running programs: reboot"),
+    ("no devices were found", "look for the card in `lspci | grep -i nvidia`; start a container with `--gpus all`"),
+    ("is lost", "reboot, then check the card's power cables and riser, and `dmesg | grep -i xid`"),
+    ("device handle", "reboot, then check the card's power cables and riser, and `dmesg | grep -i xid`"),
+    ("did not answer", "look for a hung card in `dmesg | grep -i xid`, then reboot"),
+    ("unknown error", "in a container: start it anew; on the host: reload the driver or reboot"),
+    ("insufficient permissions", "give this user access to /dev/nvidia*, or start the container with `--gpus all`"),
+)  # fmt: skip
+_ANY_REMEDY = "run `nvidia-smi` by hand; reinstall the driver and reboot if it keeps failing"
+
+
+def gpu_finding(gpus: Sequence[Gpu], error: str | None) -> Finding:
+    if error is not None:
+        said = error.lower()
+        hint = next((remedy for words, remedy in _REMEDIES if words in said), _ANY_REMEDY)
+        listed = f"; it lists {_describe_all(gpus)}" if gpus else ""
+        return Finding("gpu", Verdict.PROBLEM, f"nvidia-smi fails: {error}{listed}", hint)
+    if not gpus:
+        return Finding("gpu", Verdict.OK, "no NVIDIA GPU: the embedded model runs on the CPU")
+    return Finding("gpu", Verdict.OK, _describe_all(gpus))
+
+
+def driver_finding(driver: str | None, cuda: str | None, gpus: Sequence[Gpu]) -> Finding | None:
+    """None without cards: then no driver is needed."""
+    if not gpus:
+        return None
+    major = _major(driver)
+    if driver is None or major is None:
+        return Finding("driver", Verdict.WARNING, "version unknown", "run `nvidia-smi` and look at its first line")
+    detail = f"{driver}, carries CUDA {cuda}" if cuda else driver
+    if major < DRIVER_FOR_RTX_5090 and any("RTX 5090" in gpu.name for gpu in gpus):
+        return _too_old(f"{detail}; an RTX 5090 wants driver {DRIVER_FOR_RTX_5090} or newer", DRIVER_FOR_RTX_5090)
+    if major < DRIVER_FOR_CUDA_12_9:
+        return _too_old(
+            f"{detail}; builds for CUDA 12.9 and later want driver {DRIVER_FOR_CUDA_12_9} or newer and may end with "
+            "error 804, forward compatibility was attempted on non supported HW",
+            DRIVER_FOR_CUDA_13_0,
+            cuda or "12.8",
+        )
+    if major < DRIVER_FOR_CUDA_13_0:
+        wants = f"builds for CUDA 13.0 want driver {DRIVER_FOR_CUDA_13_0} or newer"
+        return _too_old(f"{detail}; {wants}", DRIVER_FOR_CUDA_13_0, cuda or "12.9")
+    return Finding("driver", Verdict.OK, detail)
+
+
+def lanes_finding(gpus: Sequence[Gpu]) -> Finding | None:
+    """Judges lanes only: an idle card drops its generation, not its lanes. None where no card tells its lanes."""
+    slotted = [gpu for gpu in gpus if gpu.pcie_lanes is not None and not _shares_memory(gpu)]
+    if not slotted:
+        return None
+    detail = ", ".join(f"GPU {gpu.index} {_lanes(gpu)}" for gpu in slotted)
+    if not any(_is_narrow(gpu) for gpu in slotted):
+        return Finding("pcie", Verdict.OK, detail)
+    return Finding(
+        "pcie",
+        Verdict.WARNING,
+        detail,
+        "check slot, riser and BIOS bifurcation; one replica per card loses less than one model split over cards",
+    )
+
+
+def links_finding(gpus: Sequence[Gpu], links: Sequence[tuple[int, int, str]]) -> Finding | None:
+    """None with fewer than two cards."""
+    if len(gpus) < 2:
+        return None
+    if not links:
+        return Finding("links", Verdict.OK, "between the cards unknown")
+    pairs: dict[str, list[str]] = {}
+    for one, other, kind in links:
+        pairs.setdefault(kind, []).append(f"{one}-{other}")
+    kinds = sorted(pairs, key=lambda kind: (not kind.startswith("NV"), kind))
+    return Finding("links", Verdict.OK, "; ".join(f"GPU {', '.join(pairs[k])}: {link_means(k)}" for k in kinds))
+
+
+def link_means(kind: str) -> str:
+    match = re.fullmatch(r"NV(\d+)", kind)
+    if match:
+        return f"{kind} (NVLink, {match[1]} bonded links)"
+    return f"{kind} ({LINK_MEANS[kind]})" if kind in LINK_MEANS else kind
+
+
+def _too_old(detail: str, wanted: int, cuda: str | None = None) -> Finding:
+    otherwise = f", or take builds for CUDA {cuda} or older" if cuda else ""
+    return Finding("driver", Verdict.WARNING, detail, f"install driver {wanted} or newer and reboot{otherwise}")
+
+
+def _describe_all(gpus: Sequence[Gpu]) -> str:
+    return "; ".join(f"{n} x {kind}" for kind, n in Counter(map(_describe, gpus)).items())
+
+
+def _describe(gpu: Gpu) -> str:
+    memory = "no memory of its own" if gpu.memory_bytes is None else format_bytes(gpu.memory_bytes)
+    compute = f", compute {gpu.compute_capability}" if gpu.compute_capability else ""
+    power = f", {gpu.power_limit_w:.0f} W" if gpu.power_limit_w else ""
+    return f"{gpu.name} ({memory}{compute}{power})"
+
+
+def _shares_memory(gpu: Gpu) -> bool:
+    """A GB10 is on the CPU's package: it tells no memory of its own, and one PCIe lane that it does not use."""
+    return gpu.memory_bytes is None
+
+
+def _lanes(gpu: Gpu) -> str:
+    narrower = gpu.pcie_lanes_max is not None and gpu.pcie_lanes != gpu.pcie_lanes_max
+    return f"x{gpu.pcie_lanes} of x{gpu.pcie_lanes_max}" if narrower else f"x{gpu.pcie_lanes}"
+
+
+def _is_narrow(gpu: Gpu) -> bool:
+    if gpu.pcie_lanes is None:
+        return False
+    return gpu.pcie_lanes <= FEW_LANES or gpu.pcie_lanes < (gpu.pcie_lanes_max or 0)
+
+
+def _major(driver: str | None) -> int | None:
+    match = re.match(r"\d+", driver or "")
+    return int(match[0]) if match else None
+
 
 OLDEST_PYTHON = (3, 11)
 MEMORY_PROBLEM_BYTES = 2 * GIB

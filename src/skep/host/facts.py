@@ -5,14 +5,150 @@ from __future__ import annotations
 import json
 import os
 import platform
-from dataclasses import asdict
-from pathlib import Path
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from skep.host.cpu import parse_cpu_features, parse_cpu_model
-from skep.host.limits import Limits, parse_counters, read_limits
 from skep.host.nvidia import NvidiaReport, read_nvidia
 from skep.records import HostFacts
+from skep.units import MIB
+
+FEATURES = (
+    "f16c", "fma", "avx", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8",
+    "asimd", "asimddp", "i8mm", "bf16", "sve",
+)  # fmt: skip
+
+# Linux on ARM names no model, only implementer and part.
+ARM_PARTS = {
+    ("0x41", "0xd03"): "Cortex-A53", ("0x41", "0xd05"): "Cortex-A55", ("0x41", "0xd08"): "Cortex-A72",
+    ("0x41", "0xd0b"): "Cortex-A76", ("0x41", "0xd0c"): "Neoverse-N1", ("0x41", "0xd40"): "Neoverse-V1",
+    ("0x41", "0xd42"): "Cortex-A78AE", ("0x41", "0xd49"): "Neoverse-N2", ("0x41", "0xd4f"): "Neoverse-V2",
+    ("0x41", "0xd85"): "Cortex-X925", ("0x41", "0xd87"): "Cortex-A725", ("0xc0", "0xac3"): "Ampere-1",
+}  # fmt: skip
+
+
+def parse_cpu_model(cpuinfo: str) -> str | None:
+    """ "AMD Ryzen 9 5950X 16-Core Processor", or for ARM the kinds of core: "Cortex-X925 + Cortex-A725"."""
+    processors = list(_processors(cpuinfo))
+    for processor in processors:
+        if processor.get("model name"):
+            return " ".join(processor["model name"].split())
+    kinds = dict.fromkeys(name for processor in processors if (name := _arm_name(processor)))
+    return " + ".join(kinds) or None
+
+
+def parse_cpu_features(cpuinfo: str) -> tuple[str, ...]:
+    """Those of `FEATURES` that every processor has: threads may run on any of them."""
+    flags = [set((p.get("flags") or p.get("Features") or "").split()) for p in _processors(cpuinfo)]
+    flags = [found for found in flags if found]
+    return tuple(name for name in FEATURES if flags and all(name in found for found in flags))
+
+
+def _processors(cpuinfo: str) -> Iterator[dict[str, str]]:
+    for block in cpuinfo.split("\n\n"):
+        pairs = (line.partition(":") for line in block.splitlines())
+        processor = {key.strip(): value.strip() for key, colon, value in pairs if colon}
+        if processor:
+            yield processor
+
+
+def _arm_name(processor: dict[str, str]) -> str | None:
+    implementer, part = processor.get("CPU implementer"), processor.get("CPU part")
+    if implementer is None or part is None:
+        return None
+    return ARM_PARTS.get((implementer, part), f"ARM implementer {implementer} part {part}")
+
+
+_NO_LIMIT_V1 = 2**60  # cgroup v1 writes "no limit" as a number near 2**63
+
+# (limit, used, reclaimable lines of memory.stat) for v2 and v1
+_MEMORY_V2 = ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable"))
+_MEMORY_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """None where no group on the way to the root sets a limit."""
+
+    memory_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    cpus: float | None = None
+
+
+def read_limits(mount: Path, own_groups: str) -> Limits:
+    """`own_groups` is the text of /proc/self/cgroup. The tightest limit from the own group up to the root counts."""
+    paths = parse_own_groups(own_groups)
+    unified = list(_folders(mount, paths.get("", "/")))
+    memory = [_memory_limit(folder, *_MEMORY_V2) for folder in unified]
+    memory += [_memory_limit(folder, *_MEMORY_V1) for folder in _folders(mount / "memory", paths.get("memory", "/"))]
+    limits = [limit for limit, _ in memory if limit is not None]
+    available = [free for _, free in memory if free is not None]
+    cpus = [parse_cpu_max(_text(folder / "cpu.max")) for folder in unified]
+    cpus += [_cpus_v1(folder) for folder in _folders(mount / "cpu", paths.get("cpu", "/"))]
+    return Limits(
+        min(limits, default=None),
+        min(available, default=None),
+        min((n for n in cpus if n is not None), default=None),
+    )
+
+
+def parse_own_groups(text: str) -> dict[str, str]:
+    """Controller → path; the one of cgroup v2 has the empty name."""
+    fields = [line.split(":", 2) for line in text.splitlines()]
+    return {name: parts[2] for parts in fields if len(parts) == 3 for name in parts[1].split(",")}
+
+
+def parse_cpu_max(text: str) -> float | None:
+    """ "150000 100000" is 1.5 CPUs; "max 100000" is no limit."""
+    match text.split():
+        case [quota, period] if quota.isdecimal() and period.isdecimal() and int(period):
+            return int(quota) / int(period)
+    return None
+
+
+def parse_counters(text: str) -> dict[str, int]:
+    """Lines of `name value`, as in memory.stat; /proc/meminfo's `Name: value kB` gives bytes."""
+    counters = {}
+    for line in text.splitlines():
+        match line.split():
+            case [name, value] if value.isdecimal():
+                counters[name.rstrip(":")] = int(value)
+            case [name, value, "kB"] if value.isdecimal():
+                counters[name.rstrip(":")] = int(value) * 1024
+    return counters
+
+
+def _memory_limit(folder: Path, limit: str, used: str, caches: tuple[str, ...]) -> tuple[int | None, int | None]:
+    """(limit, available). File caches count as available: the kernel drops them before it kills."""
+    limit_bytes, used_bytes = _bytes(folder / limit), _bytes(folder / used)
+    if limit_bytes is None or used_bytes is None:
+        return limit_bytes, limit_bytes
+    stat = parse_counters(_text(folder / "memory.stat"))
+    held = max(0, used_bytes - sum(stat.get(name, 0) for name in caches))
+    return limit_bytes, max(0, limit_bytes - held)
+
+
+def _cpus_v1(folder: Path) -> float | None:
+    return parse_cpu_max(f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}")
+
+
+def _folders(root: Path, path: str) -> Iterator[Path]:
+    """A container may see the host's path in /proc/self/cgroup yet mount its own group as the root: try all."""
+    own = PurePosixPath(path.lstrip("/"))
+    if ".." not in own.parts:
+        yield from (root / folder for folder in (own, *own.parents) if folder != PurePosixPath())
+    yield root
+
+
+def _bytes(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() and int(text) < _NO_LIMIT_V1 else None
+
 
 _PASSING = ("memory_available_bytes", "open_files_soft", "open_files_hard")
 
@@ -95,3 +231,52 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+BUFFER_BYTES = 128 * MIB  # larger than caches are
+MEASURE_S = 0.4
+TRIES = 3
+
+
+def memory_bandwidth_gbs(cores: int, *, seconds: float = MEASURE_S, buffer_bytes: int = BUFFER_BYTES) -> float:
+    """10^9 bytes a second, read and written counted; the best of a few tries, as anything else here only slows it.
+
+    The kernel copies out of a file in memory, which lets other threads of this process go on meanwhile.
+    """
+    source = _file_in_memory(buffer_bytes)
+    try:
+        return max(_once(source, cores, seconds / TRIES, buffer_bytes) for _ in range(TRIES))
+    finally:
+        os.close(source)
+
+
+def _once(source: int, cores: int, seconds: float, size: int) -> float:
+    copied = [0] * cores
+    buffers = [bytearray(size // 2) for _ in range(cores)]
+    for buffer in buffers:
+        os.preadv(source, [buffer], 0)  # its pages are there before the clock runs
+    began = time.perf_counter()
+
+    def copy(place: int) -> None:
+        offset = (place % 2) * (size // 2)
+        while time.perf_counter() - began < seconds:
+            copied[place] += os.preadv(source, [buffers[place]], offset)
+
+    with ThreadPoolExecutor(cores) as pool:  # Ctrl-C waits for them: what they read is closed after that
+        list(pool.map(copy, range(cores)))
+    return 2 * sum(copied) / (time.perf_counter() - began) / 1e9
+
+
+def _file_in_memory(size: int) -> int:
+    with suppress(AttributeError, OSError):
+        return _filled(os.memfd_create("skep-bandwidth"), size)
+    descriptor, path = tempfile.mkstemp()  # read back from the page cache
+    os.unlink(path)  # noqa: PTH108
+    return _filled(descriptor, size)
+
+
+def _filled(descriptor: int, size: int) -> int:
+    piece = bytes(range(256)) * 4096
+    for _ in range(size // len(piece)):
+        os.write(descriptor, piece)
+    return descriptor

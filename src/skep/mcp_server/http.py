@@ -22,7 +22,7 @@ from skep.errors import UserError
 from skep.gateway.keys import given_keys
 from skep.keyfile import keys_path
 from skep.listening import Listening
-from skep.mcp_server.place import Place
+from skep.mcp_server.context import Place
 from skep.mcp_server.server import make_server
 from skep.places import LOOPBACK
 

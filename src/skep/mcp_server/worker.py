@@ -13,7 +13,7 @@ import sys
 import uvloop
 
 from skep.errors import SkepError, first_of
-from skep.mcp_server.place import Place
+from skep.mcp_server.context import Place
 from skep.places import user_paths
 from skep.store.swarm import SwarmStore
 from skep.swarm.orders import order_from_json

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skep.monitor.sentences import cause
+from skep.monitor.describe import cause
 from skep.series import DAY_S, HOUR_S, Change, Event, Heat, Metric, Point, SeriesKey, Shape
 from skep.stats.changepoints import FEWEST, course_of
 from skep.stats.rolling import line_through

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 
-from skep.monitor import sentences
+from skep.monitor import describe
 from skep.monitor.changes import SlowDrift, changes_in, interval_of, primary_keys
 from skep.series import DAY_S, HOUR_S, Change, Event, Heat, Point, SeriesKey, Span, SpanKind
 from skep.stats.rolling import WindowStats, rolling_median, window_stats
@@ -162,17 +162,17 @@ def _changed(
 
 def _with_words(found: History, late: tuple[Versus, float] | None, zone: tzinfo | None) -> History:
     metric = found.key.metric
-    told = [sentences.of_change(change, zone) for change in reversed(found.changes[-_MOST_CHANGES:])]
+    told = [describe.of_change(change, zone) for change in reversed(found.changes[-_MOST_CHANGES:])]
     told += [
-        sentences.of_drift((drift.ratio_low, drift.ratio, drift.ratio_high), drift.first, drift.last, zone)
+        describe.of_drift((drift.ratio_low, drift.ratio, drift.ratio_high), drift.first, drift.last, zone)
         for drift in found.drifts
     ]
     if late is not None:
-        told.append(sentences.of_lately(late[0], LATE_S, late[1]) or "")
+        told.append(describe.of_lately(late[0], LATE_S, late[1]) or "")
     widest = next((name for name in ("7 d", "30 d") if found.stats.get(name)), None)
     if widest is not None and (stats := found.stats[widest]) is not None:
-        told.append(sentences.of_stats(stats, metric, WINDOWS[widest]))
-    told.append(sentences.of_coverage(found.coverage) or "")
+        told.append(describe.of_stats(stats, metric, WINDOWS[widest]))
+    told.append(describe.of_coverage(found.coverage) or "")
     if found.busy:
         values = "value was" if found.busy == 1 else "values were"
         told.append(f"{found.busy} {values} taken while others used the target: shown, and left out of the rest")

@@ -12,7 +12,7 @@ from skep import __version__
 from skep.bench.endpoint import Endpoint
 from skep.errors import UserError
 from skep.host.nvidia import NvidiaReport
-from skep.monitor.faults import BUSY
+from skep.monitor.probe_errors import BUSY
 from skep.series import Event, EventKind, Probe, ProbeOutcome
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch

@@ -6,27 +6,130 @@ never drawn as zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from skep.records import LevelSummary, Percentiles, Speedup, SweepSummary, Turning
 from skep.report import theme
 from skep.report.figures import known, milliseconds, number, percent, seconds, times
-from skep.report.marks import (
-    AGENTS,
-    Spec,
-    apart,
-    concurrency,
-    halo,
-    is_wide,
-    label,
-    layer,
-    line,
-    place,
-    point,
-    quantity,
-    rule,
-    spread,
-)
+
+Spec = dict[str, Any]
+
+AGENTS = "agents at once (C)"
+_WIDE = 24  # from this ratio of the largest C to the smallest on, the axis is logarithmic
+
+
+def layer(rows: Sequence[Spec], mark: Spec, text: str | Spec | None = None, **encoding: Spec) -> Spec:
+    if text is not None:
+        encoding["text"] = {"field": text} if isinstance(text, str) else text
+    return {"data": {"values": list(rows)}, "mark": mark, "encoding": encoding}
+
+
+def line(color: str, *, width: float, dash: Sequence[int] | None = None) -> Spec:
+    mark = {"type": "line", "color": color, "strokeWidth": width, "strokeCap": "round"}
+    return mark if not dash else {**mark, "strokeDash": list(dash)}
+
+
+def rule(color: str, *, width: float = 1.5, dash: Sequence[int] | None = None) -> Spec:
+    mark = {"type": "rule", "color": color, "strokeWidth": width}
+    return mark if not dash else {**mark, "strokeDash": list(dash)}
+
+
+def point(color: str, shape: str = "circle") -> Spec:
+    return {"type": "point", "stroke": color, "strokeWidth": 2, "size": 60, "opacity": 1, "shape": shape}
+
+
+def label(align: str, *, dx: int = 0, dy: int = 0, weight: int = 400, color: str = theme.INK) -> Spec:
+    return {
+        "type": "text",
+        "align": align,
+        "baseline": "middle",
+        "dx": dx,
+        "dy": dy,
+        "fontWeight": weight,
+        "color": color,
+    }
+
+
+def halo(rows: Sequence[Spec], mark: Spec, **encoding: Spec) -> list[Spec]:
+    """The labels of `rows`, readable where they cross a line: behind each is its own shape in the paper's colour."""
+    behind = {**mark, "color": theme.PAPER, "stroke": theme.PAPER, "strokeWidth": 4}
+    return [layer(rows, one, text="label", **encoding) for one in (behind, mark)]
+
+
+def is_wide(levels: Sequence[int]) -> bool:
+    """Whether the levels span so much that a linear axis would crowd the small ones."""
+    return bool(levels) and min(levels) > 0 and max(levels) / min(levels) >= _WIDE
+
+
+def place(c: float, levels: Sequence[int]) -> float:
+    """Where C lies on its axis: 0 at the left end, 1 at the right; 0.5 where there is one level only."""
+    low, high = min(levels), max(levels)
+    if low == high:
+        return 0.5
+    if is_wide(levels):
+        return math.log(c / low) / math.log(high / low)
+    return (c - low) / (high - low)
+
+
+def concurrency(levels: Sequence[int]) -> Spec:
+    low, high = min(levels), max(levels)
+    values = sorted(row["c"] for row in apart([{"c": c} for c in sorted(set(levels))], levels, gap=0.09))
+    scale: Spec = {"domain": [low, high] if low < high else [low - 1, high + 1], "nice": False, "padding": 22}
+    axis: Spec = {"values": values, "format": "d", "labelOverlap": False}
+    title = AGENTS
+    if is_wide(levels):
+        scale |= {"type": "log", "base": 2}
+        axis |= {"labelExpr": "datum.value"}
+        title = f"{AGENTS}, logarithmic"
+    return {"field": "c", "type": "quantitative", "title": title, "scale": scale, "axis": axis}
+
+
+def quantity(field: str, title: str | None, domain: list[float]) -> Spec:
+    return {
+        "field": field,
+        "type": "quantitative",
+        "title": title,
+        "scale": {"domain": domain, "nice": False},
+        "stack": None,  # a stacked bar is clipped, with an id that counts up over the life of the process
+        "axis": {"tickCount": 5, "format": ",~r"},
+    }
+
+
+def apart(rows: Sequence[Spec], levels: Sequence[int], gap: float = 0.075) -> list[Spec]:
+    """The rows whose labels do not run into each other, from the last, which is always among them."""
+    kept = list(rows[-1:])
+    for row in reversed(rows[:-1]):
+        if place(kept[-1]["c"], levels) - place(row["c"], levels) >= gap:
+            kept.append(row)
+    return kept
+
+
+def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """The values moved as little as needed to lie `gap` apart, in the same order, inside low..high where they fit."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    placed = [min(max(values[i], low), high) for i in order]
+    for i in range(1, len(placed)):
+        placed[i] = max(placed[i], placed[i - 1] + gap)
+    for i in reversed(range(len(placed))):
+        ceiling = high if i == len(placed) - 1 else placed[i + 1] - gap
+        placed[i] = min(placed[i], ceiling)
+    return [place for _, place in sorted(zip(order, placed, strict=True))]
+
+
+def sized(spec: Spec | None, title: str, subtitle: str, width: int, height: int) -> Spec:
+    """`spec` as one panel of a larger picture; an empty panel says so."""
+    nothing = layer([{}], label("center", color=theme.MUTED), text={"value": "not measured"})
+    panel = {key: value for key, value in (spec or nothing).items() if key != "padding"}
+    return {
+        **panel,
+        "title": {"text": title, "subtitle": subtitle, "frame": "group"},
+        "width": width,
+        "height": height,
+    }
+
 
 _TALLEST_BAND = 1.6  # of the largest value: few repeats that differ may give an interval of any width
 
@@ -305,3 +408,73 @@ def _turning_layers(
 def _swarm_label(summary: SweepSummary, swarm: float) -> str:
     speedup = by_wall(summary)
     return seconds(swarm) if speedup is None else f"{seconds(swarm)}  ({times(speedup)})"
+
+
+_WIDER_PX = 2.0  # a letter: the reader's font may be wider than the renderer's
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """`points` are (C, milliseconds), by C; `ranges` (C, low, high) stand upright at their points."""
+
+    points: tuple[tuple[int, float], ...]
+    colour: str
+    end: str
+    dash: tuple[int, ...] = ()
+    shape: str = "circle"
+    hollow: bool = False
+    ranges: tuple[tuple[int, float, float], ...] = ()
+
+
+def time_chart(curves: Sequence[Curve], *, height: int = 200, labelled: bool = False) -> Spec | None:
+    """Milliseconds, or seconds where they are many. `labelled`: each point but the last has its value above it."""
+    curves = [curve for curve in curves if curve.points]
+    if not curves:
+        return None
+    ends = [y for curve in curves for _, y in curve.points]
+    ends += [high for curve in curves for _, _, high in curve.ranges if known(high)]
+    unit, scale = ("s", 1000.0) if max(ends) >= 2_000 else ("ms", 1.0)
+    top = 1.15 * max(ends) / scale or 1.0
+    axis = [c for curve in curves for c, _ in curve.points]
+    x, y = concurrency(axis), quantity("value", unit, [0, top])
+    layers: list[Spec] = []
+    for curve in curves:
+        rows = [{"c": c, "value": value / scale} for c, value in curve.points]
+        spans = [{"c": c, "value": low / scale, "high": high / scale} for c, low, high in curve.ranges]
+        mark = {**point(curve.colour, curve.shape), "fill": theme.PAPER if curve.hollow else curve.colour}
+        layers += [
+            layer(spans, rule(curve.colour), x=x, y=y, y2={"field": "high"}),
+            layer(rows, line(curve.colour, width=2.5, dash=curve.dash), x=x, y=y),
+            layer(rows, mark, x=x, y=y),
+        ]
+    if labelled:
+        layers += _values(curves, scale, x, y)
+    layers += _ends(curves, scale, 17 / height * top, top, x, y)
+    spare = round(_WIDER_PX * max(len(curve.end) for curve in curves))
+    return {"padding": {"left": 5, "top": 5, "bottom": 5, "right": 5 + spare}, "layer": layers}
+
+
+def _values(curves: Sequence[Curve], scale: float, x: Spec, y: Spec) -> list[Spec]:
+    layers: list[Spec] = []
+    for curve in curves:
+        axis = [c for c, _ in curve.points]
+        last: int | None = None
+        for c, value in curve.points[:-1]:
+            if last is not None and place(c, axis) - place(last, axis) < 0.14:
+                continue
+            last = c
+            row = {"c": c, "value": value / scale, "label": milliseconds(value)}
+            layers += halo([row], label("center", dy=-15), x=x, y=y)
+    return layers
+
+
+def _ends(curves: Sequence[Curve], scale: float, gap: float, top: float, x: Spec, y: Spec) -> list[Spec]:
+    """Beside the last point of each; apart from each other where curves end at the same C."""
+    layers: list[Spec] = []
+    for c in sorted({curve.points[-1][0] for curve in curves}):
+        ending = [curve for curve in curves if curve.points[-1][0] == c]
+        heights = spread([curve.points[-1][1] / scale for curve in ending], min(gap, top / len(ending)), 0.0, top)
+        for curve, height in zip(ending, heights, strict=True):
+            mark = label("left", dx=11, weight=600, color=curve.colour)
+            layers += halo([{"c": c, "at": height, "label": curve.end}], mark, x=x, y={**y, "field": "at"})
+    return layers

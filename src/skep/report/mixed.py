@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from skep.records import Run
 from skep.report import theme
-from skep.report.comparison import comparison_banners
+from skep.report.charts import Spec, sized
+from skep.report.comparison import Series, comparison_banners, legend_chart
 from skep.report.figures import fact_list, moment, printable, public_url, shortened
-from skep.report.marks import Spec, sized
 from skep.report.markup import Markup, banner, definitions, join, section, tag, text, trusted, wide_figure
 from skep.report.mixed_charts import side_chart, total_chart, ttft_chart
 from skep.report.mixed_tables import (
@@ -27,7 +27,6 @@ from skep.report.mixed_tables import (
     turn_table,
     verdict_table,
 )
-from skep.report.overlay import Series, legend_chart
 from skep.report.radar import radar_chart
 from skep.report.style import document, mark
 from skep.report.subjects import Entries, Subject, full_load, subjects_of

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from skep.report import theme
-from skep.report.curves import Curve, time_chart
+from skep.report.charts import Curve, Spec, label, layer, time_chart
 from skep.report.figures import UNKNOWN, known, milliseconds, number, printable, seconds, shortened
-from skep.report.marks import Spec, label, layer
 from skep.report.subjects import Subject, full_load, keyword_word, verdict_word
 from skep.verdicts import MixedLevel, SideFigures
 

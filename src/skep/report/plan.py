@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skep.report import theme
-from skep.report.marks import Spec, concurrency, halo, label, layer, line, point, quantity, rule, spread
+from skep.report.charts import Spec, concurrency, halo, label, layer, line, point, quantity, rule, spread
 from skep.report.markup import Markup, banner, card, join, section, table, tag, text
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from skep.report import theme
+from skep.report.charts import Spec, halo, label, layer, line, point
 from skep.report.figures import UNKNOWN, known, number, printable, shortened
-from skep.report.marks import Spec, halo, label, layer, line, point
 from skep.report.subjects import Subject
 from skep.verdicts import Axis
 

@@ -16,12 +16,264 @@ from html import escape
 from itertools import pairwise
 
 from skep.report import theme
-from skep.report.figures import printable
+from skep.report.figures import number, printable, shortened
 from skep.report.markup import Markup, join, tag, trusted
-from skep.report.series_frame import Frame, axes, frame_of, outliers, value_range
-from skep.report.series_marks import Flag, Shift, bracket, flag_lines, flag_marks, levels, shift_marks
-from skep.report.ticks import offsets
+from skep.report.ticks import Scale, offsets, tick_number, time_ticks, value_scale, when
 from skep.series import Point
+
+_FAR = 6.0  # middle halves beyond the middle: drawn at the edge, so that the rest can be seen
+_LETTER_PX = 7.2
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The edges of the plot inside the drawing, in pixels."""
+
+    since: float
+    until: float
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    bottom: int
+    narrow: bool
+    scale: Scale
+
+    def x(self, at: float) -> float:
+        return self.left + (at - self.since) / (self.until - self.since) * (self.right - self.left)
+
+    def y(self, value: float) -> float:
+        share = (value - self.scale.low) / (self.scale.high - self.scale.low)
+        return self.bottom - min(max(share, 0.0), 1.0) * (self.bottom - self.top)
+
+
+def frame_of(window: tuple[float, float], size: tuple[int, int], top: int, scale: Scale, *, narrow: bool) -> Frame:
+    """With room at the left for the longest value."""
+    width, height = size
+    longest = max((len(tick_number(tick, scale.ticks)) for tick in scale.ticks), default=1)
+    left = round(10 + _LETTER_PX * max(longest, 3))
+    since, until = window
+    return Frame(
+        since,
+        max(until, since + 1),
+        width,
+        height,
+        left,
+        width - (6 if narrow else 12),
+        top,
+        height - 26,
+        narrow,
+        scale,
+    )
+
+
+def value_range(values: Sequence[float], most: int) -> Scale:
+    """Of all values, but for a few that lie so far off that they would press the others flat."""
+    if not values:
+        return value_scale(0.0, 1.0, most)
+    ordered = sorted(values)
+    count = len(ordered)
+    if count >= 20:
+        low, middle, high = ordered[count // 4], ordered[count // 2], ordered[(3 * count) // 4]
+        reach = _FAR * max(high - low, 0.02 * abs(middle))
+        kept = [value for value in ordered if low - reach <= value <= high + reach]
+        if count - len(kept) <= 0.02 * count:
+            ordered = kept
+    return value_scale(ordered[0], ordered[-1], most)
+
+
+def axes(frame: Frame, unit: str, zone: tzinfo | None) -> str:
+    return "".join([_upright(frame, unit), _along(frame, zone)])
+
+
+def outliers(points: Sequence[Point], frame: Frame, colour: str) -> str:
+    """Small triangles at the edge for what lies beyond it, with how many there are."""
+    above = [point for point in points if point.value > frame.scale.high]
+    below = [point for point in points if point.value < frame.scale.low]
+    parts = []
+    for found, y, tall, word in ((above, frame.top, 7, "above"), (below, frame.bottom, -7, "below")):
+        if not found:
+            continue
+        told = f"{len(found)} {word} the axis: {min(p.value for p in found):,.4g} to {max(p.value for p in found):,.4g}"
+        for busy, look in ((False, f'fill="{colour}"'), (True, f'fill="none" stroke="{colour}" stroke-width="1.1"')):
+            some = [point for point in found if point.busy is busy][:200]
+            marks = "".join(f"M{frame.x(point.at) - 4:.1f} {y + tall}h8l-4 {-tall}z" for point in some)
+            parts.append(f'<path d="{marks}" {look}><title>{escape(told)}</title></path>' if marks else "")
+    return "".join(parts)
+
+
+def _upright(frame: Frame, unit: str) -> str:
+    """Grid lines and their values. Where the axis does not begin at zero, it is broken and says so."""
+    scale = frame.scale
+    parts = []
+    for tick in scale.ticks:
+        y = frame.y(tick)
+        line = theme.STONE if tick == 0 else theme.GRID
+        parts.append(
+            f'<path d="M{frame.left} {y:.1f}H{frame.right}" stroke="{line}"/>'
+            f'<text x="{frame.left - 6}" y="{y + 4:.1f}" font-size="12" text-anchor="end" fill="{theme.MUTED}">'
+            f"{tick_number(tick, scale.ticks)}</text>"
+        )
+    cut = "the axis does not begin at 0" if scale.cut else ""
+    told = " · ".join(part for part in (unit, cut) if part)
+    place = f'x="{frame.left}" y="{frame.top - 7}" font-size="11"'
+    parts.append(f'<text {place} fill="{theme.MUTED}">{escape(told)}</text>')
+    if scale.cut:
+        x, y = frame.left, frame.bottom
+        parts.append(
+            f'<path d="M{x} {y - 20}l-5 3l10 4l-10 4l10 4l-5 3" fill="none" stroke="{theme.STONE}" stroke-width="1.4">'
+            "<title>The axis does not begin at zero</title></path>"
+        )
+    return "".join(parts)
+
+
+def _along(frame: Frame, zone: tzinfo | None) -> str:
+    y = frame.bottom
+    parts = [f'<path d="M{frame.left} {y}H{frame.right}" stroke="{theme.STONE}"/>']
+    end = -1.0
+    for tick in time_ticks(frame.since, frame.until, 4 if frame.narrow else 10, zone):
+        x = frame.x(tick.at)
+        half = len(tick.label) * _LETTER_PX / 2
+        place = min(max(x, half), frame.width - half)
+        mark = f'<path d="M{x:.1f} {y}v5" stroke="{theme.STONE}"/>'
+        if tick.strong:
+            mark += f'<path d="M{x:.1f} {frame.top}V{y}" stroke="{theme.GRID}" stroke-dasharray="2 3"/>'
+        parts.append(mark)
+        if place - half < end:
+            continue
+        end = place + half + 4
+        weight = ' font-weight="600"' if tick.strong else ""
+        parts.append(
+            f'<text x="{place:.1f}" y="{y + 19}" font-size="12" text-anchor="middle"{weight} '
+            f'fill="{theme.MUTED}">{escape(tick.label)}</text>'
+        )
+    return "".join(parts)
+
+
+_MARK_LETTER_PX = 6.4  # of 12 px text, on the safe side
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A change point. `between` is where it lies with 95 %; `words` is the whole sentence."""
+
+    at: float
+    between: tuple[float, float]
+    label: str
+    words: str
+    worse: bool
+    levels: tuple[float, float] | None = None  # medians before and after
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """Something that happened. `number` is its place in the table beneath the picture."""
+
+    at: float
+    number: int
+    words: str
+
+
+def shift_label(ratio: float) -> str:
+    """ "−4.1 %", "+12 %" or "2.3×": what fits above a line."""
+    if ratio >= 2:
+        return f"{number(ratio, digits=1)}×"
+    size = 100 * (ratio - 1)
+    return f"{'+' if size > 0 else ''}{number(size, digits=1)} %"
+
+
+def bracket(shift: Shift, frame: Frame) -> str:
+    left, right = (frame.x(min(max(at, frame.since), frame.until)) for at in shift.between)
+    if right - left < 2:
+        return ""
+    colour = theme.ROSE if shift.worse else theme.MOSS
+    size = f'y="{frame.top}" width="{right - left:.1f}" height="{frame.bottom - frame.top}"'
+    return f'<rect x="{left:.1f}" {size} fill="{colour}" fill-opacity=".1"/>'
+
+
+def levels(shifts: Sequence[Shift], frame: Frame, measured: tuple[float, float]) -> str:
+    """The medians on both sides of each change, as far as was `measured`: a rolling one is late to tell of it."""
+    told = sorted((one for one in shifts if frame.since <= one.at <= frame.until), key=lambda one: one.at)
+    edges = [measured[0], *(one.at for one in told), measured[1]]
+    parts = []
+    for place, one in enumerate(told):
+        if one.levels is not None:
+            colour = theme.ROSE if one.worse else theme.MOSS
+            left, middle, right = (frame.x(at) for at in edges[place : place + 3])
+            before, after = (frame.y(level) for level in one.levels)
+            path = f"M{left:.1f} {before:.1f}H{middle:.1f}M{middle:.1f} {after:.1f}H{right:.1f}"
+            parts.append(f'<path d="{path}" stroke="{colour}" stroke-width="1.6" stroke-dasharray="2 3" fill="none"/>')
+    return "".join(parts)
+
+
+def shift_marks(shifts: Sequence[Shift], frame: Frame) -> Iterable[str]:
+    """A dashed line with its size on top. One whose label would cover the last one's has only the line."""
+    free_from = -1.0
+    for shift in sorted(shifts, key=lambda one: one.at):
+        if not frame.since <= shift.at <= frame.until:
+            continue
+        x = frame.x(shift.at)
+        colour = theme.ROSE if shift.worse else theme.MOSS
+        wide = 12 + 7.2 * len(shift.label)
+        left = min(max(x - wide / 2, 1), frame.width - wide - 1)
+        line = f'<path d="M{x:.1f} 18V{frame.bottom}" stroke="{colour}" stroke-width="1.6" stroke-dasharray="5 4"/>'
+        label = ""
+        if left > free_from:
+            free_from = left + wide + 2
+            label = (
+                f'<rect x="{left:.1f}" y="1" width="{wide:.1f}" height="18" rx="9" fill="{colour}"/>'
+                f'<text x="{left + wide / 2:.1f}" y="14" font-size="12" font-weight="650" text-anchor="middle" '
+                f'fill="{theme.PAPER}">{_text(shift.label)}</text>'
+            )
+        yield f'<g class="shift"><title>{_text(shift.words)}</title>{line}{label}</g>'
+
+
+def _grouped(flags: Sequence[Flag], frame: Frame) -> list[list[Flag]]:
+    """Those whose signs would cover each other become one."""
+    groups: list[list[Flag]] = []
+    for flag in sorted(flags, key=lambda one: one.at):
+        if groups and frame.x(flag.at) - frame.x(groups[-1][0].at) < _sign(groups[-1])[1] + 2:
+            groups[-1].append(flag)
+        else:
+            groups.append([flag])
+    return groups
+
+
+def _sign(group: Sequence[Flag]) -> tuple[str, int]:
+    """What stands on it, and its width."""
+    first, last = group[0].number, group[-1].number
+    sign = str(first) if first == last else f"{first}–{last}"
+    return sign, 10 + 7 * len(sign)
+
+
+def flag_lines(flags: Sequence[Flag], frame: Frame) -> Iterable[str]:
+    places = sorted({round(frame.x(flag.at)) for flag in flags if frame.since <= flag.at <= frame.until})
+    lines = "".join(f"M{x} {frame.top - 6}V{frame.bottom}" for x in places[:200])
+    return [f'<path d="{lines}" stroke="{theme.PLUM}" stroke-opacity=".45" fill="none"/>'] if lines else []
+
+
+def flag_marks(flags: Sequence[Flag], frame: Frame, top: float, zone: tzinfo | None) -> Iterable[str]:
+    """Numbered as in the table; with their words where there is room up to the next."""
+    inside = [flag for flag in flags if frame.since <= flag.at <= frame.until]
+    groups = _grouped(inside, frame)
+    ends = [*(frame.x(group[0].at) for group in groups[1:]), frame.width]
+    for group, end in zip(groups, ends, strict=False):
+        sign, wide = _sign(group)
+        x = min(frame.x(group[0].at), frame.width - wide - 1)
+        told = "; ".join(f"{when(flag.at, zone)}: {flag.words}" for flag in group[:12])
+        room = int((end - x - wide - 12) / _MARK_LETTER_PX)
+        words = shortened(printable(group[0].words), min(room, 42)) if room >= 9 and len(group) == 1 else ""
+        beside = (
+            f'<text x="{x + wide + 4:.1f}" y="{top + 12}" font-size="12" fill="{theme.MUTED}">{_text(words)}</text>'
+        )
+        yield (
+            f'<g class="event"><title>{_text(told)}</title>'
+            f'<path d="M{x:.1f} {top}h{wide}v15h{-wide}z" fill="{theme.PLUM}"/>'
+            f'<text x="{x + wide / 2:.1f}" y="{top + 11.5}" font-size="11" font-weight="650" text-anchor="middle" '
+            f'fill="{theme.PAPER}">{sign}</text>{beside if words else ""}</g>'
+        )
+
 
 _SIZES = {"full": ((1040, 380), (344, 300)), "small": ((344, 190), (344, 190))}
 _MOST_TICKS = 400  # failed probes that get a mark of their own

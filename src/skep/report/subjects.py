@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skep.records import Run, SweepSummary
+from skep.report.comparison import Series, series_of
 from skep.report.figures import moment
-from skep.report.overlay import Series, series_of
 from skep.verdicts import MixedLevel, MixedSummary, SideFigures
 
 Entries = Sequence[tuple[Run, MixedSummary]]

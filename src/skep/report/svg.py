@@ -10,8 +10,8 @@ from collections.abc import Callable
 from html import escape
 
 from skep.report import theme
+from skep.report.charts import Spec
 from skep.report.figures import printable
-from skep.report.marks import Spec
 from skep.report.markup import Markup, figure, tag, text, trusted
 
 _VEGA_LITE = "6.4"

@@ -8,19 +8,188 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skep.records import LevelSummary, Request, Run, RunState, SweepSummary
+from skep.records import LevelSummary, Request, Run, RunState, Speedup, SweepSummary
 from skep.report import charts, theme
+from skep.report.charts import Spec, by_wall, sized, walls
 from skep.report.checks import check_list, clock_section
-from skep.report.figures import UNKNOWN, fact_list, known, moment, number, printable, public_url, shortened
-from skep.report.headline import cards, lead
-from skep.report.levels import class_table, energy_table, failure_table, level_table, request_table
-from skep.report.marks import Spec, sized
-from skep.report.markup import Markup, banner, definitions, section, tag, text, trusted, wide_figure
-from skep.report.speedups import speedup_part
+from skep.report.figures import (
+    UNKNOWN,
+    fact_list,
+    known,
+    milliseconds,
+    moment,
+    number,
+    percent,
+    printable,
+    public_url,
+    seconds,
+    shortened,
+    times,
+)
+from skep.report.levels import best_level, class_table, energy_table, failure_table, level_table, request_table
+from skep.report.markup import Markup, banner, card, definitions, join, section, table, tag, text, trusted, wide_figure
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.terms import terms
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
+
+NO_GAIN = 1.05
+
+
+def lead(levels: Sequence[LevelSummary]) -> Markup | None:
+    """The finding in one sentence, only where all of its figures are known."""
+    best, alone = best_level(levels), _alone(levels)
+    if best is None or alone is None or best is alone or not best.effective_tok_s or not alone.effective_tok_s:
+        return None
+    gain = best.effective_tok_s / alone.effective_tok_s
+    if gain < NO_GAIN:
+        sentence = (
+            f"More agents at once gain nothing here: {number(alone.effective_tok_s)} tok/s for one alone, "
+            f"{number(best.effective_tok_s)} for {best.concurrency} together"
+        )
+        return tag("p", text(f"{sentence}."), class_="lead")
+    sentence = (
+        f"{best.concurrency} agents at once get {number(best.effective_tok_s)} tok/s together, "
+        f"{number(gain)} times what one agent gets alone"
+    )
+    if known(best.task_tok_s):
+        sentence += f"; each of them streams at {number(best.task_tok_s)} tok/s"
+    return tag("p", text(f"{sentence}."), class_="lead")
+
+
+def cards(summary: SweepSummary) -> Markup:
+    best, widest = best_level(summary.levels), _widest(summary.levels)
+    remark = "the best of all levels"
+    if best is None:
+        best, remark = _fastest(summary.levels), "client-limited: a lower bound"
+    elif summary.client_limited:
+        remark = "the best of the levels that the client did not limit"
+    ttft = widest.ttft_ms if widest else None
+    return tag(
+        "dl",
+        card(number(best.effective_tok_s if best else None), "Effective tok/s", _at(best, remark)),
+        _gain_card(summary, best),
+        card(percent(widest.contention_pct if widest else None), "Contention", _at(widest, "the largest level")),
+        card(milliseconds(ttft.p50 if ttft else None), "TTFT p50", _at(widest) + _solo_ttft(summary.levels)),
+        class_="cards",
+    )
+
+
+def _gain_card(summary: SweepSummary, best: LevelSummary | None) -> Markup:
+    """The speedup where serial and swarm did the same tasks; else what concurrency gained in tokens a second."""
+    serial, swarm = walls(summary)
+    if known(serial) and known(swarm):
+        return card(times(by_wall(summary)), "Swarm speedup", _walls(summary))
+    alone = _alone(summary.levels)
+    of_best, of_one = best.effective_tok_s if best else None, alone.effective_tok_s if alone else None
+    gain = of_best / of_one if of_best and of_one else None
+    return card(times(gain), "Gain in tok/s", f"{_at(best)} over one agent alone")
+
+
+def comparable(summary: SweepSummary) -> bool:
+    """Whether serial and swarm did the same work: both walls without a speedup mean that some of it was not done."""
+    serial, swarm = walls(summary)
+    return by_wall(summary) is not None or not (known(serial) and known(swarm))
+
+
+def _walls(summary: SweepSummary) -> str:
+    if not comparable(summary):
+        return "not comparable: not all requests were answered"
+    serial, swarm = walls(summary)
+    note = f"{seconds(serial)} serial, {seconds(swarm)} swarm"
+    forms = summary.speedups
+    if forms is None or not (forms.truncated_serial or forms.truncated_swarm) or forms.by_wall_whole is None:
+        return note
+    return f"{note}; {times(forms.by_wall_whole)} without tasks cut at the token limit"
+
+
+def _solo_ttft(levels: Sequence[LevelSummary]) -> str:
+    alone = _alone(levels)
+    if alone is None or alone.ttft_ms is None or alone is _widest(levels):
+        return ""
+    return f"; {milliseconds(alone.ttft_ms.p50)} {_at(alone)}"
+
+
+def _fastest(levels: Sequence[LevelSummary]) -> LevelSummary | None:
+    measured = [level for level in levels if known(level.effective_tok_s)]
+    return max(measured, key=lambda level: level.effective_tok_s or 0.0, default=None)
+
+
+def _widest(levels: Sequence[LevelSummary]) -> LevelSummary | None:
+    return max(levels, key=lambda level: level.concurrency, default=None)
+
+
+def _alone(levels: Sequence[LevelSummary]) -> LevelSummary | None:
+    return next((level for level in levels if level.concurrency == 1), None)
+
+
+def _at(level: LevelSummary | None, remark: str = "") -> str:
+    if level is None:
+        return UNKNOWN
+    return f"at C\u00a0=\u00a0{level.concurrency}" + (f", {remark}" if remark else "")
+
+
+def speedup_part(summary: SweepSummary) -> Markup | None:
+    """None where serial or swarm was not measured."""
+    speedups, walls = summary.speedups, charts.wall_chart(summary)
+    if walls is None:
+        return None
+    drawn = [chart_figure(walls, "Wall time", _wall_note(summary))]
+    if speedups is not None:
+        cut = speedups.truncated_serial + speedups.truncated_swarm
+        note = (
+            "Green: without the tasks that were cut at the token limit in either batch." if cut else "No task was cut."
+        )
+        drawn.append(chart_figure(charts.speedup_chart(speedups), "Speedup in each of its forms", note))
+    beneath = None if speedups is None else speedup_table(speedups)
+    return join([tag("div", *drawn, class_="charts"), *([beneath] if beneath else [])])
+
+
+def speedup_table(speedups: Speedup) -> Markup:
+    serial = speedups.tokens_serial, speedups.truncated_serial
+    swarm = speedups.tokens_swarm, speedups.truncated_swarm
+    facts = (
+        ("Serial", "1", seconds(speedups.serial_wall_s), *serial),
+        ("Swarm", str(speedups.concurrency), seconds(speedups.swarm_wall_s), *swarm),
+    )
+    batches = [_row(how, c, wall, number(tokens, digits=0), str(cut)) for how, c, wall, tokens, cut in facts]
+    forms = (
+        ("By wall time", speedups.by_wall, speedups.by_wall_whole),
+        ("By tokens (ratio of effective tok/s)", speedups.by_tokens, speedups.by_tokens_whole),
+    )
+    ratios = [_row(name, _exactly(of_all), _exactly(whole)) for name, of_all, whole in forms]
+    return join(
+        [
+            table(
+                "The two batches", [_head(f"{speedups.tasks} tasks", "C", "Wall time", "Output tokens", "Cut")], batches
+            ),
+            table("The speedup", [_head("Speedup", "All tasks", "Without tasks cut in either batch")], ratios),
+            tag("p", text(_TOKENS), class_="below"),
+        ]
+    )
+
+
+_TOKENS = (
+    "With natural stop the two batches differ in length, and one answer that runs into the token limit can make "
+    "either wall time; so the speedup is given in each form, and nothing is deleted."
+)
+
+
+def _exactly(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{number(value, digits=2)}×" if value < 100 else times(value)
+
+
+def _head(*names: str) -> Markup:
+    return tag("tr", *(tag("th", text(name), class_=None if i else "left") for i, name in enumerate(names)))
+
+
+def _row(name: str, *cells: str) -> Markup:
+    return tag("tr", tag("th", text(name), scope="row"), *(tag("td", text(cell)) for cell in cells))
+
+
+def _wall_note(summary: SweepSummary) -> str:
+    note = "The same tasks at C = 1 and at the largest C."
+    return note if comparable(summary) else f"{note} Not comparable: requests failed."
 
 
 def sweep_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from skep.records import LevelSummary, Request
 from skep.report import theme
+from skep.report.charts import Spec, layer, quantity
 from skep.report.figures import known
-from skep.report.marks import Spec, layer, quantity
 
 MOST_BARS = 120
 _BAR_PX = 13

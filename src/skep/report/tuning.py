@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skep.report import theme
+from skep.report.charts import sized
 from skep.report.figures import UNKNOWN, fact_list, milliseconds, moment, number, printable, seconds, shortened
 from skep.report.levels import interval_text
-from skep.report.marks import sized
 from skep.report.markup import Markup, banner, card, definitions, join, section, tag, text, trusted, wide_figure
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone

@@ -9,10 +9,23 @@ from collections.abc import Sequence
 
 from skep.records import Interval
 from skep.report import theme
-from skep.report.curves import Curve, time_chart
+from skep.report.charts import (
+    Curve,
+    Spec,
+    concurrency,
+    halo,
+    label,
+    layer,
+    line,
+    place,
+    point,
+    quantity,
+    rule,
+    spread,
+    time_chart,
+)
 from skep.report.figures import UNKNOWN, known, milliseconds, number, printable, shortened
 from skep.report.levels import interval_text
-from skep.report.marks import Spec, concurrency, halo, label, layer, line, place, point, quantity, rule, spread
 from skep.report.markup import Markup, table, tag, text
 from skep.report.tuning_words import KEPT, best_of, config_name, given_up, ratio_words, unit_of
 from skep.tunings import Config, CurvePoint, Decision, Stage, Tuning

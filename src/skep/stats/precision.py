@@ -9,11 +9,15 @@ the fewest, with 4.0, 6.3, 8.5 and 11 repeats on average; with three as the fewe
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import stdev
+from itertools import pairwise
+from statistics import fmean, stdev
 
 from skep.records import Interval
 from skep.stats.intervals import mean_t_interval
+from skep.stats.percentiles import mad, median
 from skep.stats.student import t_quantile
 
 
@@ -88,3 +92,97 @@ class Precision:
 
     def _reach(self, spread: float, repeats: int) -> float:
         return t_quantile(self.goal.confidence, repeats - 1) * spread / math.sqrt(repeats)
+
+
+WINDOW = 5
+TOLERANCE = 0.05
+NORMAL_MAD = 1.4826  # times the median deviation of a normal sample is its standard deviation
+
+
+class Settling:
+    """Fed one figure per batch of warm-up until it says `settled` or `gave_up`; what it has said it keeps saying.
+
+    Settled: all but one of the last `window` figures lie within `tolerance` of their median (all of them where the
+    window is shorter than five), and they show no trend. A trend is a line fitted through them that moves by more than
+    1.2 times `tolerance`, or figures that only rise, or only fall, by more than a fifth of it.
+
+    Simulated: a constant with 2 % noise settles at the first look in 96 % of cases; a rise of 5 % a batch with that
+    noise within 20 batches in 9 %, one of 2 % in all: so slow a rise under so much noise is not told from none.
+    """
+
+    def __init__(self, *, window: int = WINDOW, tolerance: float = TOLERANCE, most: int = 20) -> None:
+        if window < 3:
+            raise ValueError(f"{window} batches cannot show a trend")
+        if most < window:
+            raise ValueError(f"{most} batches are fewer than the {window} to look at")
+        self._last: deque[float] = deque(maxlen=window)
+        self._window, self._tolerance, self._most = window, tolerance, most
+        self.batches = 0
+        self.settled = False
+
+    def __repr__(self) -> str:
+        state = "settled" if self.settled else "gave up" if self.gave_up else "warming up"
+        return f"<Settling {state} after {self.batches}/{self._most} batches>"
+
+    def feed(self, figure: float | None) -> None:
+        """None: the batch gave no figure. It counts as a batch, and the steadiness has to be shown anew."""
+        if self.done:
+            return
+        self.batches += 1
+        if figure is None:
+            self._last.clear()
+            return
+        self._last.append(figure)
+        self.settled = len(self._last) == self._window and is_steady(tuple(self._last), tolerance=self._tolerance)
+
+    @property
+    def gave_up(self) -> bool:
+        return not self.settled and self.batches >= self._most
+
+    @property
+    def done(self) -> bool:
+        return self.settled or self.gave_up
+
+
+def is_steady(values: Sequence[float], *, tolerance: float = TOLERANCE) -> bool:
+    """Close together and without a trend, by the rule of `Settling`."""
+    middle = median(values)
+    room = tolerance * abs(middle)
+    strays = sum(abs(value - middle) > room for value in values)
+    if strays > (len(values) >= WINDOW):
+        return False
+    return not _has_trend(values, room)
+
+
+def _has_trend(values: Sequence[float], room: float) -> bool:
+    steps = [after - before for before, after in pairwise(values)]
+    one_way = all(step > 0 for step in steps) or all(step < 0 for step in steps)
+    if one_way and abs(values[-1] - values[0]) > room / 5:
+        return True
+    return abs(_fitted_change(values)) > 1.2 * room
+
+
+def _fitted_change(values: Sequence[float]) -> float:
+    """From the first to the last value, along the line of least squares."""
+    centre, mean = (len(values) - 1) / 2, fmean(values)
+    cross = sum((place - centre) * (value - mean) for place, value in enumerate(values))
+    return cross / sum((place - centre) ** 2 for place in range(len(values))) * (len(values) - 1)
+
+
+def warm_up_length(values: Sequence[float], *, tolerance: float = TOLERANCE) -> int:
+    """How many leading values to drop; never more than half, and none of a series shorter than four.
+
+    The second half is taken as what the series settles to. The warm-up ends where two values in a row lie as near to
+    its median as its own spread (three deviations, at least `tolerance`) allows. It is too ready to drop where fewer
+    than twenty values spread by 10 % and more.
+    """
+    if len(values) < 4:
+        return 0
+    half = len(values) // 2
+    settled = values[half:]
+    middle = median(settled)
+    room = max(3 * NORMAL_MAD * mad(settled), tolerance * abs(middle))
+    for start in range(half):
+        if all(abs(value - middle) <= room for value in values[start : start + 2]):
+            return start
+    return half

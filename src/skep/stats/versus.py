@@ -7,12 +7,13 @@ hour is often followed by another. How much is estimated, and widens the interva
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
 
 from skep.records import Interval, Judgement
+from skep.stats.intervals import Shift, logs, mean_shift, paired_logs
 from skep.stats.percentiles import median
 from skep.stats.rolling import WindowStats, window_stats
 from skep.stats.student import t_quantile
@@ -112,3 +113,60 @@ def _error_of_median(values: Sequence[float]) -> float:
     else:
         deviations_off = -NormalDist().inv_cdf(sum(math.comb(n, count) for count in range(rank)) / 2**n)
     return (ordered[n - rank] - ordered[rank - 1]) / (2 * deviations_off)
+
+
+def judge(
+    a_values: Sequence[float],
+    b_values: Sequence[float],
+    *,
+    higher_is_better: bool,
+    paired: bool = False,
+    indifferent: float = 0.01,
+    confidence: float = 0.95,
+) -> tuple[Interval | None, Judgement]:
+    """B over A. Better or worse only if the interval leaves out 1 and the ratio is off by more than `indifferent`.
+
+    `paired`: the i-th of A and of B were measured side by side. UNKNOWN, without interval, below two values of either,
+    and where a value is not above zero: such a level failed, and its ratio would be made up.
+    Simulated, equal A and B of 3 % noise were called better or worse in 3 to 4 % of cases with 3 to 6 repeats of each,
+    in 5 to 6 % if paired or with 3 against 6; one tenth more was found in 73 % with 3 repeats of each, in 99 % with 5.
+    """
+    shift = _shift(a_values, b_values, paired=paired)
+    return _verdict([] if shift is None else [shift], higher_is_better, indifferent, confidence)
+
+
+def judge_overall(
+    levels: Iterable[tuple[Sequence[float], Sequence[float]]],
+    *,
+    higher_is_better: bool,
+    paired: bool = False,
+    indifferent: float = 0.01,
+    confidence: float = 0.95,
+) -> tuple[Interval | None, Judgement]:
+    """The geometric mean of B over A, each level (A's values, B's values) counting the same.
+
+    Levels that cannot be judged are left out; UNKNOWN when none remains.
+    """
+    shifts = [_shift(a, b, paired=paired) for a, b in levels]
+    return _verdict([shift for shift in shifts if shift is not None], higher_is_better, indifferent, confidence)
+
+
+def _shift(a_values: Sequence[float], b_values: Sequence[float], *, paired: bool) -> Shift | None:
+    if paired and len(a_values) != len(b_values):
+        raise ValueError(f"{len(a_values)} values of A and {len(b_values)} of B are not pairs")
+    if min(len(a_values), len(b_values)) < 2 or min(*a_values, *b_values) <= 0:
+        return None
+    if paired:
+        return Shift.of(paired_logs(zip(a_values, b_values, strict=True)))
+    return Shift.of(logs(b_values)) - Shift.of(logs(a_values))
+
+
+def _verdict(
+    shifts: Sequence[Shift], higher_is_better: bool, indifferent: float, confidence: float
+) -> tuple[Interval | None, Judgement]:
+    if not shifts:
+        return None, Judgement.UNKNOWN
+    ratio = mean_shift(shifts).as_ratio(confidence)
+    if ratio.contains(1.0) or abs(ratio.estimate - 1) <= indifferent:
+        return ratio, Judgement.SAME
+    return ratio, Judgement.BETTER if (ratio.estimate > 1) is higher_is_better else Judgement.WORSE

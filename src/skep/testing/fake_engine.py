@@ -14,8 +14,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from skep.testing.fake_control import Control
 from skep.testing.fake_options import Options, parse_options
+from skep.testing.fake_server import Control
 
 GRANDCHILD_LIFE_S = 120
 GRANDCHILD = "import select, sys; select.select([int(fd) for fd in sys.argv[2:]], [], [], float(sys.argv[1]))"

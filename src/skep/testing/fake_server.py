@@ -5,21 +5,217 @@ Answers go out through `fake_http`, generations run in `fake_jobs`; who runs and
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import json
 import os
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, TypeVar
 
 from skep.errors import UserError
 from skep.testing.fake_answers import Answer, Ask, answer, parse_ask
 from skep.testing.fake_faults import Fault, FaultKind, FaultPlan
 from skep.testing.fake_http import Connection, HttpRequest
-from skep.testing.fake_jobs import Job, Work
-from skep.testing.fake_options import Options
+from skep.testing.fake_options import DecodeClock, Options, Speed
 from skep.testing.fake_quality import Decision, Mind, halved, thinking
-from skep.testing.fake_slots import Entry, SlotTable
-from skep.testing.fake_streams import AnswerHead
+from skep.testing.fake_streams import AnswerHead, StreamEncoder, StreamForm, whole_answer
+
+J = TypeVar("J")
+
+
+class Entry(Enum):
+    RUNS = "runs"
+    WAITS = "waits"
+    TURNED_AWAY = "turned away"
+
+
+class SlotTable(Generic[J]):
+    """A job is in one slot, or in the queue, or unknown here. A slot is free only when nobody waits."""
+
+    def __init__(self, slots: int, max_waiting: int | None = None) -> None:
+        self._slots: list[J | None] = [None] * slots
+        self._queue: deque[J] = deque()
+        self._max_waiting = max_waiting
+        self.running = 0
+        self.max_running = 0
+        self.max_inside = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def slots(self) -> tuple[J | None, ...]:
+        return tuple(self._slots)
+
+    def enter(self, job: J) -> Entry:
+        if None in self._slots:
+            self._slots[self._slots.index(None)] = job
+            self.running += 1
+            entry = Entry.RUNS
+        elif self._max_waiting is not None and self.waiting >= self._max_waiting:
+            return Entry.TURNED_AWAY
+        else:
+            self._queue.append(job)
+            entry = Entry.WAITS
+        self.max_running = max(self.max_running, self.running)
+        self.max_inside = max(self.max_inside, self.running + self.waiting)
+        return entry
+
+    def leave(self, job: J) -> J | None:
+        """The job that may start now in its place. Leaving twice changes nothing."""
+        if job in self._queue:
+            self._queue.remove(job)
+        elif job in self._slots:
+            place = self._slots.index(job)
+            self._slots[place] = heir = self._queue.popleft() if self._queue else None
+            self.running -= heir is None
+            return heir
+        return None
+
+    def __repr__(self) -> str:
+        return f"<SlotTable {self.running}/{len(self._slots)} running, {self.waiting} waiting>"
+
+
+TIMER_STEP_S = 0.0005  # event loops fire timers to the millisecond: what is due within half of one is due
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a job has to say, and how."""
+
+    ask: Ask
+    answer: Answer
+    head: AnswerHead
+    form: StreamForm
+    fault: Fault | None
+    timings: bool
+
+
+class Job:
+    """`left` is called once, when the slot is free again or the place in the queue is given up."""
+
+    def __init__(
+        self, work: Work, speed: Speed, connection: Connection, *, deaf_s: float, left: Callable[[Job], None]
+    ) -> None:
+        self._work = work
+        self._speed = speed
+        self._connection = connection
+        self._deaf_s = deaf_s
+        self._left = left
+        self._table: SlotTable[Job] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stream: StreamEncoder | None = None
+        self._opened = False  # the answer's head is out
+        self._started_s = self._first_s = self._last_s = 0.0
+        self.produced = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._work.ask.prompt_tokens
+
+    def start(self, table: SlotTable[Job]) -> None:
+        """A slot is ours: prefill begins."""
+        self._table = table
+        self._started_s = time.monotonic()
+        if self._work.fault is not None and self._work.fault.kind is FaultKind.HANG_FIRST:
+            return
+        ask = self._work.ask
+        self._clock = DecodeClock(self._speed, self._started_s, ask.prompt_tokens)
+        if ask.stream:
+            total = len(self._work.answer.tokens)
+            self._stream = StreamEncoder(self._work.form, self._work.head, total=total, include_usage=ask.include_usage)
+            if opening := self._stream.opening():
+                self._connection.begin_stream()
+                self._send(opening)
+                self._opened = True
+        self._wait()
+
+    def hang_up(self) -> None:
+        """The client has gone. A deaf engine does not hear it at once."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._table is not None and self._deaf_s:
+            asyncio.get_running_loop().call_later(self._deaf_s, self._left, self)
+        else:
+            self._left(self)
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_at(self._clock.deadline_s, self._tick)
+
+    def _tick(self) -> None:
+        """Send what is due, then wait for the next deadline."""
+        assert self._table is not None
+        while True:
+            if self._stream is not None and not self._opened:
+                self._connection.begin_stream()
+                self._opened = True
+            if self._struck():
+                return
+            self._produce()
+            if self.produced == len(self._work.answer.tokens):
+                self._finish()
+                return
+            due_s = self._clock.advance(self._last_s, busy=self._table.running, waiting=self._table.waiting)
+            if due_s > self._last_s + TIMER_STEP_S:
+                break
+        self._wait()
+
+    def _produce(self) -> None:
+        self._last_s = time.monotonic()
+        if self.produced == 0:
+            self._first_s = self._last_s
+        if self._stream is not None:
+            self._send(self._stream.token(self._work.answer.tokens[self.produced]))
+        self.produced += 1
+
+    def _struck(self) -> bool:
+        fault = self._work.fault
+        if fault is None or not fault.kind.is_mid or self.produced < fault.after_tokens:
+            return False
+        if fault.kind is FaultKind.CRASH:
+            os._exit(fault.exit_code)
+        if fault.kind is FaultKind.CLOSE_MID:
+            self._connection.close(reset=fault.reset)
+            self._left(self)
+        return True
+
+    def _finish(self) -> None:
+        timings = self._timings() if self._work.timings else None
+        finish = self._work.answer.finish_reason
+        self._left(self)
+        if self._stream is None:
+            work = self._work
+            body = whole_answer(work.head, work.form, work.answer.tokens, finish, timings)
+            self._connection.send(200, body)
+        else:
+            self._send(self._stream.ending(finish, timings))
+            self._connection.end_stream()
+
+    def _send(self, writes: list[bytes]) -> None:
+        for data in writes:
+            self._connection.chunk(data)
+
+    def _timings(self) -> dict[str, Any]:
+        """As llama.cpp reports them, from the moments at which tokens really left."""
+        prompt_ms = (self._first_s - self._started_s) * 1000
+        decode_ms = (self._last_s - self._first_s) * 1000
+        timings = {
+            "cache_n": 0,
+            "prompt_n": self._work.ask.prompt_tokens,
+            "prompt_ms": prompt_ms,
+            "prompt_per_second": self._work.ask.prompt_tokens / max(prompt_ms, 0.001) * 1000,
+            "predicted_n": self.produced,
+            "predicted_ms": decode_ms,
+        }
+        if self.produced > 1 and decode_ms > 0:
+            timings["predicted_per_token_ms"] = decode_ms / (self.produced - 1)
+            timings["predicted_per_second"] = (self.produced - 1) / decode_ms * 1000
+        return timings
+
 
 Route = Callable[[HttpRequest, Connection], None]
 GENERATIONS = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat
@@ -261,3 +457,130 @@ def _send_error(
     error: dict[str, Any] = {"message": message, "type": kind, "param": None, "code": code or status}
     headers = {} if retry_after_s is None else {"retry-after": str(retry_after_s)}
     connection.send_json(status, {"error": error}, headers)
+
+
+COUNTERS = frozenset({"requests", "hangups", "connections_total", "max_running", "max_inside"})
+
+
+class Control:
+    """One fake engine's server, its listeners and those who wait for a state of it."""
+
+    def __init__(self, options: Options, grandchildren: tuple[int, ...] = ()) -> None:
+        self._options = options
+        self._grandchildren = grandchildren
+        self._listener: asyncio.Server | None = None
+        self._opening: asyncio.Future[None] | None = None
+        self._port = options.port
+        self._waiters: list[tuple[Mapping[str, Any], Connection]] = []
+        self.server = FakeServer(options, control=self.handle, changed=self._changed)
+
+    async def open(self) -> dict[str, str]:
+        """Listen; the addresses under the names of the report line."""
+        await self._listen()
+        host = self._options.host
+        report = {"url": f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"}
+        if self._options.control_port is not None:
+            loop = asyncio.get_running_loop()
+            own = await loop.create_server(lambda: Connection(self), "127.0.0.1", self._options.control_port)
+            report["control"] = f"http://127.0.0.1:{own.sockets[0].getsockname()[1]}"
+            self._own_listener = own
+        for fault in self._options.faults:
+            self._apply(fault)
+        return report
+
+    # As the control port's handler: its connections are not counted.
+
+    def opened(self, connection: Connection) -> None:
+        pass
+
+    def closed(self, connection: Connection) -> None:
+        self._waiters = [waiter for waiter in self._waiters if waiter[1] is not connection]
+
+    def handle(self, request: HttpRequest, connection: Connection) -> None:
+        try:
+            self._route(request, connection)
+        except (UserError, ValueError, TypeError) as error:
+            connection.send_json(400, {"error": {"message": str(error)}})
+
+    def _route(self, request: HttpRequest, connection: Connection) -> None:
+        match request.method, request.path:
+            case "GET", "/fake/state":
+                connection.send_json(200, self.state())
+            case "POST", "/fake/fault":
+                self._apply(Fault.from_json(json.loads(request.body)))
+                self._when_listening(lambda: connection.send_json(200, {}))
+            case "POST", "/fake/wait":
+                self._waiters.append((json.loads(request.body), connection))
+                self._changed()
+            case _:
+                connection.send_json(404, {"error": {"message": f"no route {request.path}"}})
+
+    def state(self) -> dict[str, Any]:
+        server = self.server
+        last = server.last_request
+        return {
+            "requests": server.requests,
+            "running": server.table.running,
+            "waiting": server.table.waiting,
+            "max_running": server.table.max_running,
+            "max_inside": server.table.max_inside,
+            "hangups": server.hangups,
+            "connections_open": len(server.connections),
+            "connections_total": server.connections_total,
+            "output_tokens": server.output_tokens,
+            "grandchildren": list(self._grandchildren),
+            "last_path": last.path if last else None,
+            "last_headers": dict(last.headers) if last else None,
+            "last_body_sha256": hashlib.sha256(last.body).hexdigest() if last else None,
+        }
+
+    def _changed(self) -> None:
+        if not self._waiters:
+            return
+        state = self.state()
+        met = [waiter for waiter in self._waiters if is_met(waiter[0], state)]
+        self._waiters = [waiter for waiter in self._waiters if waiter not in met]
+        for _, connection in met:
+            connection.send_json(200, state)
+
+    def _apply(self, fault: Fault) -> None:
+        loop = asyncio.get_running_loop()
+        if fault.kind is FaultKind.REFUSE:
+            self._refuse()
+            if fault.for_s is not None:
+                loop.call_later(fault.for_s, self._listen_again)
+        elif fault.kind is FaultKind.NONE:
+            self.server.faults.clear()
+            self._listen_again()
+        else:
+            self.server.faults.add(fault)
+
+    def _refuse(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _listen_again(self) -> None:
+        if self._listener is None and self._opening is None:
+            self._opening = asyncio.ensure_future(self._listen())
+
+    def _when_listening(self, then: Callable[[], None]) -> None:
+        """At once, unless the listener is just being opened again."""
+        if self._opening is None:
+            then()
+        else:
+            self._opening.add_done_callback(lambda _: then())
+
+    async def _listen(self) -> None:
+        def connect() -> Connection:
+            return Connection(self.server, idle_close_s=self._options.idle_close_s)
+
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(connect, self._options.host, self._port, backlog=1024)
+        self._opening = None
+        self._port = self._listener.sockets[0].getsockname()[1]
+
+
+def is_met(wanted: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    """Counters only grow: reached is enough. Everything else must be equal."""
+    return all(state[name] >= value if name in COUNTERS else state[name] == value for name, value in wanted.items())

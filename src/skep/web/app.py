@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,12 +15,13 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skep.errors import SkepError
+from skep.listening import Listening
 from skep.web import auth, compare, history, notes, now, plan, runs, tuning
-from skep.web.answers import problem, wants_json
 from skep.web.assets import answer_static
-from skep.web.guard import Guard, as_error
+from skep.web.context import Site
 from skep.web.live import Live
-from skep.web.site import Site
+from skep.web.middleware import Guard, as_error
+from skep.web.responses import problem, wants_json
 
 log = logging.getLogger("skep.web")
 WARM_S = 1.0  # a store or a hive that takes longer is waited for by nobody
@@ -69,11 +70,11 @@ def _page_routes(site: Site, live: Live) -> list[BaseRoute]:
 
 def _plain_routes(site: Site) -> list[BaseRoute]:
     def metrics(_request: Request) -> Response:
-        from skep.monitor import exposition
+        from skep.monitor import prometheus
 
         with site.series() as series:
-            body = b"" if series is None else exposition.text(series, site.clock())
-        return Response(body, headers={"content-type": exposition.CONTENT_TYPE})
+            body = b"" if series is None else prometheus.text(series, site.clock())
+        return Response(body, headers={"content-type": prometheus.CONTENT_TYPE})
 
     def healthy(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -94,3 +95,17 @@ def _draw_one() -> None:
     point = {"x": 0, "y": 0}
     encoding = {axis: {"field": axis, "type": "quantitative"} for axis in point}
     picture({"data": {"values": [point]}, "mark": "point", "encoding": encoding}, "warm-up")
+
+
+DEFAULT_PORT = 8401
+GRACE_S = 3
+
+
+def serve(site: Site, *, host: str, port: int, on_ready: Callable[[str], None] = lambda _url: None) -> None:
+    """Until Ctrl-C or SIGTERM. `on_ready` hears the URL once it answers. A port in use is a GatewayError."""
+    app = make_app(site)
+    guarded, end_streams = site.public or site.guarded, app.state.live.close
+    with Listening(
+        app, host=host, port=port, guarded=guarded, grace_s=GRACE_S, on_ready=on_ready, on_end=end_streams
+    ) as listening:
+        listening.run()

@@ -3,21 +3,394 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from skep.report.markup import Markup, join, tag, text
+from skep.bench.compare import Side, compare
+from skep.bench.loaded import JUDGED, TIMED, check_drawn_together, load_run
+from skep.errors import UserError
+from skep.monitor.compare import Row, TargetComparison, compare_targets
+from skep.monitor.history import History, history_of
+from skep.quality.drawing import bare_rows, without_texts
+from skep.records import Comparison, Judgement, Run
+from skep.report import theme
+from skep.report.comparison import comparison_table
+from skep.report.figures import UNKNOWN, moment, number, percent
+from skep.report.markup import Markup, banner, join, section, table, tag, text, trusted
+from skep.report.series_chart import Picture, legend, series_picture
+from skep.report.ticks import when, zone_name
+from skep.series import Heat, SeriesKey, Shape
+from skep.stats.rolling import WindowStats
 from skep.store.database import Store
 from skep.store.series import SeriesStore
-from skep.web import compare_runs, compare_targets
-from skep.web.answers import csv_answer, json_answer
-from skep.web.history_data import all_targets, known_target
-from skep.web.history_query import Asked, read_query
-from skep.web.history_stream import PLACE, streamed
-from skep.web.layout import downloads, page
-from skep.web.site import Site
+from skep.web.context import Site
+from skep.web.history_data import all_targets, chosen_key, first_moment, known_target, simulated_share, with_steps
+from skep.web.history_parts import simulated_words, track_of, value_text, window_links
+from skep.web.history_query import Asked, in_order, in_words, key_of, read_query, series_of
+from skep.web.layout import PLACE, downloads, page, streamed, void
+from skep.web.pictures import Pictures, body_of
+from skep.web.responses import csv_answer, json_answer
+
+MOST_RUNS = 8
+CSV_COLUMNS = ("concurrency", "metric", "a", "b", "ratio", "ratio_low", "ratio_high", "judgement", "why")
+
+
+def runs_named(names: str) -> list[str]:
+    """Of `runs=A,B`. Raises UserError where there are too few or too many to stand beside each other."""
+    ids = list(dict.fromkeys(one.strip() for one in names.split(",") if one.strip()))
+    if not 2 <= len(ids) <= MOST_RUNS:
+        raise UserError(f"`runs={names}` names {len(ids)}", hint=f"two to {MOST_RUNS}, as in runs=A,B")
+    return ids
+
+
+def found_runs(store: Store | None, ids: Sequence[str]) -> list[Run]:
+    if store is None:
+        raise UserError(f"there is no run `{ids[0]}`", hint="nothing was measured yet; `skep bench` does")
+    runs = [store.run(name) for name in ids]
+    check_drawn_together(runs)
+    return runs
+
+
+def comparisons_of(store: Store, runs: Sequence[Run]) -> list[Comparison]:
+    """Of the second against the first; empty where their levels are not of one kind, or there are more than two."""
+    if len(runs) != 2 or any(run.kind in JUDGED for run in runs):
+        return []
+    a, b = runs
+    if a.kind != b.kind and {a.kind, b.kind} & {*TIMED}:
+        return []
+    if a.kind == "open" and a.config.get("rates") != b.config.get("rates"):
+        return []
+    sides = [Side(summary, rows) for _, summary, rows in (load_run(store, run.id) for run in runs)]
+    return compare(*sides)
+
+
+def runs_parts(site: Site, store: Store, runs: Sequence[Run]) -> Iterator[Markup]:
+    """The figures first: drawing the pictures for the first time takes a second."""
+    yield _names(site, runs)
+    found = comparisons_of(store, runs)
+    if found:
+        yield section("judgement", "B against A", comparison_table(found))
+    yield body_of(Pictures(site).comparison(store, runs))
+
+
+def runs_document(site: Site, store: Store, runs: Sequence[Run]) -> dict[str, Any]:
+    shown = [without_texts(run) if site.public else run for run in runs]
+    levels = {
+        run.id: load_run(store, run.id, as_read=bare_rows if site.public else None)[1].levels
+        for run in runs
+        if run.kind not in JUDGED
+    }
+    return {
+        "runs": [
+            {
+                "id": run.id,
+                "kind": run.kind,
+                "model": site.label(run.model),
+                "created_at": run.created_at,
+                "simulated": run.simulated,
+                "config": run.config,
+                "levels": levels.get(run.id, ()),
+            }
+            for run in shown
+        ],
+        "comparisons": [{**asdict(one), "judgement": one.judgement.value} for one in comparisons_of(store, runs)],
+    }
+
+
+def runs_rows(store: Store, runs: Sequence[Run]) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    for one in comparisons_of(store, runs):
+        ratio = one.ratio
+        known = (None, None, None) if ratio is None else (ratio.estimate, ratio.low, ratio.high)
+        rows.append((one.concurrency, one.metric, one.a, one.b, *known, one.judgement.value, one.why))
+    return rows
+
+
+def _names(site: Site, runs: Sequence[Run]) -> Markup:
+    links = [
+        tag(
+            "li",
+            tag("b", text(f"{chr(ord('A') + place)} ")),
+            tag("a", text(f"{site.label(run.model)}, {moment(run.created_at)}"), href=f"/runs/{run.id}"),
+        )
+        for place, run in enumerate(runs)
+    ]
+    return tag("ul", *links, class_="told")
+
+
+TARGET_CSV_COLUMNS = (
+    "a", "b", "heat", "shape", "concurrency", "metric", "unit", "median_a", "median_b", "ratio", "ratio_low",
+    "ratio_high", "judgement", "low_a", "high_a", "low_b", "high_b", "cv_a", "cv_b", "count_a", "count_b",
+)  # fmt: skip
+_TARGET_STYLES = {Judgement.BETTER: "left up", Judgement.WORSE: "left bad"}
+_STRIP = 150  # pixels of the picture of two ranges
+Stepped = tuple[History, tuple[float, ...]]  # with the moments at which its band begins anew
+
+
+def pick(asked: Asked, known: Sequence[str], series: Sequence[SeriesKey]) -> Markup:
+    """Boxes for targets, the series, and links for the window."""
+    boxes = [
+        tag(
+            "label",
+            void("input", type="checkbox", name="target", value=name, checked="" if name in asked.targets else None),
+            text(name),
+            class_="check",
+        )
+        for name in known
+    ]
+    options = [
+        tag("option", text(in_words(key)), value=name, selected="" if name == asked.series else None)
+        for key in series
+        for name in [series_of(key)]
+    ]
+    chosen = tag("label", text("Series "), tag("select", join(options), name="series")) if options else None
+    kept = void("input", type="hidden", name="window", value=asked.window) if asked.window else None
+    form = tag("form", *boxes, chosen, kept, tag("button", text("Compare")), method="get", class_="pick")
+    return tag("div", form, window_links("/compare", asked), class_="panel picker")
+
+
+def kinds(store: Store, asked: Asked) -> list[SeriesKey]:
+    """Series that every picked target has, as those of the first; where they share none, all of the first."""
+    series = SeriesStore(store)
+    first = asked.targets[0]
+    own = [series_of(key) for key in in_order(series.keys(first), [])]
+    others = [{series_of(key) for key in series.keys(name)} for name in asked.targets[1:]]
+    shared = [name for name in own if all(name in other for other in others if other)]
+    return [key_of(first, name) for name in shared or own]
+
+
+def parts(site: Site, store: Store, asked: Asked) -> Iterator[Markup]:
+    """The pictures first; the figures of each pair as they are worked out."""
+    since, histories = _histories(store, asked, _chosen(store, asked))
+    shares = {name: simulated_share(store, name, since, asked.until) for name in asked.targets}
+    if (said := simulated_words(shares)) is not None:
+        yield banner("simulated", "Simulated", said)
+    if histories:
+        yield _figure(asked, since, histories, "hot")
+    cold = _cold(store, histories)
+    if cold:
+        yield _figure(asked, since, _histories(store, asked, cold)[1], "cold")
+    for place, pair in enumerate(pairs(site, store, asked, since)):
+        yield _pair(pair, place)
+    if len(asked.targets) < 2:
+        yield tag("p", text("Pick a second target to compare it with."), class_="below")
+
+
+def pairs(site: Site, store: Store, asked: Asked, since: float) -> Iterator[TargetComparison]:
+    """Every other target against the first."""
+    series = SeriesStore(store)
+    first, *others = asked.targets
+    for other in others:
+        found = compare_targets(series, first, other, since, asked.until)
+        models = [None if model is None else site.label(model) for model in (found.model_a, found.model_b)]
+        yield replace(found, model_a=models[0], model_b=models[1])
+
+
+def document(site: Site, store: Store, asked: Asked) -> dict[str, Any]:
+    since, histories = _histories(store, asked, _chosen(store, asked))
+    return {
+        "since": since,
+        "until": asked.until,
+        "targets": [
+            {
+                "series": str(one.key),
+                "unit": one.key.metric.unit,
+                "points": [[point.at, point.value, point.busy] for point in one.points],
+                "spans": one.spans,
+                "band": one.band,
+            }
+            for one, _ in histories
+        ],
+        "pairs": [_pair_document(pair) for pair in pairs(site, store, asked, since)] if asked.targets else [],
+    }
+
+
+def _pair_document(pair: TargetComparison) -> dict[str, Any]:
+    rows_told = [
+        {
+            "heat": row.heat.value,
+            "shape": row.shape.value,
+            "concurrency": row.concurrency,
+            "metric": row.metric.value,
+            "unit": row.metric.unit,
+            "a": row.versus.a,
+            "b": row.versus.b,
+            "ratio": row.versus.ratio,
+            "judgement": row.versus.judgement.value,
+            "sentence": row.sentence,
+        }
+        for row in pair.rows
+    ]
+    sides = {"a": pair.a, "b": pair.b, "model_a": pair.model_a, "model_b": pair.model_b}
+    return {**sides, "same_model": pair.same_model, "rows": rows_told}
+
+
+def target_rows(site: Site, store: Store, asked: Asked) -> Iterator[tuple[Any, ...]]:
+    since = _since(store, asked, _chosen(store, asked))
+    for pair in pairs(site, store, asked, since) if asked.targets else ():
+        for row in pair.rows:
+            found = row.versus
+            ratio = found.ratio
+            known = (None, None, None) if ratio is None else (ratio.estimate, ratio.low, ratio.high)
+            sides = [found.a, found.b]
+            yield (
+                pair.a, pair.b, row.heat.value, row.shape.value, row.concurrency, row.metric.value, row.metric.unit,
+                *(side and side.median for side in sides), *known, found.judgement.value,
+                *(edge for side in sides for edge in ((None, None) if side is None else (side.low, side.high))),
+                *(side and side.cv for side in sides), *(side and side.count for side in sides),
+            )  # fmt: skip
+
+
+def _chosen(store: Store, asked: Asked) -> list[SeriesKey]:
+    """The same series of each where all have it, else the one that stands for each."""
+    series = SeriesStore(store)
+    name = asked.series
+    if name is None:
+        usual = [chosen_key(series, target, None)[0] for target in asked.targets]
+        shared = {series_of(key) for key in kinds(store, asked)}
+        name = next((series_of(key) for key in usual if key is not None and series_of(key) in shared), None)
+        name = name or next((one for one in _speeds(shared)), None)
+    found = (chosen_key(series, target, name)[0] for target in asked.targets)
+    return [key for key in found if key is not None]
+
+
+def _speeds(names: set[str]) -> list[str]:
+    return sorted(name for name in names if name.startswith("hot/short/c1/") and name.endswith("tok_s"))
+
+
+def _cold(store: Store, hot: Sequence[Stepped]) -> list[SeriesKey]:
+    """The cold series of the same figure, of those targets that have one."""
+    series = SeriesStore(store)
+    found = []
+    for one, _ in hot:
+        if one.key.heat is Heat.HOT:
+            cold = [key for key in series.keys(one.key.target) if key.heat is Heat.COLD]
+            same = [key for key in cold if key.metric is one.key.metric] or [
+                key for key in cold if key.metric.unit == one.key.metric.unit
+            ]
+            found += same[:1]
+    return found
+
+
+def _since(store: Store, asked: Asked, keys: Sequence[SeriesKey]) -> float:
+    if asked.since is not None:
+        return asked.since
+    series = SeriesStore(store)
+    return min((first_moment(series, key, asked.until) for key in keys), default=asked.until - 86_400)
+
+
+def _histories(store: Store, asked: Asked, keys: Sequence[SeriesKey]) -> tuple[float, list[Stepped]]:
+    since = _since(store, asked, keys)
+    series = SeriesStore(store)
+    return since, [with_steps(series, history_of(series, key, since, asked.until)) for key in keys]
+
+
+def _figure(asked: Asked, since: float, histories: Sequence[Stepped], name: str) -> Markup:
+    """Only what is told in the same unit stands on one axis."""
+    unit = histories[0][0].key.metric.unit
+    drawn_steps = [(one, steps) for one, steps in histories if one.key.metric.unit == unit]
+    alike = [one for one, _ in drawn_steps]
+    same = {series_of(one.key) for one in alike}
+    title = in_words(alike[0].key) if len(same) == 1 else f"{alike[0].key.heat} runs, {unit}"
+    drawn = Picture(
+        title=title,
+        words=f"{', '.join(one.key.target for one in alike)} on one axis.",
+        unit=unit,
+        since=since,
+        until=asked.until,
+        tracks=[
+            track_of(one, theme.SERIES[place % len(theme.SERIES)], _label(one, len(same)), steps)
+            for place, (one, steps) in enumerate(drawn_steps)
+        ],
+    )
+    caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
+    heading = tag("figcaption", tag("strong", text(title)), tag("span", text(caption)))
+    if drawn.empty:
+        return tag(
+            "figure", heading, tag("p", text("nothing was measured in this window"), class_="empty"), class_="wide"
+        )
+    return tag("figure", heading, series_picture(drawn, f"compare-{name}"), legend(drawn), class_="wide")
+
+
+def _label(history: History, kinds_drawn: int) -> str:
+    return history.key.target if kinds_drawn == 1 else f"{history.key.target} ({in_words(history.key)})"
+
+
+def _pair(pair: TargetComparison, place: int) -> Markup:
+    told_rows = [row for row in pair.rows if row.sentence is not None]
+    usual = [
+        words
+        for row, words in zip(told_rows, pair.sentences, strict=True)
+        if row.concurrency <= 1 and row.shape is not Shape.LONG
+    ]
+    told = tag("ul", *(tag("li", text(one)) for one in usual), class_="told") if usual else None
+    title = f"{pair.b} against {pair.a}"
+    if not pair.rows:
+        return section(f"pair{place}", title, tag("p", text("They have no figure in common yet."), class_="below"))
+    names = ("Kind of run", pair.a, pair.b, "Ratio, 95 %", "Ranges", "CV", f"{pair.b} is")  # fmt: skip
+    head = tag("tr", *(tag("th", text(name), scope="col") for name in names))
+    below = f"Ratio: median of {pair.b} over that of {pair.a}. CV: spread over mean, of {pair.a} and {pair.b}."
+    models = {pair.model_a, pair.model_b} - {None}
+    if pair.same_model is False:
+        below += f" They serve different models: {pair.model_a} and {pair.model_b}."
+    elif models:
+        below += f" Model: {', '.join(str(model) for model in models)}."
+    rows_drawn = [_pair_row(row, pair) for row in pair.rows]
+    drawn = tag("div", table(title, [head], rows_drawn), class_="pair")
+    return section(f"pair{place}", title, told, drawn, tag("p", text(below), class_="below"))
+
+
+def _pair_row(row: Row, pair: TargetComparison) -> Markup:
+    found, metric = row.versus, row.metric
+    ratio = found.ratio
+    interval = "" if ratio is None else f"{number(ratio.low, digits=2)} to {number(ratio.high, digits=2)}"
+    small = tag("small", text(interval))
+    ranges = " / ".join(_range(side, row) for side in (found.a, found.b))
+    kind = SeriesKey(pair.a, row.heat, row.shape, row.concurrency, metric)
+    return tag(
+        "tr",
+        tag("th", text(in_words(kind)), scope="row"),
+        *(tag("td", text(UNKNOWN if side is None else value_text(metric, side.median))) for side in (found.a, found.b)),
+        tag("td", tag("b", text(UNKNOWN if ratio is None else f"{number(ratio.estimate, digits=2)}×")), small),
+        tag("td", _ranges(found.a, found.b), tag("small", text(ranges))),
+        tag("td", text(" / ".join(_cv(side) for side in (found.a, found.b))), class_="soft"),
+        tag("td", text(found.judgement.value), class_=_TARGET_STYLES.get(found.judgement, "left soft")),
+    )  # fmt: skip
+
+
+def _range(side: WindowStats | None, row: Row) -> str:
+    return UNKNOWN if side is None else f"{value_text(row.metric, side.low)} to {value_text(row.metric, side.high)}"
+
+
+def _cv(side: WindowStats | None) -> str:
+    return UNKNOWN if side is None or side.cv is None else percent(100 * side.cv, digits=1)
+
+
+def _ranges(a: WindowStats | None, b: WindowStats | None) -> Markup:
+    """Both on one scale from zero: thin from lowest to highest, thick the middle half, a dot at the median."""
+    sides = [(a, theme.SERIES[0]), (b, theme.SERIES[1])]
+    most = max((side.high for side, _ in sides if side is not None), default=0.0)
+    if most <= 0:
+        return text(UNKNOWN)
+    parts = []
+    for place, (side, colour) in enumerate(sides):
+        if side is not None:
+            low, p25, middle, p75, high = (
+                2 + (_STRIP - 4) * max(one, 0.0) / most
+                for one in (side.low, side.p25, side.median, side.p75, side.high)
+            )
+            y = 5 + 9 * place
+            parts.append(
+                f'<path d="M{low:.1f} {y}H{high:.1f}" stroke="{colour}" stroke-width="1.4"/>'
+                f'<path d="M{p25:.1f} {y}H{max(p75, p25 + 1):.1f}" stroke="{colour}" stroke-width="5"/>'
+                f'<circle cx="{middle:.1f}" cy="{y}" r="3" fill="{theme.PAPER}" stroke="{colour}" stroke-width="1.5"/>'
+            )
+    return trusted(f'<svg class="range" viewBox="0 0 {_STRIP} 19" aria-hidden="true">{"".join(parts)}</svg>')
+
 
 _STYLES, _SCRIPTS = ("history.css",), ("history.js",)
 _LEAD = "Targets on one axis, warm and after a pause, and how many times as fast the one is as the other."
@@ -34,21 +407,21 @@ def routes(site: Site) -> list[BaseRoute]:
     def as_json(request: Request) -> Response:
         with site.store() as store:
             if names := request.query_params.get("runs"):
-                runs = compare_runs.found_runs(store, compare_runs.runs_named(names))
+                runs = found_runs(store, runs_named(names))
                 assert store is not None
-                return json_answer(compare_runs.runs_document(site, store, runs))
+                return json_answer(runs_document(site, store, runs))
             asked = _asked(store, read_query(request.query_params, site.clock()))
-            return json_answer(compare_targets.document(site, store, asked) if store else {"targets": [], "pairs": []})
+            return json_answer(document(site, store, asked) if store else {"targets": [], "pairs": []})
 
     def as_csv(request: Request) -> Response:
         with site.store() as store:
             if names := request.query_params.get("runs"):
-                runs = compare_runs.found_runs(store, compare_runs.runs_named(names))
+                runs = found_runs(store, runs_named(names))
                 assert store is not None
-                return csv_answer("compare", compare_runs.CSV_COLUMNS, compare_runs.runs_rows(store, runs))
+                return csv_answer("compare", CSV_COLUMNS, runs_rows(store, runs))
             asked = _asked(store, read_query(request.query_params, site.clock()))
-            rows = list(compare_targets.rows(site, store, asked)) if store else []
-        return csv_answer("compare", compare_targets.CSV_COLUMNS, rows)
+            rows = list(target_rows(site, store, asked)) if store else []
+        return csv_answer("compare", TARGET_CSV_COLUMNS, rows)
 
     return [
         Route("/compare", show),
@@ -75,7 +448,7 @@ def _targets_page(site: Site, store: Store | None, asked: Asked) -> Response:
     if store is None or not full.targets:
         return page(site, "compare", "Compare", _nothing_yet(), styles=_STYLES)
     known = all_targets(SeriesStore(store))
-    form = compare_targets.pick(full, known, compare_targets.kinds(store, full))
+    form = pick(full, known, kinds(store, full))
     body = join([form, PLACE, _about_runs(), downloads("compare", full.query())])
     *others, last = asked.targets or ("",)
     title = f"Compare {', '.join(others)} and {last}" if others else "Compare"
@@ -86,12 +459,12 @@ def _targets_page(site: Site, store: Store | None, asked: Asked) -> Response:
 def _parts(site: Site, asked: Asked) -> Iterator[Markup]:
     with site.store() as store:
         if store is not None:
-            yield from compare_targets.parts(site, store, asked)
+            yield from parts(site, store, asked)
 
 
 def _runs_page(site: Site, store: Store | None, names: str) -> Response:
-    ids = compare_runs.runs_named(names)
-    runs = compare_runs.found_runs(store, ids)
+    ids = runs_named(names)
+    runs = found_runs(store, ids)
     body = join([PLACE, downloads("compare", f"runs={','.join(ids)}")])
     return streamed(
         site, page(site, "compare", f"Compare {len(runs)} runs", body, styles=_STYLES), _run_parts(site, ids)
@@ -101,7 +474,7 @@ def _runs_page(site: Site, store: Store | None, names: str) -> Response:
 def _run_parts(site: Site, ids: Sequence[str]) -> Iterator[Markup]:
     with site.store() as store:
         if store is not None:
-            yield from compare_runs.runs_parts(site, store, compare_runs.found_runs(store, ids))
+            yield from runs_parts(site, store, found_runs(store, ids))
 
 
 def _about_runs() -> Markup:

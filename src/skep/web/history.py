@@ -7,19 +7,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, tzinfo
+from html import escape
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.report.markup import Markup, join, section, tag, text
-from skep.series import SeriesKey
+from skep.monitor.describe import of_stats
+from skep.monitor.history import History
+from skep.report import theme
+from skep.report.figures import printable
+from skep.report.markup import Markup, join, section, tag, text, trusted
+from skep.report.series_chart import Band, Frame, Shift, Track, band_path, frame_of, line_path, value_range
+from skep.report.ticks import tick_number, time_ticks, when
+from skep.series import DAY_S, Change, SeriesKey, Span, SpanKind
+from skep.stats.rolling import window_stats
 from skep.store.database import Store
 from skep.store.series import SeriesStore
-from skep.web.answers import csv_answer, json_answer
-from skep.web.history_cards import target_cards
-from skep.web.history_data import View, all_targets, begin, chosen_key, complete, gather, known_target
-from skep.web.history_documents import CSV_COLUMNS, csv_rows, view_document
+from skep.web.context import Site
+from skep.web.history_data import (
+    View,
+    all_targets,
+    begin,
+    chosen_key,
+    complete,
+    first_moment,
+    gather,
+    known_target,
+    simulated_share,
+    stepped,
+    steps_of,
+)
 from skep.web.history_parts import (
     alerts_table,
     changes_table,
@@ -29,14 +49,227 @@ from skep.web.history_parts import (
     idle_table,
     key_title,
     pick_form,
+    shift_of,
     simulated_banner,
     stats_table,
+    value_text,
 )
 from skep.web.history_query import Asked, in_words, read_query
-from skep.web.history_stream import PLACE, streamed
-from skep.web.layout import downloads, page
+from skep.web.layout import PLACE, downloads, page, streamed
 from skep.web.notes import note_form
-from skep.web.site import Site
+from skep.web.responses import csv_answer, json_answer
+
+SIZE = (320, 96)
+_MOST_DAYS = 5  # moments told beneath it
+
+
+def spark(
+    track: Track, since: float, until: float, words: str, *, shifts: Sequence[Shift] = (), zone: tzinfo | None = None
+) -> Markup:
+    """Lowest and highest tick at the side, first and last day beneath; the last value is a dot."""
+    edges = [edge for one in track.band for edge in one[1:]]
+    scale = value_range(edges, 2)
+    width, height = SIZE
+    frame = frame_of((since, until), SIZE, 8, scale, narrow=True)
+    parts = [
+        f'<svg class="trend" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(printable(words))}">',
+        *_ticks(frame, zone),
+    ]
+    if track.band:
+        parts.append(f'<path d="{band_path(track, frame)}" fill="{track.colour}" fill-opacity=".16"/>')
+        look = f'stroke="{track.colour}" stroke-width="2" stroke-linejoin="round" stroke-linecap="round"'
+        parts.append(f'<path d="{line_path(track, frame)}" fill="none" {look}/>')
+        at, middle = track.band[-1][:2]
+        parts.append(f'<circle cx="{frame.x(at):.1f}" cy="{frame.y(middle):.1f}" r="3.4" fill="{track.colour}"/>')
+    for shift in shifts:
+        if since <= shift.at <= until:
+            colour = theme.ROSE if shift.worse else theme.MOSS
+            line = f'M{frame.x(shift.at):.1f} {frame.top}V{frame.bottom}" stroke="{colour}" stroke-dasharray="3 3'
+            parts.append(f'<path d="{line}"><title>{escape(printable(shift.words))}</title></path>')
+    parts.append("</svg>")
+    return trusted("".join(parts))
+
+
+def _ticks(frame: Frame, zone: tzinfo | None) -> list[str]:
+    parts = []
+    for tick in frame.scale.ticks:
+        y = frame.y(tick)
+        parts.append(
+            f'<path d="M{frame.left} {y:.1f}H{frame.right}" stroke="{theme.GRID}"/>'
+            f'<text x="{frame.left - 5}" y="{y + 4:.1f}" font-size="11" text-anchor="end" fill="{theme.MUTED}">'
+            f"{tick_number(tick, frame.scale.ticks)}</text>"
+        )
+    parts.append(f'<path d="M{frame.left} {frame.bottom}H{frame.right}" stroke="{theme.STONE}"/>')
+    for one in time_ticks(frame.since, frame.until, _MOST_DAYS, zone):
+        half = 3.4 * len(one.label)
+        x = min(max(frame.x(one.at), half), frame.width - half)
+        look = f'font-size="11" text-anchor="middle" fill="{theme.MUTED}"'
+        parts.append(f'<text x="{x:.1f}" y="{frame.bottom + 16}" {look}>{escape(one.label)}</text>')
+    return parts
+
+
+_BY_DAYS_S = 45 * DAY_S  # of a longer window the days are drawn
+_SMOOTH = 24  # neighbours whose median is drawn
+
+
+def target_cards(store: Store, asked: Asked, targets: Sequence[str]) -> Iterator[Markup]:
+    series = SeriesStore(store)
+    open_now = {alert.target for alert in series.alerts(open_only=True)}
+    yield trusted('<div class="series-cards">')
+    for name in targets:
+        simulated = simulated_share(store, name, asked.since or 0.0, asked.until) > 0
+        yield _card(series, asked, name, alarmed=name in open_now, simulated=simulated)
+    yield trusted("</div>")
+
+
+def _card(series: SeriesStore, asked: Asked, target: str, *, alarmed: bool, simulated: bool) -> Markup:
+    key, _ = chosen_key(series, target, asked.series)
+    link = tag("a", text(target), href=f"/history?{asked.of(target).query()}")
+    flags = [tag("span", text("alert"), class_="flag rose")] if alarmed else []
+    if simulated:
+        flags.append(tag("span", text("simulated"), class_="flag sky"))
+    heading = tag("h2", link, *flags)
+    if key is None:
+        return tag("article", heading, tag("p", text("no figure yet"), class_="nothing"), class_="series-card")
+    since = first_moment(series, key, asked.until) if asked.since is None else asked.since
+    kind = SpanKind.DAY if asked.until - since > _BY_DAYS_S else SpanKind.HOUR
+    width_s = (_SMOOTH if kind is SpanKind.HOUR else 7) * kind.seconds
+    known = [span for span in series.spans(key, kind, since - width_s, asked.until) if span.count]
+    spans = [span for span in known if span.start >= since]
+    if not spans:
+        return tag("article", heading, tag("p", text("nothing in this window"), class_="nothing"), class_="series-card")
+    steps = steps_of(series, key, since - width_s, asked.until)
+    band = [row for row in _band(known, steps, width_s, kind.seconds / 2) if row[0] >= since]
+    shifts = [shift_of(one) for one in series.changes(target, since) if one.key == key and one.at < asked.until]
+    says = _words(key, spans, shifts[-1].words if shifts else None, asked.until - since)
+    at, middle = spans[-1].start, band[-1][1]
+    now = tag(
+        "p",
+        tag("b", text(value_text(key.metric, middle))),
+        text(f"{key.metric.unit} · " if value_text(key.metric, middle)[-1:].isdigit() else " · "),
+        tag("span", text(f"{in_words(key)}, {when(at)}")),
+        class_="stands",
+    )
+    picture = spark(Track(target, (), band, steps=steps), since, asked.until, says, shifts=shifts)
+    return tag("article", heading, now, picture, tag("p", text(says), class_="says"), class_="series-card")
+
+
+def _band(spans: Sequence[Span], steps: Sequence[float], width_s: float, half_s: float) -> list[Band]:
+    """The median of a day of hours or a week of days, with its quartiles; a point for every other pixel at most."""
+    rows = stepped([(span.start + half_s, span.median) for span in spans], steps, width_s)
+    return [*rows[: -1 : 1 + len(rows) // 160], rows[-1]]
+
+
+def _words(key: SeriesKey, spans: Sequence[Span], change: str | None, length_s: float) -> str:
+    if change is not None:
+        return change
+    stats = window_stats(span.median for span in spans)
+    return "" if stats is None else of_stats(stats, key.metric, length_s)
+
+
+CSV_COLUMNS = (
+    "target", "series", "kind", "at_utc", "at", "until", "value", "count", "low", "p10", "p90", "high", "busy", "text",
+)  # fmt: skip
+
+
+def view_document(view: View) -> dict[str, Any]:
+    history = view.history
+    return {
+        "target": view.target,
+        "series": None if view.key is None else str(view.key),
+        "all_series": [str(key) for key in view.keys],
+        "since": view.since,
+        "until": view.until,
+        "simulated": view.simulated > 0,
+        "simulated_share": view.simulated,
+        "history": None if history is None else history_document(history),
+        "cold": None if view.cold is None else history_document(view.cold),
+        "cold_by_idle_time": view.idle,
+        "failed": view.failed,
+        "missed": view.missed,
+        "host": [
+            {"name": line.name, "unit": line.unit, "points": [[point.at, point.value] for point in line.points]}
+            for line in view.host
+        ],
+        "throttled": view.throttled,
+        "alerts": view.alerts,
+    }
+
+
+def history_document(history: History) -> dict[str, Any]:
+    return {
+        "series": str(history.key),
+        "words": in_words(history.key),
+        "unit": history.key.metric.unit,
+        "sentences": history.sentences,
+        "points": [[point.at, point.value, point.busy] for point in history.points],
+        "spans": history.spans,
+        "band": history.band,
+        "stats": history.stats,
+        "coverage": history.coverage,
+        "changes": [change_document(change) for change in history.changes],
+        "events": history.events,
+    }
+
+
+def change_document(change: Change) -> dict[str, Any]:
+    return {
+        "series": str(change.key),
+        "at": change.at,
+        "between": change.between,
+        "before": change.before,
+        "after": change.after,
+        "ratio": change.ratio,
+        "ratio_low": change.ratio_low,
+        "ratio_high": change.ratio_high,
+        "worse": change.worse,
+        "because": change.because,
+    }
+
+
+def csv_rows(view: View) -> Iterator[tuple[Any, ...]]:
+    """One kind of row after the other; what a kind does not have is empty."""
+    for history in (view.history, view.cold):
+        if history is not None:
+            yield from _history_rows(view, history)
+    for at in view.failed:
+        yield _row(view.target, "", "failed", at)
+    for start, end in view.missed:
+        yield _row(view.target, "", "missed", start, until=end)
+    for line in view.host:
+        for point in line.points:
+            yield _row(view.target, f"{line.name} ({line.unit})", "host", point.at, value=point.value)
+    if view.history is not None:
+        for event in view.history.events:
+            yield _row(event.target or "", "", f"event: {event.kind.value}", event.at, text=event.text)
+    for alert in view.alerts:
+        yield _row(alert.target or "", "", f"alert: {alert.rule.value}", alert.opened_at,
+                   until=alert.closed_at, value=alert.value, text=alert.message)  # fmt: skip
+
+
+def _history_rows(view: View, history: History) -> Iterator[tuple[Any, ...]]:
+    series = str(history.key)
+    for point in history.points:
+        yield _row(view.target, series, "point", point.at, value=point.value, busy=int(point.busy))
+    for span in history.spans:
+        yield _row(view.target, series, "span", span.start, value=span.median, count=span.count, low=span.low,
+                   p10=span.p10, p90=span.p90, high=span.high, busy=span.busy)  # fmt: skip
+    for change in history.changes:
+        yield _row(view.target, series, "change", change.at, value=change.ratio, low=change.ratio_low,
+                   high=change.ratio_high, text=change.because)  # fmt: skip
+
+
+def _row(target: str, series: str, kind: str, at: float, **more: Any) -> tuple[Any, ...]:
+    told = {
+        "target": target,
+        "series": series,
+        "kind": kind,
+        "at_utc": datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        "at": at,
+        **more,
+    }
+    return tuple(told.get(column) for column in CSV_COLUMNS)
+
 
 _LEAD = (
     "Each target over time: its median, and the middle half of its values around it. Pick one for all there is of it."

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from skep.monitor.describe import of_change, span_of_time
 from skep.monitor.history import History
-from skep.monitor.sentences import of_change, span_of_time
 from skep.report import theme
 from skep.report.figures import UNKNOWN, milliseconds, number, percent
 from skep.report.markup import Markup, banner, join, table, tag, text
-from skep.report.series_chart import Band, Picture, Track, legend, series_picture
-from skep.report.series_marks import Flag, Shift, shift_label
+from skep.report.series_chart import Band, Flag, Picture, Shift, Track, legend, series_picture, shift_label
 from skep.report.ticks import when, zone_name
 from skep.series import Alert, Change, Event, Metric, SeriesKey
 from skep.web.history_data import HostLine, IdleRow, View

@@ -5,17 +5,20 @@ Nothing inline runs: scripts and style sheets are files of the package, and the 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from html import escape
 
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, StreamingResponse
 
 from skep import __version__
+from skep.errors import SkepError
 from skep.report import theme
 from skep.report.figures import printable
 from skep.report.markup import Markup, join, tag, text, trusted
 from skep.report.ticks import zone_name
 from skep.web.assets import asset
-from skep.web.site import Site
+from skep.web.context import Site
 
 # Name, address, title, the key that goes there after `g`.
 PAGES = (
@@ -129,3 +132,31 @@ def _help() -> Markup:
     close = tag("form", tag("button", text("Close")), method="dialog")
     return tag("dialog", tag("h2", text("Keys"), id="keys-title"), tag("dl", pairs), close, id="keys",
                aria_labelledby="keys-title")  # fmt: skip
+
+
+log = logging.getLogger("skep.web")
+PLACE = trusted("<!--parts-->")  # of the parts, in the body handed to `page`
+
+
+def streamed(site: Site, whole: HTMLResponse, parts: Iterator[Markup]) -> StreamingResponse:
+    """`whole` has PLACE in it once. What goes wrong once the page has begun is told on it, in place of the rest."""
+    before, _, after = bytes(whole.body).partition(PLACE.encode())
+
+    def pieces() -> Iterator[bytes]:
+        yield before
+        try:
+            for part in parts:
+                yield part.encode()
+        except SkepError as error:
+            told = "this cannot be shown right now" if site.public else error.message
+            yield _told(told)
+        except Exception as error:  # the border of the process: the reader gets a whole page, the log the reason
+            log.error("page.failed error=%r", error)
+            yield _told("the rest of this page could not be made")
+        yield after
+
+    return StreamingResponse(pieces(), status_code=whole.status_code, media_type="text/html; charset=utf-8")
+
+
+def _told(words: str) -> bytes:
+    return tag("p", text(words), class_="banner incomplete", role="alert").encode()

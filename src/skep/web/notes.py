@@ -15,9 +15,9 @@ from skep.report.markup import Markup, join, tag, text
 from skep.series import Event, EventKind
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
-from skep.web.forms import form_of, way_back
+from skep.web.context import Site
 from skep.web.layout import void
-from skep.web.site import Site
+from skep.web.responses import form_of, way_back
 
 LONGEST_NOTE = 200
 

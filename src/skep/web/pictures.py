@@ -19,8 +19,8 @@ from skep.quality.drawing import run_page, run_picture, runs_page, runs_picture,
 from skep.records import Run, RunState
 from skep.report.markup import Markup, join, tag, text, trusted
 from skep.store.database import Store
+from skep.web.context import Site
 from skep.web.layout import void
-from skep.web.site import Site
 
 MOST_COMPARED = 8
 _PRUNED_EVERY = 50  # looking through the folder takes longer than writing one file

@@ -14,8 +14,7 @@ from skep.errors import SkepError
 from skep.planner.rig_words import find_rig
 from skep.records import LevelSummary, Run, RunState
 from skep.store.database import Store
-from skep.web.runs_book import RunBook
-from skep.web.runs_words import engine_of, is_near, layout_of, machine_of
+from skep.web.run_cache import RunBook, engine_of, is_near, layout_of, machine_of
 
 Facts = Mapping[str, Any]
 MOST_DRAWN, MOST_TOLD = 3, 12

@@ -14,10 +14,9 @@ from skep.errors import UserError
 from skep.records import Run, RunState
 from skep.report.figures import UNKNOWN, milliseconds, moment, number, shortened
 from skep.report.markup import Markup, join, tag, text
+from skep.web.context import Site
 from skep.web.layout import void
-from skep.web.runs_book import Figures
-from skep.web.runs_words import engine_of, layout_of, machine_of
-from skep.web.site import Site
+from skep.web.run_cache import Figures, engine_of, layout_of, machine_of
 
 PAGE = 50
 _CHOICES = {"yes": "simulated only", "no": "measured only"}

@@ -5,7 +5,8 @@ Parameters are counted from the widths, as a configuration does not state them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,344 @@ from typing import Any
 from skep.catalog.devices import Origin
 from skep.catalog.geometry import Geometry
 from skep.errors import UserError
-from skep.weights.config_experts import Experts, experts_of
-from skep.weights.config_layers import Layers, block_pattern, layers_of
-from skep.weights.config_values import Settings, parsed
 from skep.weights.counting import counted
+
+_HINT = "take the config.json that lies beside the model's weights"
+_MAX_CHARACTERS = 4 << 20
+_SPOKEN = {type(None): "null", list: "a list", str: "a text", bool: "true or false"}
+_INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+
+
+def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if isinstance(text_or_mapping, Mapping):
+        return text_or_mapping
+    if len(text_or_mapping) > _MAX_CHARACTERS:
+        raise UserError(f"`{name}` has {len(text_or_mapping)} characters: that is no config.json", hint=_HINT)
+    try:
+        document = json.loads(text_or_mapping)
+    except (ValueError, RecursionError) as error:
+        what = error.msg + f" in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "damaged text"
+        raise UserError(f"`{name}` is not JSON: {what}", hint=_HINT) from None
+    if not isinstance(document, dict):
+        what = _SPOKEN.get(type(document), "a number")
+        raise UserError(f"`{name}` holds {what}, not an object of settings", hint=_HINT)
+    return document
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The text model's settings, and those around them: a key is looked for inside first. `null` is absent."""
+
+    name: str
+    inner: Mapping[str, Any]
+    outer: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], name: str) -> Settings:
+        inner = document
+        for _ in range(2):  # Qwen Omni: thinker_config.text_config
+            inner = next((inner[key] for key in _INNER if isinstance(inner.get(key), Mapping)), inner)
+        return cls(name, inner, document)
+
+    def get(self, *keys: str) -> Any:
+        """The first of these keys that has a value."""
+        for settings in (self.inner, self.outer):
+            for key in keys:
+                if settings.get(key) is not None:
+                    return settings[key]
+        return None
+
+    def whole(self, *keys: str, low: int = 1, high: int, default: int | None = None) -> int:
+        """A whole number within bounds. With no default, the first key must be there."""
+        found = next((key for key in keys if self.get(key) is not None), None)
+        if found is None:
+            if default is None:
+                raise UserError(f"`{self.name}` has no `{keys[0]}`", hint=_HINT)
+            return default
+        value = self.get(found)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.wrong(found, value, f"a whole number from {low} to {high}")
+        return value
+
+    def number(self, key: str, *, low: float, high: float) -> float | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise self.wrong(key, value, f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong(key, value, "true or false")
+        return value
+
+    def text(self, key: str) -> str:
+        value = self.get(key)
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            raise self.wrong(key, value, "a text")
+        return value
+
+    def list_of(self, key: str, length: int | None = None) -> Sequence[Any] | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or (length is not None and len(value) != length):
+            raise self.wrong(key, value, "a list" if length is None else f"a list of {length}, one for each layer")
+        return value
+
+    def table(self, key: str) -> Mapping[str, Any] | None:
+        value = self.get(key)
+        return value if isinstance(value, Mapping) else None
+
+    def wrong(self, key: str, value: Any, wanted: str) -> UserError:
+        shown = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a huge number"
+        shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
+        return UserError(f"`{self.name}`: `{key}` is {shown}, not {wanted}", hint=_HINT)
+
+
+_MAX_WINDOW = 1 << 40
+_PATTERN = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
+_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+_LINEAR = ("linear", "mamba", "recurrent", "kda", "gdn", "lightning")
+_SLIDING = ("sliding", "chunked", "local")
+_NOTHING = ("conv", "none", "mlp", "moe", "no_op", "noop")
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Counts by kind, and the widths of the linear ones."""
+
+    full: int
+    sliding: int = 0
+    window: int = 0
+    linear: int = 0
+    k_heads: int = 0
+    v_heads: int = 0
+    k_dim: int = 0
+    v_dim: int = 0
+    conv: int = 0
+
+
+def block_pattern(settings: Settings) -> str:
+    """Nemotron-H: a letter for each layer, which is either Mamba, attention, an MLP or experts. Empty for others."""
+    blocks = settings.list_of("layers_block_type")
+    if blocks is None or settings.text("hybrid_override_pattern"):
+        return settings.text("hybrid_override_pattern")
+    return "".join(_LETTERS.get(str(block), "?") for block in blocks)
+
+
+def layers_of(settings: Settings, layers: int) -> Layers:
+    window = settings.whole(
+        "sliding_window", "attention_chunk_size", "sliding_window_size", low=0, high=_MAX_WINDOW, default=0
+    )
+    full, sliding, linear = _counts(settings, layers, window)
+    if sliding and not window:
+        raise settings.wrong(
+            "sliding_window", settings.get("sliding_window"), "a window, which some of its layers need"
+        )
+    if not linear:
+        return Layers(full, sliding, window if sliding else 0)
+    k_heads, v_heads, k_dim, v_dim, conv = _linear_widths(settings)
+    return Layers(full, sliding, window if sliding else 0, linear, k_heads, v_heads, k_dim, v_dim, conv)
+
+
+def _counts(settings: Settings, layers: int, window: int) -> tuple[int, int, int]:
+    """How many layers are full, sliding, linear; the rest keeps nothing."""
+    if pattern := block_pattern(settings):
+        if len(pattern) != layers or set(pattern) - set("M*-E"):
+            raise settings.wrong("hybrid_override_pattern", pattern, f"{layers} letters of M * - E")
+        return pattern.count("*"), 0, pattern.count("M")
+    if (kinds := settings.list_of("layer_types")) is not None:
+        return _by_names(settings, [str(kind) for kind in kinds], layers, window)
+    if (ratios := settings.list_of("compress_ratios")) is not None and window:  # DeepSeek V4: one entry for r tokens
+        kept = sum(1 / ratio for ratio in ratios if type(ratio) is int and ratio > 0)
+        full = min(layers, max(1, round(kept / 2)))  # K and V are one
+        return full, layers - full, 0
+    if (types := settings.list_of("attn_type_list", layers)) is not None:  # MiniMax: 1 full, 0 linear
+        linear = sum(1 for kind in types if kind == 0)
+        return layers - linear, 0, linear
+    if (slides := settings.list_of("hybrid_layer_pattern", layers)) is not None:  # MiMo: 1 sliding, 0 full
+        sliding = sum(1 for kind in slides if kind == 1)
+        return layers - sliding, sliding, 0
+    if (blocks := settings.list_of("block_configs", layers)) is not None:
+        idle = sum(1 for block in blocks if _without_attention(block))
+        return layers - idle, 0, 0
+    if (linear_config := settings.table("linear_attn_config")) is not None:
+        kda = linear_config.get("kda_layers")
+        linear = len(kda) if isinstance(kda, list) and len(kda) <= layers else 0
+        return layers - linear, 0, linear
+    if settings.get("full_attention_interval") is not None:
+        full = layers // settings.whole("full_attention_interval", high=layers)
+        return full, 0, layers - full
+    return *_windows(settings, layers, window), 0
+
+
+def _by_names(settings: Settings, kinds: list[str], layers: int, window: int) -> tuple[int, int, int]:
+    if len(kinds) != layers:
+        raise settings.wrong("layer_types", kinds, f"a list of {layers}, one for each layer")
+    linear = sum(1 for kind in kinds if any(word in kind for word in _LINEAR))
+    sliding = sum(1 for kind in kinds if any(word in kind for word in _SLIDING))
+    nothing = sum(1 for kind in kinds if kind in _NOTHING)
+    if not window and not settings.flag("use_sliding_window", default=True):
+        sliding = 0
+    return layers - linear - sliding - nothing, sliding, linear
+
+
+def _windows(settings: Settings, layers: int, window: int) -> tuple[int, int]:
+    """Full and sliding layers of a model that states a window and perhaps a pattern."""
+    context = settings.whole("max_position_embeddings", high=_MAX_WINDOW, default=_MAX_WINDOW)
+    if not window or window >= context or not settings.flag("use_sliding_window", default=True):
+        return layers, 0
+    model_type = settings.text("model_type").casefold()
+    if model_type.startswith("llama4"):
+        full = layers // settings.whole("no_rope_layer_interval", high=layers, default=4)
+        return full, layers - full
+    default = _PATTERN.get(model_type, 0)
+    pattern = settings.whole("sliding_window_pattern", "_sliding_window_pattern", low=0, high=layers, default=default)
+    if pattern:
+        full = layers // pattern
+        return full, layers - full
+    above = settings.whole("max_window_layers", low=0, high=1 << 16, default=0)  # Qwen 2: layers from here on slide
+    full = min(above, layers)
+    return full, layers - full
+
+
+def _without_attention(block: object) -> bool:
+    attention = block.get("attention") if isinstance(block, Mapping) else None
+    return isinstance(attention, Mapping) and bool(attention.get("no_op") or attention.get("replace_with_linear"))
+
+
+def _linear_widths(settings: Settings) -> tuple[int, int, int, int, int]:
+    """Key heads, value heads, key width, value width, convolution. Mamba-2: groups and state stand for the keys."""
+    if settings.get("linear_num_value_heads") is not None:
+        return (
+            settings.whole("linear_num_key_heads", high=1 << 16),
+            settings.whole("linear_num_value_heads", high=1 << 16),
+            settings.whole("linear_key_head_dim", high=_MAX_WIDTH),
+            settings.whole("linear_value_head_dim", high=_MAX_WIDTH),
+            settings.whole("linear_conv_kernel_dim", low=0, high=1024, default=4),
+        )
+    if (kda := settings.table("linear_attn_config")) is not None:
+        inner = Settings(f"{settings.name}, linear_attn_config", kda, kda)
+        heads, width = inner.whole("num_heads", high=1 << 16), inner.whole("head_dim", high=_MAX_WIDTH)
+        return heads, heads, width, width, inner.whole("short_conv_kernel_size", low=0, high=1024, default=4)
+    if settings.get("attn_type_list") is not None:  # lightning attention: a state as wide as a head
+        heads = settings.whole("num_attention_heads", high=1 << 16)
+        width = settings.whole("head_dim", high=_MAX_WIDTH)
+        return heads, heads, width, width, 0
+    return (
+        settings.whole("n_groups", "mamba_n_groups", high=1 << 16, default=1),
+        settings.whole("mamba_num_heads", "mamba_n_heads", high=1 << 16),
+        settings.whole("ssm_state_size", "mamba_d_state", high=_MAX_WIDTH),
+        settings.whole("mamba_head_dim", "mamba_d_head", high=_MAX_WIDTH),
+        settings.whole("conv_kernel", "mamba_d_conv", low=0, high=1024, default=4),
+    )
+
+
+_MAX_EXPERTS = 1 << 16
+_COUNT = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_k")
+_SHARED = (
+    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
+    "share_expert_dim",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    dense_width: int
+    count: int = 0
+    per_token: int = 0
+    width: int = 0
+    layers: int = 0
+    shared_width: int = 0
+
+
+def experts_of(settings: Settings, layers: int) -> Experts:
+    count = settings.whole(*_COUNT, low=0, high=_MAX_EXPERTS, default=0)
+    pattern = block_pattern(settings)
+    gated = 1.0 if settings.text("mlp_hidden_act") != "relu2" else 2 / 3
+    if count < 2 or (pattern and "E" not in pattern):
+        dense = _width(settings) * gated
+        return Experts(round(dense * pattern.count("-") / layers) if pattern else round(dense))
+    with_experts = pattern.count("E") if pattern else _expert_layers(settings, layers)
+    if not with_experts:
+        return Experts(_dense_width(settings))
+    width = settings.whole("moe_intermediate_size", "moe_ffn_hidden_size", high=_MAX_WIDTH, default=0) or _width(
+        settings
+    )
+    per_token = settings.whole(*_PER_TOKEN, high=count)
+    latent = settings.whole("moe_latent_size", "routed_expert_hidden_size", low=0, high=_MAX_WIDTH, default=0)
+    narrow = latent / settings.whole("hidden_size", high=_MAX_WIDTH) if latent else 1.0
+    shared = _shared(settings, width)
+    dense = 0 if with_experts >= layers or pattern else _dense_width(settings)
+    return Experts(
+        dense, count, per_token, max(1, round(width * gated * narrow)), with_experts, round(shared * gated)
+    )  # fmt: skip
+
+
+def _width(settings: Settings) -> int:
+    """Some models have one width a layer: their mean."""
+    said = settings.get("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+    if isinstance(said, list) and said and all(type(width) is int and 0 < width <= _MAX_WIDTH for width in said):
+        return round(sum(said) / len(said))
+    if said is None and (blocks := settings.list_of("block_configs")):
+        return _mean_of_blocks(settings, blocks)
+    return settings.whole("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", high=_MAX_WIDTH)
+
+
+def _mean_of_blocks(settings: Settings, blocks: object) -> int:
+    """nemotron-nas: a multiple of the hidden size for each layer, two thirds of it rounded up to 256."""
+    hidden = settings.whole("hidden_size", high=_MAX_WIDTH)
+    widths = []
+    for block in blocks if isinstance(blocks, list) else ():
+        ffn = block.get("ffn") if isinstance(block, Mapping) else None
+        multiple = ffn.get("ffn_mult") if isinstance(ffn, Mapping) else None
+        if isinstance(multiple, int | float) and 0 < multiple < 64:
+            widths.append(-(-int(2 * multiple * hidden / 3) // 256) * 256)
+        else:
+            widths.append(0)
+    if not any(widths):
+        raise settings.wrong("block_configs", blocks, "a list with `ffn_mult` in its blocks")
+    return round(sum(widths) / len(widths))
+
+
+def _dense_width(settings: Settings) -> int:
+    """Of the layers without experts, where those have a width of their own."""
+    return settings.whole("intermediate_size_mlp", "dense_intermediate_size", high=_MAX_WIDTH, default=0) or _width(
+        settings
+    )
+
+
+def _shared(settings: Settings, width: int) -> int:
+    if settings.get("enable_moe_block"):  # Gemma 4: a dense MLP beside the experts
+        return _width(settings)
+    if settings.text("model_type").casefold().startswith("llama4"):
+        return width
+    said = settings.whole(*_SHARED, low=0, high=_MAX_WIDTH, default=0)
+    if said:
+        return said
+    return width * settings.whole("n_shared_experts", "num_shared_experts", low=0, high=1024, default=0)
+
+
+def _expert_layers(settings: Settings, layers: int) -> int:
+    if (kinds := settings.list_of("mlp_layer_types", layers)) is not None:
+        return sum(1 for kind in kinds if kind == "sparse")
+    if isinstance(settings.get("moe_layer_freq"), list):
+        return sum(1 for kind in settings.list_of("moe_layer_freq", layers) or () if kind)
+    dense = settings.whole("first_k_dense_replace", low=0, high=layers, default=0)
+    dense += len(settings.list_of("mlp_only_layers") or ())
+    step = settings.whole("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", high=layers, default=1)
+    return max(0, (layers - dense) // step)
+
 
 _MAX_WIDTH = 1 << 20
 _MAX_LAYERS = 1000

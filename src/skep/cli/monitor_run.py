@@ -1,0 +1,272 @@
+"""`skep monitor run` and `skep monitor probe`: the loop, and one probe by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from skep.cli.monitor_series import notes_in_words
+from skep.cli.monitor_words import (
+    NOTHING_YET,
+    ago,
+    ahead,
+    day_and_time,
+    loop_pid,
+    percent,
+    runs_with_up,
+    series_if_any,
+    series_to_read,
+    series_to_write,
+)
+from skep.cli.output import note, number, print_json, print_table
+from skep.errors import EndpointError, Regression, SkepError, UserError
+from skep.monitor.status import Reading, Standing, State, alert_document, standings
+from skep.places import user_paths
+from skep.series import Alert, Metric, Probe, ProbeOutcome, Sample
+
+ANOTHER_RUNS_S = 30.0  # between two looks whether the other loop is gone
+END_S = 5.0
+READY_LOOK_S = 0.5
+ASK_S = 5.0
+
+
+def run_loop(config: Path | None, *, once: bool, quiet: bool, parent_fd: int | None) -> None:
+    from skep.configfile import find_config, load_settings
+    from skep.places import user_paths
+    from skep.wiring import run_monitor
+
+    paths = user_paths(os.environ)
+    settings = load_settings(find_config(config, paths), paths, os.environ)
+    if parent_fd is not None:
+        if not _alone(parent_fd) or not when_ready(parent_fd, _phase):
+            return
+        _end_with(parent_fd)
+    with series_if_any() as series:
+        watched = series.targets() if series else []
+    say = _say(quiet=quiet)
+    if loop_pid() is None:  # another one is refused below, and has not begun
+        say(f"monitor.begins targets={len(watched)} pid={os.getpid()}")
+    if not watched and parent_fd is None:
+        note(f"no target is watched yet; {NOTHING_YET}, also while this runs")
+    run_monitor(settings.monitor, paths, say, env=os.environ, once=once)
+    say("monitor.ends")
+
+
+def _alone(parent_fd: int) -> bool:
+    """Wait while somebody else runs the loop: that is no failure. False: the parent has gone meanwhile."""
+    while loop_pid() is not None:
+        if select.select([parent_fd], [], [], ANOTHER_RUNS_S)[0]:
+            return False
+    return True
+
+
+def when_ready(parent_fd: int, phase: Callable[[], str | None]) -> bool:
+    """Wait until the hive beside it serves: models that are being loaded are not down. False: the parent has gone."""
+    while phase() == "starting":
+        if select.select([parent_fd], [], [], READY_LOOK_S)[0]:
+            return False
+    return True
+
+
+def _phase() -> str | None:
+    """Of the hive; None where it cannot be asked, which is no reason to wait."""
+    from skep.engines.control import ask, socket_of
+    from skep.places import user_paths
+
+    paths = user_paths(os.environ)
+    try:
+        return str(ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=ASK_S).get("phase"))
+    except SkepError:
+        return None
+
+
+def _end_with(parent_fd: int) -> None:
+    """The pipe ends when the process that holds its other end does, however that ends."""
+
+    def wait() -> None:
+        os.read(parent_fd, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(END_S)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _say(*, quiet: bool) -> Callable[[str], None]:
+    """A dated line each. Nobody reading on is no reason to end."""
+
+    def say(line: str) -> None:
+        if quiet and line.startswith("monitor.probed") and " outcome=done" in line:
+            return
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        with contextlib.suppress(OSError):
+            print(now, line, file=sys.stderr, flush=True)  # noqa: T201
+
+    return say
+
+
+def probe_now(name: str, *, as_json: bool) -> None:
+    """Raises EndpointError where it failed: what is wrong is one line."""
+    from skep.monitor.loop import probe_by_hand
+    from skep.monitor.probe_errors import BUSY
+    from skep.places import user_paths
+    from skep.wiring import probing_turns
+
+    with series_to_read() as series:
+        target = series.target(name)
+    turns = probing_turns(user_paths(os.environ))
+    if not as_json:
+        note(f"probing {target.url} ...")
+
+    def waits() -> None:
+        note("waiting for the probe under way on that machine ...")
+
+    with series_to_write() as series:
+        probe, samples = asyncio.run(probe_by_hand(series, target, os.environ, turns=turns, waits=waits))
+    if as_json:
+        print_json({"probe": probe_document(probe), "samples": [sample_document(sample) for sample in samples]})
+    else:
+        _show(probe, samples)
+    if probe.outcome is ProbeOutcome.FAILED:
+        hint = f"`skep monitor status` shows it; it counts as a failed probe of `{name}`"
+        if probe.error_kind == BUSY:
+            hint = "it is there and has no room now; that is no outage"
+        raise EndpointError(f"{name}: {probe.error or probe.error_kind}", hint=hint)
+
+
+def _show(probe: Probe, samples: list[Sample]) -> None:
+    columns = ("RUN", "TOK/S", "ENGINE", "EFFECTIVE", "TTFT MS", "TOKENS", "QUALITY", "NOTE")
+    rows = [
+        [
+            f"{sample.heat} {sample.shape} c{sample.concurrency}",
+            number(sample.tok_s), number(sample.engine_tok_s), number(sample.effective_tok_s), number(sample.ttft_ms),
+            number(sample.output_tokens, 0), number(sample.quality, 2), sample.error or "",
+        ]
+        for sample in samples
+    ]  # fmt: skip
+    if rows:
+        print_table(columns, rows, right=columns[1:-1])
+    told = ", ".join(f"{what} {version}" for what, version in sorted(probe.versions.items()))
+    note(f"{probe.model or 'no model known'}; {told}")
+    if probe.busy:
+        note(f"others were there ({probe.running or 0} running, {probe.waiting or 0} waiting): this is no regression")
+    if probe.simulated:
+        note("simulated")
+
+
+def probe_document(probe: Probe) -> dict[str, Any]:
+    document = asdict(probe)
+    kept = {name: document[name] for name in document if name not in ("era", "slot", "slots", "due_at", "id")}
+    return {**kept, "outcome": str(probe.outcome), "busy": probe.busy}
+
+
+def sample_document(sample: Sample) -> dict[str, Any]:
+    document = asdict(sample)
+    kept = {name: document[name] for name in document if name not in ("id", "probe_id")}
+    return {**kept, "heat": str(sample.heat), "shape": str(sample.shape)}
+
+
+def show_status(*, as_json: bool) -> None:
+    now = time.time()
+    with series_if_any() as series:
+        found = standings(series, now) if series else []
+        alerts = series.alerts(open_only=True) if series else []
+        notes = notes_in_words(series, now) if series else []
+    pid = loop_pid()
+    if as_json:
+        loop = {"running": pid is not None, "pid": pid}
+        targets = [standing.document() for standing in found]
+        print_json(
+            {
+                "at": now,
+                "loop": loop,
+                "targets": targets,
+                "alerts": [alert_document(one) for one in alerts],
+                "notes": notes,
+            }
+        )
+        return
+    if not found:
+        note(f"no target is watched; {NOTHING_YET}")
+        return
+    columns = ("TARGET", "STATE", "NOW", "7 D MEDIAN", "CHANGE", "TTFT", "PROBED", "NEXT", "COVERED", "ALERTS")
+    right = ("NOW", "7 D MEDIAN", "CHANGE", "TTFT", "COVERED", "ALERTS")
+    print_table(columns, [_cells(standing, now, running=pid is not None) for standing in found], right=right)
+    _say_why(found, alerts)
+    for line in notes:
+        note(line)
+    if pid is None:
+        also = ", and `skep up` does" if runs_with_up() else ""
+        note(f"the loop is not running: `skep monitor run` starts it{also}")
+
+
+def _cells(standing: Standing, now: float, *, running: bool) -> list[str]:
+    speed = next((one for one in standing.readings if one.key.metric.unit == "tok/s"), None)
+    ttft = next((one for one in standing.readings if one.key.metric is Metric.TTFT_MS), None)
+    covered = standing.covered
+    return [
+        standing.target.name,
+        str(standing.state),
+        _latest(speed, "tok/s"),
+        "–" if speed is None or speed.week is None else number(speed.week.median),
+        percent(None if speed is None else speed.ratio),
+        _latest(ttft, "ms"),
+        "never" if standing.last is None else ago(now - standing.last.ended_at),
+        ahead(standing.due_at - now) if running else "–",
+        "–" if covered is None else f"{100 * covered:.0f} %",
+        str(len(standing.alerts)),
+    ]
+
+
+def _latest(reading: Reading | None, unit: str) -> str:
+    known = reading is not None and reading.latest is not None
+    return f"{number(reading.latest.value)} {unit}" if known else "–"  # type: ignore[union-attr]
+
+
+def _say_why(found: list[Standing], alerts: list[Alert]) -> None:
+    for standing in found:
+        last = standing.last
+        if last is not None and last.outcome is ProbeOutcome.FAILED and standing.state is not State.SILENT:
+            note(f"{standing.target.name}: {last.error or last.error_kind or 'the last probe failed'}")
+        elif standing.state is State.BUSY:
+            note(f"{standing.target.name}: others were there during the last probe; its figures are no regression")
+        elif standing.state is State.SILENT and last is not None:
+            note(f"{standing.target.name}: not probed since {day_and_time(last.ended_at)}")
+    for alert in alerts:
+        note(f"alert: {alert.message} (since {day_and_time(alert.opened_at)})")
+
+
+def check_now(config: Path | None, *, as_json: bool) -> None:
+    """Raises Regression, exit code 4, while something is wrong."""
+    from skep.configfile import find_config, load_settings
+    from skep.monitor.alerts import check_document
+
+    paths = user_paths(os.environ)
+    settings = load_settings(find_config(config, paths), paths, os.environ)
+    with series_to_read() as series:
+        if not series.targets():  # cron may run as somebody else: nothing watched is not the same as all well
+            raise UserError("nothing is watched here", hint=NOTHING_YET)
+        document: dict[str, Any] = check_document(
+            series, settings.monitor, time.time(), paths.store, running=loop_pid() is not None
+        )
+    wrong = document["wrong"]
+    if as_json:
+        print_json(document)
+    else:
+        for one in wrong:
+            print(one["message"])  # noqa: T201
+        if not wrong:
+            note("nothing is wrong")
+    if wrong:
+        raise Regression(f"{len(wrong)} thing{'s are' if len(wrong) > 1 else ' is'} wrong", hint=None)

@@ -1,0 +1,336 @@
+"""Tools that look: capacity, status, plans, benchmarks. Nothing is changed by them.
+
+Planner and benchmarks are loaded when they are asked for: clients wait for a server to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from skep.engines.control import NotRunning
+from skep.errors import EndpointError, SkepError, UserError
+from skep.mcp_server.context import Place
+from skep.mcp_server.format import short_standing
+from skep.mcp_server.schemas import (
+    Benchmark,
+    Benchmarks,
+    Capacity,
+    Layout,
+    Level,
+    ModelCapacity,
+    Planned,
+    Status,
+)
+from skep.records import LevelSummary, Run, RunState
+from skep.store.database import Store
+from skep.swarm.locks import as_it_stands
+from skep.tasks import RunState as SwarmState
+from skep.wire.client import Pool, WireFailure
+from skep.wire.fetch import fetch
+from skep.wire.heads import parse_url
+
+if TYPE_CHECKING:
+    from skep.bench.planning import Answer
+
+
+ANSWER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    id: str
+    slots: int | None = None  # None: it does not say
+    replicas: int | None = None
+    engine: str | None = None
+    simulated: bool | None = None
+    state: str | None = None
+
+
+async def ask_models(url: str, key: str | None) -> tuple[Served, ...]:
+    """Raises EndpointError where it does not answer as an OpenAI-compatible server does."""
+    origin, path = parse_url(url)
+    target = f"{path if path.endswith('/v1') else f'{path}/v1'}/models"
+    pool = Pool(origin, connect_timeout_s=ANSWER_S)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = await fetch(pool, "GET", target, headers=headers, timeout_s=ANSWER_S)
+    except WireFailure as failure:
+        hint = f"is something serving at {url}? `skep up -d` on the shell starts one"
+        raise EndpointError(str(failure), hint=hint) from None
+    finally:
+        await pool.close()
+    if answer.status in (401, 403):
+        hint = "set SKEP_API_KEY, or --key-env, where `skep mcp` is started"
+        raise EndpointError(f"{url} wants another API key (HTTP {answer.status})", hint=hint)
+    document = answer.json()
+    data = document.get("data") if isinstance(document, dict) else None
+    if answer.status != 200 or not isinstance(data, list):
+        hint = "--url is the base URL of an OpenAI-compatible server"
+        raise EndpointError(f"{url} gave no list of models (HTTP {answer.status})", hint=hint)
+    return tuple(_served(entry) for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str))
+
+
+def _served(entry: dict[str, Any]) -> Served:
+    told = entry.get("skep")
+    if not isinstance(told, dict):
+        return Served(entry["id"])
+    return Served(
+        entry["id"],
+        slots=told.get("slots"),
+        replicas=told.get("replicas"),
+        engine=told.get("engine"),
+        simulated=told.get("simulated"),
+        state=told.get("state"),
+    )
+
+
+LOOKED_AT = 30  # stored runs, newest first, for one of a model
+MOST_LAYOUTS = 5
+NEWEST_SWARMS = 20
+_PREDICTED = {
+    "tok_s": "effective_tok_s",
+    "low": "low",
+    "high": "high",
+    "task_tok_s": "task_tok_s",
+    "ttft_ms": "ttft_ms",
+}
+KEPT = ("name", "kind", "state", "slots", "busy", "queued", "model", "restarts", "simulated", "why")
+
+
+class LookTools:
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    async def capacity(self) -> Capacity:
+        """What the local endpoint can take: its models, how many tasks each runs at once (slots), how many run and
+        wait now, and the measured speed by number of agents where it was benchmarked. Ask before deciding whether and
+        how finely to split work."""
+        place = self._place
+        url = await asyncio.to_thread(place.endpoint_url)
+        served = await ask_models(url, place.key(url))
+        told = await asyncio.to_thread(self._status)
+        figures = _figures(told) if told is not None and str(told["url"]) == url else {}
+
+        def described() -> tuple[ModelCapacity, ...]:
+            return tuple(self._described(one, figures.get(one.id, {})) for one in served)
+
+        return Capacity(url=url, models=await asyncio.to_thread(described), suggested=_suggested(served))
+
+    def status(self) -> Status:
+        """What runs on this machine: the hive's replicas with their states, slots and load, as `skep ps` shows them,
+        and the swarm runs under way. Says how to start it where nothing runs."""
+        swarms = self._swarms()
+        told = self._status()
+        if told is None:
+            hint = "start it with `skep up -d` on the shell"
+            elsewhere = self._place.named_url()
+            where = f"no hive runs here; tasks go to {elsewhere}" if elsewhere else hint
+            return Status(running=False, next=where, runs=swarms)
+        gateway = told.get("gateway") or {}
+        rows = tuple({key: row[key] for key in KEPT if row.get(key) not in (None, "")} for row in told["rows"])
+        return Status(
+            running=True,
+            next="capacity says how many tasks it takes at once; swarm_dispatch sends them",
+            url=told["url"],
+            phase=told["phase"],
+            queued=gateway.get("queued"),
+            in_flight=gateway.get("in_flight"),
+            rows=rows,
+            runs=swarms,
+        )
+
+    def plan_model(
+        self,
+        model: Annotated[
+            str, Field(description="Name such as qwen3-30b-a3b; over stdio also the path of a GGUF file.")
+        ],
+        gpu: Annotated[
+            str | None, Field(description='Cards such as "2x rtx-3090"; left out: the cards of this machine.')
+        ] = None,
+        agents: Annotated[int, Field(ge=1, le=4096, description="How many tasks at once.")] = 4,
+        input_tokens: Annotated[int, Field(ge=1, description="Of a task's prompt.")] = 1024,
+        output_tokens: Annotated[int, Field(ge=1, description="Of a task's answer.")] = 512,
+        quant: Annotated[str | None, Field(description="Pin the weights' format: awq, fp8, bf16, q4_k_m.")] = None,
+        context: Annotated[int | None, Field(ge=64, description="Pin the tokens of the longest sequence.")] = None,
+    ) -> Planned:
+        """Whether a model fits on given GPUs, in which layout, and how fast it would be with so many agents: the
+        planner's best layouts with predicted tok/s and the command that starts each. Predictions, not measurements."""
+        from skep.bench.planning import Flags, answer, nothing_fits
+
+        flags = Flags(
+            model, (gpu,) if gpu else (), agents=agents, input_tokens=input_tokens, output_tokens=output_tokens,
+            quant=quant, context=context,
+        )  # fmt: skip
+        found = answer(flags, self._place.paths.store, files=self._place.files)
+        if (error := nothing_fits(found)) is not None:
+            raise error
+        ranked = found.ranked
+        return Planned(
+            model=found.model.geometry.id,
+            agents=agents,
+            layouts=tuple(_layout(found, place) for place in range(min(MOST_LAYOUTS, len(ranked)))),
+            more=max(0, len(ranked) - MOST_LAYOUTS),
+            notes=found.notes,
+        )
+
+    def benchmarks(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> Benchmarks:
+        """The newest stored benchmark runs of this machine, those of a tuning left out: id, model, best measured speed.
+        `benchmark` has one in full."""
+        runs: tuple[Benchmark, ...] = ()
+        if self._place.paths.store.exists():
+            with self._place.reading() as store:
+                runs = tuple(_benchmark(store, run, best=True) for run in islice(_own(store), limit))
+        return Benchmarks(
+            runs=runs,
+            next="benchmark(run) has all levels of one" if runs else "`skep bench sweep` on the shell makes one",
+        )
+
+    def benchmark(
+        self, run: Annotated[str, Field(description="Id of a benchmark run, its beginning, or `last`.")]
+    ) -> Benchmark:
+        """One benchmark run: effective tok/s, time to first token and failures by number of agents, knee, cliff and
+        speedup over one agent."""
+        with self._place.reading() as store:
+            return _benchmark(store, store.run(run), best=False)
+
+    def _status(self) -> dict[str, Any] | None:
+        try:
+            return self._place.hive_status()
+        except NotRunning:
+            return None
+
+    def _swarms(self) -> tuple[Any, ...]:
+        if not self._place.paths.store.exists():
+            return ()
+        with self._place.runs() as runs:
+            found = runs.runs(NEWEST_SWARMS)
+        standing = (as_it_stands(self._place.paths, run) for run in found)
+        return tuple(short_standing(run) for run in standing if run.state is SwarmState.RUNNING)
+
+    def _described(self, served: Served, figures: dict[str, Any]) -> ModelCapacity:
+        levels, run_id = self._measured(served)
+        return ModelCapacity(
+            model=served.id,
+            slots=served.slots,
+            replicas=served.replicas,
+            busy=figures.get("busy"),
+            queued=figures.get("queued"),
+            engine=served.engine,
+            simulated=served.simulated,
+            state=served.state,
+            measured=levels or None,
+            measured_run=run_id,
+        )
+
+    def _measured(self, served: Served) -> tuple[tuple[Level, ...], str | None]:
+        """Of the newest finished run of that model whose levels are numbers of agents, simulated as it is itself."""
+        if not self._place.paths.store.exists():
+            return (), None
+        from skep.bench.loaded import JUDGED, TIMED
+
+        with self._place.reading() as store:
+            for run in islice(_own(store), LOOKED_AT):
+                fits = run.model == served.id and run.state is RunState.DONE and run.kind not in (*TIMED, *JUDGED)
+                if fits and run.simulated == bool(served.simulated):
+                    levels = _levels(store, run)
+                    if levels:
+                        return levels, run.id
+        return (), None
+
+
+def _figures(status: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = (status.get("gateway") or {}).get("models", {})
+    return found
+
+
+def _suggested(served: tuple[Served, ...]) -> str:
+    slots = [one.slots for one in served if one.slots is not None]
+    if not slots:
+        return "dispatch as many tasks as there are: the pace is found by trying"
+    return f"{max(slots)} tasks run at once; dispatch as many as there are in one call, the rest wait their turn"
+
+
+def _own(store: Store) -> Iterator[Run]:
+    """Newest first, without what tunings tried: those are many, and of configurations that nobody serves."""
+    from skep.bench.loaded import OF_A_TUNING
+
+    return (run for run in store.runs() if run.kind not in OF_A_TUNING)
+
+
+def _levels(store: Store, run: Run) -> tuple[Level, ...]:
+    from skep.bench.loaded import load_run
+
+    try:
+        return tuple(level for one in load_run(store, run.id)[1].levels if (level := _level(one)) is not None)
+    except SkepError:
+        return ()  # nothing was measured
+
+
+def _level(level: LevelSummary) -> Level | None:
+    if level.effective_tok_s is None:
+        return None
+    ttft = round(level.ttft_ms.p50, 1) if level.ttft_ms is not None else None
+    return Level(agents=level.concurrency, tok_s=round(level.effective_tok_s, 1), ttft_ms=ttft, failed=level.failed)
+
+
+def _layout(found: Answer, place: int) -> Layout:
+    from skep.bench.plan_document import plan_document
+
+    choice, plan = found.ranked[place]
+    told = plan_document(found, choice, plan)
+    at: dict[str, Any] = next((one for one in told["predicted"] if one["concurrency"] == found.goal.agents), {})
+    return Layout(
+        **{key: told[key] for key in ("rig", "engine", "topology", "quant", "kv_dtype", "slots", "context")},
+        launch=tuple(told["launch"]) if place == 0 else (),
+        why=tuple(told["why"]) if place == 0 else (),
+        **{name: round(at[key], 1) for name, key in _PREDICTED.items() if key in at},
+    )
+
+
+def _benchmark(store: Store, run: Run, *, best: bool) -> Benchmark:
+    """`best`: with its fastest level alone."""
+    from skep.bench.loaded import JUDGED, TIMED, TUNE_QUALITY, load_run
+
+    figures: dict[str, Any] = {}
+    failed = sum(not row.ok for row in store.requests(run.id))
+    if run.kind in JUDGED:
+        figures["conclusion"] = f"answers were judged: `skep report {run.id} -o report.html` shows the verdicts"
+    elif run.kind == TUNE_QUALITY:
+        figures["conclusion"] = "answers were judged for a tuning: no measure of speed"
+    else:
+        try:
+            _, summary, _ = load_run(store, run.id)
+        except SkepError as error:
+            if not isinstance(error, UserError):
+                raise
+        else:
+            levels = tuple(level for one in summary.levels if (level := _level(one)) is not None)
+            if best and levels:
+                levels = (max(levels, key=lambda level: level.tok_s),)
+            figures["levels"] = levels
+            figures["speedup"] = round(summary.speedup, 2) if summary.speedup is not None else None
+            if summary.turning is not None:
+                figures["knee"], figures["cliff"] = summary.turning.knee, summary.turning.cliff
+            if run.kind in TIMED:
+                figures["conclusion"] = f"levels are no numbers of agents: it is a run of the kind {run.kind}"
+    engine = run.engine.get("engine")
+    return Benchmark(
+        run=run.id,
+        kind=run.kind,
+        state=run.state.value,
+        when=datetime.fromtimestamp(run.created_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        model=run.model,
+        requests=run.requests,
+        failed=failed,
+        simulated=run.simulated,
+        engine=engine if isinstance(engine, str) else None,
+        error=run.error,
+        **figures,
+    )

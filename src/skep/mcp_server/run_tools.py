@@ -1,0 +1,306 @@
+"""Tools about runs of the swarm: dispatch, wait, fetch, cancel, resume, retry, list.
+
+A run belongs to a process of its own and to the journal; this server only writes it down, starts the process, and
+looks. So a client may go away at any moment and ask again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from mcp.server.mcpserver import Context
+from pydantic import Field
+
+from skep.bench.endpoint import Endpoint, find_endpoint
+from skep.errors import EndpointError, UserError
+from skep.mcp_server.context import Place
+from skep.mcp_server.format import ENDED, page_of, short_standing, standing_of, whole_of
+from skep.mcp_server.run_process import Launcher
+from skep.mcp_server.schemas import Dispatched, Listed, Page, Standing, Whole
+from skep.store.database import Store, open_store
+from skep.store.swarm import SwarmStore
+from skep.swarm.intake.reading import read_tasks, tasks_of
+from skep.swarm.journal import create_run
+from skep.swarm.locks import as_it_stands
+from skep.swarm.orders import Order, order_from_json
+from skep.tasks import Ending, RunState, Task
+
+LONGEST_WAIT_S = 44.0  # with its answer a call stays below 45 s; clients give up on longer ones
+LOOK_S, TELL_S = 0.25, 1.0
+FIND_S = 5.0
+CANCEL_S = 5.0
+MOST_ROWS, MOST_CHARS = 20, 2000
+MOST_WRITERS = 50  # newest runs, any of which may be writing the file that another one wants
+
+Run = Annotated[str, Field(description="Id of the run, the beginning of it, or `last`.")]
+Model = Annotated[str | None, Field(description="Which model; needed only where several are served (see capacity).")]
+Agents = Annotated[
+    int | None, Field(ge=1, description="At most so many tasks at once. Leave it out: the pace follows the endpoint.")
+]
+System = Annotated[str | None, Field(description="System message for every task that has none.")]
+Schema = Annotated[
+    dict[str, Any] | None, Field(description="JSON Schema that every answer must meet (unless its task has one).")
+]
+MaxTokens = Annotated[int | None, Field(ge=1, description="Longest answer, in tokens.")]
+Name = Annotated[str, Field(description="A word to find the run by in swarm_list.", max_length=200)]
+
+
+class RunTools:
+    def __init__(self, place: Place, launcher: Launcher, *, longest_wait_s: float = LONGEST_WAIT_S) -> None:
+        self._place = place
+        self._launcher = launcher
+        self._longest_wait_s = longest_wait_s
+
+    async def swarm_dispatch(
+        self,
+        tasks: Annotated[
+            list[dict[str, Any] | str],
+            Field(
+                description="Each a prompt, or an object {id?, prompt | messages, system?, schema?, max_tokens?, "
+                "temperature?, checker?}. With `template`: objects (or strings) whose fields fill it in.",
+                min_length=1,
+            ),
+        ],
+        template: Annotated[
+            str | None,
+            Field(description="A prompt for all: `Summarise in one line: {text}`; `{item}` where tasks are strings."),
+        ] = None,
+        system: System = None,
+        schema: Schema = None,
+        max_tokens: MaxTokens = None,
+        model: Model = None,
+        agents: Agents = None,
+        name: Name = "",
+    ) -> Dispatched:
+        """Send many independent tasks to the local model at once, in the background; returns a run id immediately.
+        Use it whenever there are several pieces of work that do not depend on each other. Every task must be
+        self-contained: the model sees nothing but its own prompt. Tasks are retried, checked against their schema and
+        journalled, so none is lost. Bad tasks are refused before anything runs. Then call swarm_wait in a loop."""
+
+        def read() -> list[Task]:
+            documents = tasks if template is None else [_fields(task) for task in tasks]
+            return tasks_of(documents, template=template, system=system, schema=schema, max_tokens=max_tokens)
+
+        return await self._dispatch(await asyncio.to_thread(read), model, Order(agents=agents), name)
+
+    async def swarm_dispatch_file(
+        self,
+        path: Annotated[str, Field(description="Absolute path: .jsonl (a task a line), .csv or plain text lines.")],
+        output: Annotated[
+            str | None, Field(description="Absolute path of the results file: a JSON line a task, as they end.")
+        ] = None,
+        template: Annotated[
+            str | None, Field(description="Prompt with {column} of a CSV, or {line} of a text file.")
+        ] = None,
+        system: System = None,
+        schema: Schema = None,
+        max_tokens: MaxTokens = None,
+        model: Model = None,
+        agents: Agents = None,
+        name: Name = "",
+    ) -> Dispatched:
+        """As swarm_dispatch, with the tasks in a file on this machine. Prefer it for more than about 20 tasks or for
+        long inputs: write the file with a script, and neither tasks nor results pass through the conversation. With
+        `output`, the results are written there as JSON lines with the tasks' ids."""
+        order = Order(agents=agents, output=_absolute("output", output) if output is not None else None)
+
+        def read() -> list[Task]:
+            found = Path(_absolute("path", path))
+            if order.output is not None:
+                self._check_free(Path(order.output))
+            return read_tasks(found, template=template, system=system, schema=schema, max_tokens=max_tokens)
+
+        return await self._dispatch(await asyncio.to_thread(read), model, order, name or Path(path).name)
+
+    async def swarm_wait(
+        self,
+        run: Run,
+        ctx: Context[Any, Any],
+        seconds: Annotated[float, Field(description="How long at most; 45 is the longest.")] = 40.0,
+    ) -> Standing:
+        """Wait until a run has ended or the time is up, whichever is first, and say how it stands: counts, estimated
+        time left, speed, the newest failures. Never longer than 45 s a call: while the state is `running`, call it
+        again."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + min(max(0.0, seconds), self._longest_wait_s)
+        told, tell_at = 0.0, loop.time()
+        while True:
+            standing = await asyncio.to_thread(self._standing, run)
+            now = loop.time()
+            if standing.state in ENDED or now >= ends:
+                return await asyncio.to_thread(self._standing, run, whole=True)
+            if now >= tell_at:
+                told, tell_at = max(round(told + 0.001, 3), standing.done + standing.failed), now + TELL_S
+                await ctx.report_progress(told, standing.total, _progress_words(standing))
+            await asyncio.sleep(min(LOOK_S, max(0.0, ends - now)))
+
+    def swarm_results(
+        self,
+        run: Run,
+        page: Annotated[int, Field(ge=1)] = 1,
+        page_size: Annotated[int, Field(description="At most 20.")] = 10,
+        only: Annotated[Literal["all", "done", "failed"], Field(description="Which results.")] = "all",
+        chars_per_answer: Annotated[int, Field(description="Longer answers are cut; at most 2000.")] = 600,
+    ) -> Page:
+        """A page of a run's results, in the order of its tasks: id, ok, answer (or `value`, for a task with a schema),
+        error. `cut` says how long the whole answer is where it was shortened; swarm_result fetches it. Works while
+        the run is still going."""
+        size, most = min(max(1, page_size), MOST_ROWS), min(max(1, chars_per_answer), MOST_CHARS)
+        ending = None if only == "all" else Ending(only)
+        with self._place.runs() as runs:
+            found = runs.run(run)
+            counts = found.counts
+            matching = {None: counts.done + counts.failed, Ending.DONE: counts.done, Ending.FAILED: counts.failed}
+            results = runs.results(found.id, offset=(page - 1) * size, limit=size, ending=ending)
+        return page_of(found, results, page=page, size=size, matching=matching[ending], most=most)
+
+    def swarm_result(
+        self,
+        run: Run,
+        task: Annotated[str, Field(description="Id of the task.")],
+        from_char: Annotated[int, Field(ge=0, description="Go on from there, where an answer is very long.")] = 0,
+    ) -> Whole:
+        """One task's whole result: the full answer, tries, tokens, seconds, and the error where it was set aside."""
+        with self._place.runs() as runs:
+            found = runs.run(run)
+            known = runs.task(found.id, task)
+            result = runs.result(found.id, known.id)
+        if result is None:
+            raise UserError(f"task `{known.id}` of run `{found.id}` has no result yet", hint="swarm_wait waits for it")
+        return whole_of(found.id, result, from_char)
+
+    async def swarm_cancel(self, run: Run) -> Standing:
+        """Stop a run. What is done is kept and can be fetched; swarm_resume goes on with the rest."""
+
+        def cancel() -> str:
+            with self._writing() as store:
+                runs = SwarmStore(store)
+                found = runs.run(run)
+                if found.state is not RunState.DONE:
+                    runs.set_cancelled(found.id, self._place.clock())
+                return found.id
+
+        run_id = await asyncio.to_thread(cancel)
+        ends = asyncio.get_running_loop().time() + CANCEL_S
+        while True:
+            standing = await asyncio.to_thread(self._standing, run_id)
+            if standing.state in ENDED or asyncio.get_running_loop().time() >= ends:
+                return await asyncio.to_thread(self._standing, run_id, whole=True)
+            await asyncio.sleep(LOOK_S)
+
+    def swarm_resume(self, run: Run) -> Standing:
+        """Go on with a run that was cancelled or whose process died: only what has no result yet is done. Tasks that
+        failed keep their error: swarm_retry is for those."""
+        standing = self._standing(run)
+        if standing.state in ("stopped", "cancelled"):
+            with self._place.runs() as runs:
+                newest = runs.newest_cancel(standing.run)
+            self._launcher.start(standing.run, newest)
+        return self._standing(standing.run, whole=True)
+
+    async def swarm_retry(self, run: Run, agents: Agents = None) -> Dispatched:
+        """Dispatch the failed tasks of a run again, as a new run with the same task ids. For failures that may pass
+        (an endpoint that was down, a timeout); where the prompt or the schema was the reason, change it and use
+        swarm_dispatch."""
+
+        def failed() -> tuple[str, str | None, Mapping[str, Any], list[Task]]:
+            with self._place.runs() as runs:
+                found = runs.run(run)
+                if found.kind != "map":
+                    hint = "swarm_resume goes on with it where it is not finished"
+                    raise UserError(f"run `{found.id}` was planned as a whole: its tasks mean nothing alone", hint=hint)
+                ids = {result.task for result in runs.results(found.id, ending=Ending.FAILED)}
+                again = [task for task in runs.tasks(found.id) if task.id in ids]
+                return found.id, found.model, found.config, again
+
+        run_id, model, config, tasks = await asyncio.to_thread(failed)
+        if not tasks:
+            raise UserError(f"no task of run `{run_id}` has failed", hint="swarm_wait shows how it stands")
+        before = order_from_json(config)
+        order = replace(before, agents=agents or before.agents, output=None, ask=None)
+        return await self._dispatch(tasks, model, order, f"retry of {run_id}")
+
+    def swarm_list(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> Listed:
+        """The newest runs, also those of other clients and of the command line: id, name, state, counts."""
+        if not self._place.paths.store.exists():
+            return Listed(runs=())
+        with self._place.runs() as runs:
+            found = runs.runs(limit)
+        return Listed(runs=tuple(short_standing(as_it_stands(self._place.paths, run)) for run in found))
+
+    async def _dispatch(self, tasks: list[Task], model: str | None, order: Order, name: str) -> Dispatched:
+        """The endpoint is asked first: what could not be done now is not taken."""
+        place = self._place
+        url = await asyncio.to_thread(place.endpoint_url)
+        endpoint = await self._find(url, model or place.model)
+        told = replace(order, key_env=place.key_env)
+
+        def begin() -> str:
+            with self._writing() as store:
+                run_id = create_run(store, tasks, told, url=url, model=endpoint.model, kind="map", name=name)
+            self._launcher.start(run_id, 0)
+            return run_id
+
+        run_id = await asyncio.to_thread(begin)
+        slots = endpoint.engine.get("slots")
+        counts = [count for count in (slots, order.agents, len(tasks)) if isinstance(count, int)]
+        return Dispatched(
+            run=run_id,
+            tasks=len(tasks),
+            model=endpoint.model,
+            simulated=endpoint.simulated,
+            at_once=min(counts) if isinstance(slots, int) or order.agents else None,
+            next=f"call swarm_wait with run `{run_id}`, again and again until its state is `done`",
+        )
+
+    async def _find(self, url: str, model: str | None) -> Endpoint:
+        try:
+            return await find_endpoint(url, model, key=self._place.key(url), timeout_s=FIND_S)
+        except EndpointError as error:
+            raise EndpointError(f"nothing was dispatched: {error.message}", hint=error.hint) from None
+
+    def _standing(self, run: str, *, whole: bool = False) -> Standing:
+        """`whole`: with the speed and the newest failures."""
+        with self._place.reading() as store:
+            found = SwarmStore(store).run(run)
+            at_work = self._launcher.is_alive(found.id)
+            return standing_of(store, found, self._place.clock(), at_work, self._launcher.last_words, whole=whole)
+
+    def _check_free(self, output: Path) -> None:
+        if output.is_dir() or not output.parent.is_dir():
+            what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
+            raise UserError(f"`output` `{output}` {what}", hint="name a file, such as /tmp/results.jsonl")
+        if output.exists() and output.stat().st_size:
+            raise UserError(f"`output` `{output}` is there already", hint="name another file, or remove it first")
+        if not self._place.paths.store.exists():
+            return
+        with self._place.runs() as runs:
+            writers = [run for run in runs.runs(MOST_WRITERS) if run.config.get("output") == str(output)]
+        for run in writers:
+            if run.state is not RunState.DONE and self._launcher.is_alive(run.id):
+                raise UserError(f"`output` `{output}` is the file of run `{run.id}`", hint="name another file")
+
+    def _writing(self) -> Store:
+        self._place.paths.store.parent.mkdir(parents=True, exist_ok=True)
+        return open_store(self._place.paths.store)
+
+
+def _fields(task: dict[str, Any] | str) -> dict[str, Any]:
+    """What fills a template in: a plain text is `{}` and `{item}`."""
+    return {"": task, "item": task} if isinstance(task, str) else task
+
+
+def _absolute(name: str, given: str) -> str:
+    path = Path(given).expanduser()
+    if not path.is_absolute():
+        raise UserError(f"`{name}` `{given}` is not absolute", hint="this server runs in a folder of its own")
+    return str(path)
+
+
+def _progress_words(standing: Standing) -> str:
+    failed = f", {standing.failed} failed" if standing.failed else ""
+    return f"{standing.done} of {standing.total} done{failed}, {standing.left} left"

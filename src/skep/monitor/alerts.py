@@ -1,0 +1,322 @@
+"""The shell around the alarms: what was found is stored, told and told again when it is over.
+
+Nothing here raises: a full disk, a broken store or a receiver that hangs costs a line of the log, never the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import tzinfo
+from pathlib import Path
+from typing import Any, Self
+
+from skep.errors import SkepError
+from skep.monitor import evaluate
+from skep.monitor.config import Monitor
+from skep.monitor.evaluate import Action, Alarms, Opened, findings_of, judge
+from skep.monitor.notify import Courier, Log, Notice, Rounds, Secrets, couriers_of, log_line, put_into_words
+from skep.monitor.probe_errors import BUSY
+from skep.monitor.quiet_hours import Discretion, Word, parse_quiet_hours
+from skep.monitor.status import alert_document, fresh_s
+from skep.series import DAY_S, Alert, Probe, ProbeOutcome, Sample, Target
+from skep.store.series import SeriesStore
+from skep.units import format_seconds
+
+KNOWN_FOR_S = 30 * DAY_S
+UNTOLD_FOR_S = 2 * DAY_S
+DISK_EVERY_S = 600.0
+
+FreeBytes = Callable[[], int | None]
+InThread = Callable[..., Awaitable[object]]
+Entry = tuple[str, float, str, str | None]  # what was told, when, through what, what went wrong
+
+
+def free_bytes_of(path: Path) -> int | None:
+    """Of the file system that holds it; None: it cannot be asked."""
+    try:
+        return shutil.disk_usage(path if path.exists() else path.parent).free
+    except OSError:
+        return None
+
+
+class Watch:
+    """`after_probe` after each probe, `tick` every minute or so. `async with` around it lets notices under way end.
+
+    Alerts that are open come from the store, so a restart neither forgets nor repeats them, and what was found but
+    not told when the last process ended is told now. The store is read in a thread: a probe of another target may be
+    under way, and its clock is the loop's.
+    """
+
+    def __init__(
+        self,
+        series: SeriesStore,
+        wanted: Monitor,
+        *,
+        env: Mapping[str, str],
+        log: Log,
+        free_bytes: FreeBytes,
+        zone: tzinfo | None = None,
+        host: str | None = None,
+        couriers: list[Courier] | None = None,
+        in_thread: InThread = asyncio.to_thread,
+    ) -> None:
+        """`zone` None: the machine's own time. `couriers` None: those that are configured."""
+        self._series = series
+        self._wanted = wanted
+        self._env = env
+        self._log = log
+        self._free_bytes = free_bytes
+        self._zone = zone
+        self._host = host or platform.node() or "this machine"
+        self._in_thread = in_thread
+        self._secrets = Secrets(self._known_secrets(()))
+        self._couriers = couriers_of(wanted, env, self._secrets, log) if couriers is None else couriers
+        self._rounds = Rounds(self._couriers, self._told, log)
+        self._alarms = Alarms()
+        self._discretion = _discretion(wanted, zone)
+        self._trend: list[tuple[float, int]] = []  # free bytes of the last day, of this process
+        self._unsaved: list[Alert] = []  # opened while nothing could be stored
+        self._unended: list[Alert] = []  # closed, and not stored as such yet
+        self._words: list[Word] = []  # to be handed over when the thread is done
+        self._told_before: dict[int | None, set[str]] = {}  # by the last process, of alerts that are open
+        self._now = 0.0
+        self._begun = False
+        self._lock = asyncio.Lock()  # one event at a time changes the alarms, with all that is stored for it
+
+    def __repr__(self) -> str:
+        return f"<Watch {self._alarms!r} {self._discretion!r}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self._rounds.end(hurry=raised[0] is not None)
+
+    @property
+    def open(self) -> list[Alert]:
+        return self._alarms.open
+
+    async def delivered(self, limit_s: float) -> bool:
+        """Wait for what is under way; False: it took longer."""
+        return await self._rounds.delivered(limit_s)
+
+    async def after_probe(self, probe: Probe, samples: Sequence[Sample], now: float) -> None:  # noqa: ARG002
+        """Its rows are in the store already, and what changed has been looked for."""
+        if probe.outcome is not ProbeOutcome.MISSED:
+            await self._look(now, self._look_at_target, probe.target)
+
+    async def tick(self, now: float) -> None:
+        await self._look(now, self._look_around)
+
+    async def _look(self, now: float, look: Callable[..., None], *about: str) -> None:
+        async with self._lock:
+            self._now = now
+            await self._in_thread(look, *about)
+            words, self._words = self._words, []
+            for word in words:
+                told = self._told_before.pop(word.alerts[0].id, ()) if word.what == "opened" else ()
+                self._rounds.hand_over(put_into_words(word, now, self._host, self._zone), told)
+
+    def _look_at_target(self, name: str) -> None:
+        with self._never_raising("after_probe"):
+            self._begin()
+            target = next((one for one in self._series.targets() if one.name == name), None)
+            if target is None:  # removed while it was probed
+                return
+            self._secrets = Secrets(self._known_secrets([target]))
+            findings = findings_of(self._series, target, self._wanted, self._now, self._zone)
+            self._carry_out(self._alarms.feed(findings, self._now))
+
+    def _look_around(self) -> None:
+        with self._never_raising("tick"):
+            self._begin()
+            self._save_later()
+            watched = [target.name for target in self._series.targets()]
+            self._carry_out(self._alarms.forget(watched, self._now))
+        with self._never_raising("disk"):
+            self._look_at_disk()
+        self._words += self._discretion.release(self._now)
+
+    def _begin(self) -> None:
+        """What the last process left behind, once."""
+        if self._begun:
+            return
+        known = self._series.alerts(since=self._now - KNOWN_FOR_S)
+        told: dict[int | None, list[Entry]] = {
+            alert.id: self._series.notices(alert.id) for alert in known if alert.id is not None and self._couriers
+        }
+        self._alarms = Alarms(known)
+        self._begun = True
+        for alert in reversed(known):
+            if alert.id in told:
+                self._catch_up(alert, [(what, via) for what, _, via, _ in told[alert.id] if via != "log"])
+
+    def _catch_up(self, alert: Alert, entries: Sequence[tuple[str, str]]) -> None:
+        told = {what for what, _ in entries}
+        if alert.closed_at is None:
+            ways = {via for what, via in entries if what == "opened"}
+            if not ways.issuperset(courier.via for courier in self._couriers):
+                self._told_before[alert.id] = ways
+                self._words += self._discretion.opened(alert, self._now)
+        elif "closed" in told or self._now - alert.closed_at > UNTOLD_FOR_S:
+            pass
+        elif "opened" in told:
+            self._words += self._discretion.closed(alert, self._now)
+        else:
+            self._discretion.passed(alert)
+
+    def _look_at_disk(self) -> None:
+        now, free, limit = self._now, self._free_bytes(), self._wanted.disk_free_bytes
+        if free is None or not limit:
+            return
+        kept = [(at, then) for at, then in self._trend if now - DAY_S <= at <= now]
+        if not kept or now - kept[-1][0] >= DISK_EVERY_S:
+            kept.append((now, free))
+        self._trend = kept
+        finding = evaluate.disk(free, kept, limit)
+        self._carry_out(self._alarms.feed([finding], now) if finding is not None else [])
+
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            alert = self._secrets.scrubbed(action.alert)
+            opened = isinstance(action, Opened)
+            with self._never_raising("store"):
+                alert = self._keep(alert) if opened else self._end(alert)
+            self._note(Word("opened" if opened else "closed", (alert,)))
+            self._words += (self._discretion.opened if opened else self._discretion.closed)(alert, self._now)
+
+    def _keep(self, alert: Alert) -> Alert:
+        try:
+            return self._alarms.stored(alert, self._series.open_alert(alert))
+        except SkepError:
+            self._unsaved.append(alert)  # told all the same, stored when the store is well again
+            raise
+
+    def _end(self, alert: Alert) -> Alert:
+        self._unsaved = [one for one in self._unsaved if (one.rule, one.target) != (alert.rule, alert.target)]
+        self._unended.append(alert)  # until it is written: else it would stand there as open for ever
+        self._write_ends()
+        return alert
+
+    def _write_ends(self) -> None:
+        while self._unended:
+            alert = self._unended[0]
+            if alert.id is not None and alert.closed_at is not None:
+                self._series.close_alert(alert.id, alert.closed_at, alert.closed_because or "")
+            self._unended.pop(0)
+
+    def _save_later(self) -> None:
+        self._write_ends()
+        while self._unsaved:
+            alert = self._alarms.stored(self._unsaved[0], self._series.open_alert(self._unsaved[0]))
+            self._unsaved.pop(0)
+            if alert.id is not None and not self._discretion.stored(alert):
+                for via in ("log", *(courier.via for courier in self._couriers)):
+                    self._series.append_notice(alert.id, "opened", self._now, via, None)
+
+    def _note(self, word: Word) -> None:
+        """The log is told at once, quiet hours or not."""
+        notice = put_into_words(word, self._now, self._host, self._zone)
+        self._log(log_line(notice))
+        self._write_down(notice, "log", None)
+
+    async def _told(self, notice: Notice, via: str, error: str | None) -> None:
+        error = None if error is None else self._secrets.scrub(error)
+        if error is not None:
+            self._log(f'alert.untold via={via} event={notice.what} error="{error}"')
+        await self._in_thread(self._write_down, notice, via, error)
+
+    def _write_down(self, notice: Notice, via: str, error: str | None) -> None:
+        with self._never_raising("notices"):
+            what = "opened" if notice.what == "opened" else "closed"
+            for number in [alert.id for alert in notice.alerts if alert.id is not None]:
+                self._series.append_notice(number, what, self._now, via, error)
+
+    def _known_secrets(self, targets: Sequence[Target]) -> Iterator[str | None]:
+        wanted = self._wanted
+        yield wanted.webhook
+        for name in (wanted.webhook_env, wanted.webhook_token_env, *(target.key_env for target in targets)):
+            yield self._env.get(name) if name else None
+
+    @contextmanager
+    def _never_raising(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except SkepError as error:
+            self._log(f'watch.failed in={what} error="{self._secrets.scrub(error.message)}"')
+        except Exception as error:
+            self._log(f'watch.failed in={what} error="{type(error).__name__}: {self._secrets.scrub(str(error))}"')
+
+
+def check_document(
+    series: SeriesStore, wanted: Monitor, now: float, store: Path | None = None, *, running: bool | None = None
+) -> dict[str, Any]:
+    """For cron: what is wrong now, judged anew, and whether anybody watches at all. Tells nobody and stores nothing.
+
+    `wrong` has what was found and, with the rule `unwatched`, targets whose probes are overdue by two intervals.
+    """
+    known = series.alerts(open_only=True)
+    free = None if store is None or not wanted.disk_free_bytes else free_bytes_of(store)
+    places = {(alert.rule, alert.target) for alert in known}
+    judged = [
+        alert for alert in judge(series, wanted, now, free_bytes=free) if (alert.rule, alert.target) not in places
+    ]
+    targets = [_target_document(series, target, now) for target in series.targets()]
+    overdue = [target for target in targets if target["overdue"]]
+    wrong = [alert_document(alert) for alert in [*known, *judged]] + [_unwatched(one, running) for one in overdue]
+    return {
+        "ok": not wrong,
+        "at": now,
+        "monitor_running": running,
+        "wrong": wrong,
+        "alerts": [alert_document(alert) for alert in known],
+        "targets": targets,
+    }
+
+
+def _target_document(series: SeriesStore, target: Target, now: float) -> dict[str, Any]:
+    found = series.latest(target.name)
+    last = None if found is None else found[0]
+    since = target.added_at if last is None else max(last.ended_at, target.added_at)
+    overdue = now - since > fresh_s(target)
+    if last is None:
+        state = "new"
+    elif last.error_kind == BUSY:
+        state = "busy"
+    else:
+        state = "ok" if last.outcome is ProbeOutcome.DONE else "failing"
+    return {
+        "name": target.name,
+        "state": "silent" if overdue else state,
+        "every_s": target.every_s,
+        "last_probe_at": None if last is None else last.ended_at,
+        "overdue": overdue,
+        "overdue_s": max(0.0, now - since - target.every_s - target.jitter) if overdue else 0.0,
+        "error_kind": None if last is None else last.error_kind,
+        "error": None if last is None else last.error,
+    }
+
+
+def _unwatched(target: Mapping[str, Any], running: bool | None) -> dict[str, Any]:
+    who = "the monitor runs but does not get to it" if running else "nobody watches: `skep monitor run` is not running"
+    since = "it was added" if target["last_probe_at"] is None else "the last one"
+    text = f"{target['name']}: a probe is overdue by {format_seconds(target['overdue_s'])} since {since}; {who}"
+    return {
+        "rule": "unwatched",
+        "target": target["name"],
+        "message": text,
+        "value": target["overdue_s"],
+        "limit": 2 * target["every_s"],
+        "opened_at": None,
+        "closed_at": None,
+        "closed_because": None,
+    }
+
+
+def _discretion(wanted: Monitor, zone: tzinfo | None) -> Discretion:
+    hours = parse_quiet_hours(wanted.quiet_hours) if wanted.quiet_hours else None
+    return Discretion(hours, wanted.quiet_except, zone)

@@ -1,0 +1,191 @@
+"""One against another: two targets over the same time, and a target before and after something happened to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import tzinfo
+
+from skep.monitor import describe
+from skep.monitor.changes import interval_of
+from skep.monitor.history import read_window
+from skep.records import Judgement
+from skep.series import DAY_S, Event, EventKind, Heat, Metric, SeriesKey, Shape, Target
+from skep.stats.versus import Versus, versus
+from skep.store.series import SeriesStore
+
+AROUND_S = 7 * DAY_S
+_BOUNDARIES = (EventKind.VERSION, EventKind.NOTE)  # a restart by itself is not expected to change a speed
+ALIKE = 1.25  # lengths that differ by more make another load
+_FIRST = {Heat.HOT: 0, Heat.COLD: 1, Heat.SEEN: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of one kind of run at both targets. The ratio is B over A."""
+
+    heat: Heat
+    shape: Shape
+    concurrency: int
+    metric: Metric
+    versus: Versus
+    sentence: str | None  # None: a side has too few values
+
+
+@dataclass(frozen=True, slots=True)
+class TargetComparison:
+    a: str
+    b: str
+    since: float
+    until: float
+    model_a: str | None
+    model_b: str | None
+    rows: tuple[Row, ...]
+    sentences: tuple[str, ...]
+
+    @property
+    def same_model(self) -> bool | None:
+        """None: of one of them it is not known which it is."""
+        return None if self.model_a is None or self.model_b is None else self.model_a == self.model_b
+
+
+@dataclass(frozen=True, slots=True)
+class AroundEvent:
+    """A series before and after an event. The ratio is after over before."""
+
+    event: Event
+    key: SeriesKey
+    before: tuple[float, float]  # windows that were compared
+    after: tuple[float, float]
+    versus: Versus
+    sentence: str
+
+
+def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: float) -> TargetComparison:
+    """Hot runs first, single streams first. UserError for a target that was never there."""
+    model_a, model_b = _model(series, a), _model(series, b)
+    same = None if model_a is None or model_b is None else model_a == model_b
+    known = {target.name: target for target in series.targets(removed=True)}
+    rows = tuple(
+        _row(
+            kind,
+            (a, b),
+            (_values(series, key_a, since, until), _values(series, key_b, since, until)),
+            same=same,
+            other=other_lengths(kind.shape, known.get(a), known.get(b)),
+        )
+        for kind, key_a, key_b in _shared(series, a, b)
+    )
+    told = tuple(f"{_kind_in_words(row)}: {row.sentence}" for row in rows if row.sentence is not None)
+    return TargetComparison(a, b, since, until, model_a, model_b, rows, told)
+
+
+def around_event(series: SeriesStore, event: Event, key: SeriesKey, *, zone: tzinfo | None = None) -> AroundEvent:
+    """The week before it and the week after it, each up to whatever else happened or changed."""
+    every_s = interval_of(series, key.target)
+    start, end = event.at - AROUND_S, event.at + AROUND_S
+    others = [
+        other.at
+        for other in series.events(start, end, key.target)
+        if other.kind in _BOUNDARIES and abs(other.at - event.at) > every_s
+    ]
+    others += [
+        change.at
+        for change in series.changes(key.target, start)
+        if change.key == key and not change.between[0] - every_s <= event.at <= change.between[1] + every_s
+    ]
+    before = (max([start, *(at for at in others if at < event.at)]), event.at)
+    after = (event.at, min([end, *(at for at in others if at > event.at)]))
+    found = versus(
+        _values(series, key, *before), _values(series, key, *after), more_is_better=key.metric.more_is_better
+    )
+    return AroundEvent(event, key, before, after, found, _around_in_words(event, found, zone))
+
+
+def _around_in_words(event: Event, found: Versus, zone: tzinfo | None) -> str:
+    what = describe.in_words([event]) or event.text
+    start = f"since {describe.moment(event.at, zone)}, when {what}"
+    if found.ratio is None or found.a is None or found.b is None:
+        sides = [0 if side is None else side.count for side in (found.a, found.b)]
+        return f"{start}: not comparable, with {sides[0]} values before and {sides[1]} after"
+    size = f"{describe.percent(found.ratio.estimate)} ({describe.percent_interval(found.ratio.low, found.ratio.high)})"
+    counts = f"{found.b.count} values against {found.a.count} before"
+    if found.judgement is Judgement.SAME:
+        noise = "unknown" if found.noise is None else f"{100 * found.noise:.1f} %"
+        return f"{start}: {size}, inside run-to-run noise (CV {noise}); {counts}"
+    return f"{start}: {size}; {counts}"
+
+
+def _row(
+    kind: SeriesKey,
+    names: tuple[str, str],
+    values: tuple[Sequence[float], Sequence[float]],
+    *,
+    same: bool | None,
+    other: str | None,
+) -> Row:
+    """`other`: in what the loads differ. Their figures stand side by side, and nothing is said of better or worse."""
+    found = versus(*values, more_is_better=kind.metric.more_is_better)
+    told = describe.of_sides(*names, found, kind.metric, same_model=same)
+    if other is not None:
+        found = replace(found, judgement=Judgement.UNKNOWN)
+        told = None if told is None else f"not the same load, {other}: {told}"
+    return Row(kind.heat, kind.shape, kind.concurrency, kind.metric, found, told)
+
+
+def other_lengths(shape: Shape, a: Target | None, b: Target | None) -> str | None:
+    """Where the probes of two targets ask for other lengths, which. None: alike, or not known."""
+    if a is None or b is None or shape not in (Shape.SHORT, Shape.LONG):
+        return None
+    prompts = (a.prompt_tokens, b.prompt_tokens)
+    answers = (a.short_tokens, b.short_tokens) if shape is Shape.SHORT else (a.long_tokens, b.long_tokens)
+    for what, (first, second) in (("prompts", prompts), ("answers", answers)):
+        if max(first, second) > ALIKE * min(first, second):
+            return f"{what} of {first} against {second} tokens"
+    return None
+
+
+def _shared(series: SeriesStore, a: str, b: str) -> Iterator[tuple[SeriesKey, SeriesKey, SeriesKey]]:
+    """What both have, as (kind, A's, B's): one speed for each kind of run, TTFT, and quality.
+
+    The engine's own speed only where both tell it: its clock and the client's do not measure the same.
+    """
+    sides = [_by_kind(series, name) for name in (a, b)]
+    kinds = sorted(sides[0].keys() & sides[1].keys(), key=lambda kind: (_FIRST[kind[0]], kind[2], kind[1] != "short"))
+    for heat, shape, concurrency in kinds:
+        both = sides[0][heat, shape, concurrency] & sides[1][heat, shape, concurrency]
+        speeds = (Metric.ENGINE_TOK_S, Metric.TOK_S) if concurrency <= 1 else (Metric.EFFECTIVE_TOK_S, Metric.TOK_S)
+        wanted = [next((metric for metric in speeds if metric in both), None), Metric.TTFT_MS, Metric.QUALITY]
+        for metric in wanted:
+            if metric is not None and metric in both:
+                key_a, key_b = (SeriesKey(name, heat, shape, concurrency, metric) for name in (a, b))
+                yield key_a, key_a, key_b
+
+
+def _by_kind(series: SeriesStore, target: str) -> dict[tuple[Heat, Shape, int], set[Metric]]:
+    keys = series.keys(target)
+    if not keys:
+        series.target(target, removed=True)
+    found: dict[tuple[Heat, Shape, int], set[Metric]] = {}
+    for key in keys:
+        found.setdefault((key.heat, key.shape, key.concurrency), set()).add(key.metric)
+    return found
+
+
+def _values(series: SeriesStore, key: SeriesKey, since: float, until: float) -> list[float]:
+    return [value for _, value in read_window(series, key, since, until).quiet(since, until)]
+
+
+def _model(series: SeriesStore, target: str) -> str | None:
+    latest = series.latest(target)
+    return None if latest is None else latest[0].model or latest[0].versions.get("model")
+
+
+def _kind_in_words(row: Row) -> str:
+    if row.heat is Heat.SEEN:
+        return "what the gateway saw"
+    if row.shape is Shape.QUALITY:
+        return "small tasks"
+    streams = "one stream" if row.concurrency <= 1 else f"{row.concurrency} streams at once"
+    heat = "after a pause" if row.heat is Heat.COLD else "hot"
+    return f"{row.shape} runs, {streams}, {heat}"

@@ -1,0 +1,402 @@
+"""What counts as wrong: each rule looks at plain values and says so, says that it is right again, or says nothing.
+
+No clock, no store. Nothing is said where there is too little to go by, and nothing between "wrong" and "right again",
+so that a figure at its limit does not open and close an alert with every probe.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import tzinfo
+from itertools import pairwise
+
+from skep.monitor.changes import primary_keys
+from skep.monitor.config import Monitor
+from skep.monitor.describe import clock
+from skep.monitor.probe_errors import BUSY
+from skep.series import (
+    DAY_S,
+    HOUR_S,
+    Alert,
+    Change,
+    Heat,
+    Metric,
+    Point,
+    Probe,
+    ProbeOutcome,
+    Rule,
+    SeriesKey,
+    Shape,
+    Target,
+)
+from skep.stats.percentiles import mad, median
+from skep.store.series import SeriesStore
+from skep.units import format_bytes, format_seconds
+
+Place = tuple[Rule, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule says of a target now. `message` of a right one says why it is over."""
+
+    rule: Rule
+    target: str | None
+    wrong: bool | None  # None: between the two, so that what is open stays open
+    message: str
+    value: float | None = None
+    limit: float | None = None
+    since: float | None = None  # when the event itself was, where the rule knows; later ones are events of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    alert: Alert
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """`alert` has its end and the reason."""
+
+    alert: Alert
+
+
+Action = Opened | Closed
+
+
+class Alarms:
+    """Invariant: at most one open alert for a rule and target."""
+
+    def __init__(self, known: Iterable[Alert] = ()) -> None:
+        """`known`: alerts of before, open ones and those of late, so that a restart tells nothing twice."""
+        self._open: dict[Place, Alert] = {}
+        self._last_opened: dict[Place, float] = {}
+        for alert in sorted(known, key=lambda alert: alert.opened_at):
+            self._last_opened[alert.rule, alert.target] = alert.opened_at
+            if alert.closed_at is None:
+                self._open[alert.rule, alert.target] = alert
+
+    def __repr__(self) -> str:
+        return f"<Alarms {len(self._open)} open>"
+
+    @property
+    def open(self) -> list[Alert]:
+        return list(self._open.values())
+
+    def stored(self, alert: Alert, alert_id: int) -> Alert:
+        """The store gave it a number."""
+        kept = replace(alert, id=alert_id)
+        place = (alert.rule, alert.target)
+        if place in self._open:
+            self._open[place] = kept
+        return kept
+
+    def feed(self, findings: Sequence[Finding], now: float) -> list[Action]:
+        actions: list[Action] = []
+        for finding in findings:
+            place = (finding.rule, finding.target)
+            standing = self._open.get(place)
+            if standing is None and finding.wrong and self._is_news(finding):
+                actions.append(self._begin(finding, now))
+            elif standing is not None and finding.wrong is False:
+                actions.append(self._end(standing, finding.message, now))
+            elif standing and finding.wrong and finding.since is not None and finding.since > standing.opened_at:
+                actions += [self._end(standing, "another one followed", now), self._begin(finding, now)]
+        return actions
+
+    def forget(self, targets: Iterable[str], now: float) -> list[Action]:
+        """Close what is open for targets other than these: they are watched no more."""
+        watched = set(targets)
+        gone = [alert for alert in self.open if alert.target is not None and alert.target not in watched]
+        return [self._end(alert, "it is no longer watched", now) for alert in gone]
+
+    def _is_news(self, finding: Finding) -> bool:
+        last = self._last_opened.get((finding.rule, finding.target))
+        return finding.since is None or last is None or finding.since > last
+
+    def _begin(self, finding: Finding, now: float) -> Opened:
+        alert = Alert(finding.rule, finding.target, now, finding.message, finding.value, finding.limit)
+        self._open[finding.rule, finding.target] = alert
+        self._last_opened[finding.rule, finding.target] = now
+        return Opened(alert)
+
+    def _end(self, alert: Alert, because: str, now: float) -> Closed:
+        del self._open[alert.rule, alert.target]
+        return Closed(replace(alert, closed_at=now, closed_because=because))
+
+
+LATE = 3  # a single run says little, the median of three a good deal more
+BASELINE_S = 7 * DAY_S
+MIN_BASELINE = 24
+NOISE_SIGMAS = 3.0  # of the baseline's runs; see docs/monitor.md for what it does to false alarms
+SIGMA_OF_MAD = 1.4826
+TTFT_CLEARS = 0.9
+QUALITY_RISK = 0.01  # of a false alarm, in a week
+MIN_SHIFT = 0.02
+SHIFT_HOLDS_S = 7 * DAY_S
+DISK_FULL_WITHIN_S = 3 * DAY_S
+DISK_CLEARS = 1.1
+MIN_TREND_HOURS = 6
+MAX_ERROR = 200
+REFUSED_MOST = 24  # a target that has no room for so many probes in a row serves nobody
+
+
+def down(target: str, probes: Sequence[Probe], after: int) -> Finding | None:
+    """`probes`: newest first. Missed ones tell nothing of the target.
+
+    One that is told to come later neither failed nor was answered, until it has been told so for very long.
+    """
+    tried = [probe for probe in probes if probe.outcome is not ProbeOutcome.MISSED]
+    refused = next((place for place, probe in enumerate(tried) if probe.error_kind != BUSY), len(tried))
+    made = tried if refused >= REFUSED_MOST else [probe for probe in tried if probe.error_kind != BUSY]
+    failed = next((place for place, probe in enumerate(made) if probe.outcome is ProbeOutcome.DONE), len(made))
+    if made and not failed:
+        return Finding(Rule.DOWN, target, wrong=False, message="it answers again")
+    if failed < after:
+        return None
+    why = (made[0].error or made[0].error_kind or "no answer")[:MAX_ERROR]
+    many = "the last probe" if failed == 1 else f"{failed} probes in a row"
+    return Finding(
+        Rule.DOWN,
+        target,
+        wrong=True,
+        message=f"{target} is down: {many} failed: {why}",
+        value=float(failed),
+        limit=float(after),
+    )
+
+
+def slower(key: SeriesKey, points: Sequence[Point], pct: float) -> Finding | None:
+    """The median of the last three against that of the 7 days before them, on the scale of ratios.
+
+    It must lie further below than the limit and than three times the deviation from run to run, and none of the three
+    may be back within half of the limit: two odd runs of three are no rarity where runs differ much.
+    """
+    parts = _late(points)
+    if parts is None:
+        return None
+    lately, before = parts
+    if len(before) < MIN_BASELINE or min(*lately, *before) <= 0:
+        return None
+    late = median(lately)
+    usual = median(before)
+    noise = NOISE_SIGMAS * SIGMA_OF_MAD * mad([math.log(value) for value in before])
+    limit = min(usual * (1 - pct / 100), usual * math.exp(-noise))
+    drop = 100 * (1 - late / usual)
+    if late < limit and max(lately) < usual * (1 - pct / 200):
+        text = f"{describe(key)} {late:.4g} {key.metric.unit}, {drop:.1f} % below the median of 7 days, {usual:.4g}"
+        return Finding(Rule.SLOWER, key.target, wrong=True, message=text, value=late, limit=limit)
+    text = f"{late:.4g} {key.metric.unit}, its median of 7 days is {usual:.4g}"
+    over = False if drop <= pct / 2 else None
+    return Finding(Rule.SLOWER, key.target, wrong=over, message=text, value=late, limit=limit)
+
+
+def first_token(key: SeriesKey, points: Sequence[Point], limit_ms: float) -> Finding | None:
+    quiet = [point.value for point in points if not point.busy][-LATE:]
+    if len(quiet) < LATE:
+        return None
+    late = median(quiet)
+    took = format_seconds(late / 1000)
+    if late > limit_ms:
+        text = f"{describe(key)}: first token after {took}, the limit is {format_seconds(limit_ms / 1000)}"
+        return Finding(Rule.TTFT, key.target, wrong=True, message=text, value=late, limit=limit_ms)
+    if late <= TTFT_CLEARS * limit_ms:
+        return Finding(
+            Rule.TTFT, key.target, wrong=False, message=f"first token after {took}", value=late, limit=limit_ms
+        )
+    return None
+
+
+def quality(
+    key: SeriesKey, points: Sequence[Point], items: int, every_s: float, minimum: float | None
+) -> Finding | None:
+    """The last probe alone and the last three together, against the median of the 7 days before them.
+
+    `items` right or wrong answers a probe are counted; that so few or fewer are right by chance must be less likely
+    than one in a hundred a week, however often the target is probed.
+    """
+    values = [point.value for point in points]
+    if not values or items < 1:
+        return None
+    late = values[-LATE:]
+    share = sum(late) / len(late)
+    before = _baseline(points, points[-len(late)].at)  # others may be there: an answer is right or wrong all the same
+    target, unit = key.target, f"{share:.0%} of the small tasks right in the last {len(late)} probes"
+    if minimum is not None and share < minimum:
+        text = f"{target}: {unit}, the limit is {minimum:.0%}"
+        return Finding(Rule.QUALITY, target, wrong=True, message=text, value=share, limit=minimum)
+    if len(before) >= MIN_BASELINE:
+        counted = items * len(before)
+        usual = min(median(before), (counted + 1) / (counted + 2))  # not even a year of right answers is certainty
+        risk = QUALITY_RISK / (2 * max(1.0, BASELINE_S / every_s))
+        for window in (late[-1:], late):
+            asked = items * len(window)
+            if chance_of_at_most(round(items * sum(window)), asked, usual) < risk:
+                text = f"{target}: {sum(window) / len(window):.0%} of {asked} small tasks right, usually {usual:.0%}"
+                return Finding(Rule.QUALITY, target, wrong=True, message=text, value=share, limit=usual)
+    elif minimum is None:
+        return None
+    return Finding(Rule.QUALITY, target, wrong=False, message=unit, value=share, limit=minimum)
+
+
+def shift(target: str, changes: Sequence[Change], now: float, zone: tzinfo | None = None) -> Finding:
+    """A change for the worse that its series has not made good, in the last 7 days; after them it is the level."""
+    last = {change.key: change for change in sorted(changes, key=lambda change: change.at)}
+    recent = [change for change in last.values() if now - change.at <= SHIFT_HOLDS_S]
+    worse = [change for change in recent if change.worse and abs(change.ratio - 1) >= MIN_SHIFT]
+    if not worse:
+        text = "it is as it was before" if recent else "no change for the worse in the last 7 days"
+        return Finding(Rule.SHIFT, target, wrong=False, message=text)
+    change = max(worse, key=lambda change: (change.at, _size(change)))
+    when = clock(change.at, zone)
+    low, high = (100 * (ratio - 1) for ratio in (change.ratio_low, change.ratio_high))
+    size = f"{100 * (change.ratio - 1):+.1f} % ({low:+.1f} to {high:+.1f} %)"
+    because = f", when {change.because}" if change.because else ""
+    text = f"{describe(change.key)}: {_FIGURES.get(change.key.metric, change.key.metric)} {size} since {when}{because}"
+    return Finding(
+        Rule.SHIFT, target, wrong=True, message=text, value=change.after, limit=change.before, since=change.at
+    )
+
+
+def disk(free: int, history: Sequence[tuple[float, int]], limit: int) -> Finding | None:
+    """`history`: (time, free bytes) of the last day, oldest first. Of the steps from hour to hour, the middle one
+    counts: a large file that came once is no trend."""
+    loss = _hourly_loss(history)
+    left_s = free / loss * HOUR_S if loss > 0 else math.inf
+    room = format_bytes(free)
+    if free < limit:
+        text = f"the disk of the store has {room} left, the limit is {format_bytes(limit)}"
+        return Finding(Rule.DISK, None, wrong=True, message=text, value=float(free), limit=float(limit))
+    if left_s < DISK_FULL_WITHIN_S:
+        text = (
+            f"the disk of the store has {room} left and is full in {format_seconds(left_s)} at the pace of the last day"
+        )
+        return Finding(Rule.DISK, None, wrong=True, message=text, value=float(free), limit=float(limit))
+    if free > DISK_CLEARS * limit and left_s > DISK_CLEARS * DISK_FULL_WITHIN_S:
+        return Finding(Rule.DISK, None, wrong=False, message=f"{room} are free", value=float(free), limit=float(limit))
+    return None
+
+
+def worst(findings: Sequence[Finding]) -> Finding | None:
+    """Of one rule over several series of a target: wrong where one is, right again where all are."""
+    wrong = [finding for finding in findings if finding.wrong]
+    if wrong:
+        return min(wrong, key=lambda finding: (finding.value or 0) / (finding.limit or 1))
+    return next((finding for finding in findings if finding.wrong is None), findings[0] if findings else None)
+
+
+_FIGURES = {
+    Metric.TOK_S: "tok/s",
+    Metric.ENGINE_TOK_S: "tok/s",
+    Metric.EFFECTIVE_TOK_S: "tok/s of all",
+    Metric.TTFT_MS: "time to first token",
+    Metric.QUALITY: "share of right answers",
+}
+
+
+def describe(key: SeriesKey) -> str:
+    """`box, long answers, 4 at once`."""
+    shape = {Shape.SHORT: ", short answers", Shape.LONG: ", long answers"}.get(key.shape, "")
+    told = " (engine)" if key.metric is Metric.ENGINE_TOK_S else ""
+    return f"{key.target}{shape}{f', {key.concurrency} at once' if key.concurrency > 1 else ''}{told}"
+
+
+def chance_of_at_most(right: int, asked: int, share: float) -> float:
+    """That of `asked` answers, each right with this probability, so many or fewer are."""
+    return sum(math.comb(asked, k) * share**k * (1 - share) ** (asked - k) for k in range(right + 1))
+
+
+def _size(change: Change) -> float:
+    """On the scale of ratios; a share of right answers may go down to nothing."""
+    return abs(math.log(change.ratio)) if change.ratio > 0 else math.inf
+
+
+def _late(points: Sequence[Point]) -> tuple[list[float], list[float]] | None:
+    quiet = [point for point in points if not point.busy]
+    if len(quiet) <= LATE:
+        return None
+    return [point.value for point in quiet[-LATE:]], _baseline(quiet, quiet[-LATE].at)
+
+
+def _baseline(points: Sequence[Point], until: float) -> list[float]:
+    return [point.value for point in points if until - BASELINE_S <= point.at < until]
+
+
+def _hourly_loss(history: Sequence[tuple[float, int]]) -> float:
+    """Bytes an hour, by the middle one of the hourly steps; 0 where there are too few."""
+    hours: dict[int, tuple[float, int]] = {}
+    for at, free in history:
+        hours[int(at // HOUR_S)] = (at, free)
+    kept = list(hours.values())
+    steps = [(b - a) / (y - x) * HOUR_S for (x, a), (y, b) in pairwise(kept) if y > x]
+    return -median(steps) if len(steps) >= MIN_TREND_HOURS else 0.0
+
+
+SPEEDS = (Metric.TOK_S, Metric.ENGINE_TOK_S, Metric.EFFECTIVE_TOK_S)
+LOOK_BACK_S = 2 * BASELINE_S  # the three last ones may lie some days back
+MISSED_BETWEEN = 50
+
+
+def findings_of(
+    series: SeriesStore, target: Target, wanted: Monitor, now: float, zone: tzinfo | None = None
+) -> list[Finding]:
+    """Of one target. Its own limits go before the configured ones."""
+    changes = [one for one in series.changes(target.name, now - SHIFT_HOLDS_S) if one.key.heat is Heat.HOT]
+    probes = series.probes(target.name, 0.0, now + 1, limit=wanted.down_after + MISSED_BETWEEN)
+    found = [
+        down(target.name, probes, wanted.down_after),
+        _slower(series, target, wanted, now),
+        _first_token(series, target, wanted, now),
+        _quality(series, target, wanted, now),
+        shift(target.name, changes, now, zone),
+    ]
+    return [finding for finding in found if finding is not None]
+
+
+def judge(
+    series: SeriesStore,
+    wanted: Monitor,
+    now: float,
+    *,
+    free_bytes: int | None = None,
+    trend: Sequence[tuple[float, int]] = (),
+    zone: tzinfo | None = None,
+) -> list[Alert]:
+    """All that is wrong now, whether or not anybody was told of it."""
+    found = [finding for target in series.targets() for finding in findings_of(series, target, wanted, now, zone)]
+    if free_bytes is not None and (finding := disk(free_bytes, trend, wanted.disk_free_bytes)):
+        found.append(finding)
+    return [Alert(one.rule, one.target, now, one.message, one.value, one.limit) for one in found if one.wrong]
+
+
+def _slower(series: SeriesStore, target: Target, wanted: Monitor, now: float) -> Finding | None:
+    pct = wanted.slower_pct if target.slower_pct is None else target.slower_pct
+    if pct is None:
+        return None
+    keys = [key for key in primary_keys(series, target.name) if key.heat is Heat.HOT and key.metric in SPEEDS]
+    found = [slower(key, _fresh(series, key, target, now), pct) for key in keys]
+    return worst([finding for finding in found if finding is not None])
+
+
+def _first_token(series: SeriesStore, target: Target, wanted: Monitor, now: float) -> Finding | None:
+    limit = wanted.ttft_ms if target.ttft_ms is None else target.ttft_ms
+    if limit is None:
+        return None
+    key = SeriesKey(target.name, Heat.HOT, Shape.SHORT, 1, Metric.TTFT_MS)
+    return first_token(key, _fresh(series, key, target, now), limit)
+
+
+def _quality(series: SeriesStore, target: Target, wanted: Monitor, now: float) -> Finding | None:
+    keys = [key for key in series.keys(target.name) if key.metric is Metric.QUALITY and key.heat is not Heat.SEEN]
+    if not keys or not target.quality_items:
+        return None
+    points = _fresh(series, keys[0], target, now)
+    return quality(keys[0], points, target.quality_items, target.every_s, wanted.quality_min)
+
+
+def _fresh(series: SeriesStore, key: SeriesKey, target: Target, now: float) -> list[Point]:
+    """Nothing where the series has ended: a run that is made no more keeps no alert open."""
+    points = series.points(key, now - LOOK_BACK_S, now + 1)
+    return points if points and now - points[-1].at <= max(DAY_S, 3 * target.every_s) else []

@@ -1,0 +1,412 @@
+"""What somebody is told about an alert: the words, and their form for a command, ntfy, Slack or any other receiver.
+
+Pure. Texts of servers stand in the messages, so they are made one line of plain characters, and every secret that is
+known here is taken out of them before they go anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, tzinfo
+from typing import Any, Protocol
+
+from skep.errors import UserError
+from skep.monitor.config import Hook, Monitor, Shape, check_webhook
+from skep.monitor.quiet_hours import What, Word
+from skep.monitor.status import alert_document
+from skep.series import Alert, Rule
+from skep.units import format_seconds
+from skep.wire.client import WireFailure
+from skep.wire.fetch import Answer, fetch_once
+
+MAX_TEXT = 1000
+MIN_SECRET = 4  # a shorter one would be found inside of words
+URGENT = (Rule.DOWN, Rule.DISK)
+NTFY_HIGH, NTFY_DEFAULT = 4, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One message. `alerts` are several only where they came and went in quiet hours."""
+
+    what: What
+    alerts: tuple[Alert, ...]
+    title: str
+    text: str
+    at: float
+    host: str
+
+    @property
+    def urgent(self) -> bool:
+        return self.what == "opened" and any(alert.rule in URGENT for alert in self.alerts)
+
+
+class Secrets:
+    """Takes what must not be seen out of texts. Never shows what it holds."""
+
+    def __init__(self, values: Iterable[str | None]) -> None:
+        self._values = sorted({text for text in values if text and len(text) >= MIN_SECRET}, key=len, reverse=True)
+
+    def __repr__(self) -> str:
+        return f"<Secrets {len(self._values)}>"
+
+    def scrub(self, text: str) -> str:
+        """One line without them, without user names in addresses, and of bounded length."""
+        for value in self._values:
+            text = text.replace(value, "***")
+        text = re.sub(r"(?<=://)[^/\s@]+@", "***@", text)
+        text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+        return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+    def scrubbed(self, alert: Alert) -> Alert:
+        because = None if alert.closed_because is None else self.scrub(alert.closed_because)
+        return replace(alert, message=self.scrub(alert.message), closed_because=because)
+
+
+def put_into_words(word: Word, now: float, host: str, zone: tzinfo | None = None) -> Notice:
+    if word.what == "passed":
+        many = len(word.alerts)
+        text = f"came and went in quiet hours: {'; '.join(_passed(alert, zone) for alert in word.alerts)}"
+        title = f"{many} alert{'s' if many != 1 else ''} came and went on {host}"
+        return Notice(word.what, word.alerts, title, text[:MAX_TEXT], now, host)
+    (alert,) = word.alerts
+    about = alert.target or host
+    if word.what == "opened":
+        return Notice(word.what, word.alerts, f"{about}: {_names(alert.rule)}", alert.message, now, host)
+    lasted = f" after {format_seconds(alert.closed_at - alert.opened_at)}" if alert.closed_at is not None else ""
+    text = f"{about}: no longer {_names(alert.rule)}{lasted}: {alert.closed_because or 'it is over'}"
+    return Notice(word.what, word.alerts, f"{about}: no longer {_names(alert.rule)}", text, now, host)
+
+
+def body_of(notice: Notice, shape: Shape, hook: Hook) -> dict[str, Any]:
+    """What a webhook is sent, as JSON."""
+    if shape == "ntfy":
+        return {
+            "topic": hook.topic,
+            "title": f"{notice.title} ({notice.host})",
+            "message": notice.text,
+            "priority": NTFY_HIGH if notice.urgent else NTFY_DEFAULT,
+            "tags": ["warning" if notice.what == "opened" else "white_check_mark"],
+        }
+    if shape == "slack":
+        mark = ":warning:" if notice.what == "opened" else ":white_check_mark:"
+        return {"text": f"{mark} {_for_slack(notice.text)} ({_for_slack(notice.host)})"}
+    first = alert_document(notice.alerts[0]) if len(notice.alerts) == 1 else {}
+    return {
+        **first,
+        "source": "skep",
+        "event": notice.what,
+        "host": notice.host,
+        "at": notice.at,
+        "title": notice.title,
+        "message": notice.text,
+        "alerts": [alert_document(alert) for alert in notice.alerts],
+    }
+
+
+def variables_of(notice: Notice) -> dict[str, str]:
+    """`SKEP_ALERT_*` for a command; what is not known is empty."""
+    one = notice.alerts[0] if len(notice.alerts) == 1 else None
+    told = {
+        "EVENT": notice.what,
+        "MESSAGE": notice.text,
+        "TITLE": notice.title,
+        "HOST": notice.host,
+        "RULE": one.rule if one else None,
+        "TARGET": one.target if one else None,
+        "VALUE": one.value if one else None,
+        "LIMIT": one.limit if one else None,
+        "OPENED_AT": one.opened_at if one else None,
+        "CLOSED_AT": one.closed_at if one else None,
+    }
+    return {f"SKEP_ALERT_{name}": "" if value is None else _plain(value) for name, value in told.items()}
+
+
+def argv_of(command: Iterable[str], variables: Mapping[str, str]) -> list[str]:
+    """`{message}` and the like are put in as they are: no shell ever reads them, other braces stay."""
+    words = {name.removeprefix("SKEP_ALERT_").lower(): value for name, value in variables.items()}
+    known = re.compile(r"\{(" + "|".join(words) + r")\}")
+    return [known.sub(lambda found: words[found[1]], part) for part in command]
+
+
+def log_line(notice: Notice) -> str:
+    rules = ",".join(alert.rule for alert in notice.alerts)
+    targets = ",".join(alert.target or "-" for alert in notice.alerts)
+    return f'alert.{notice.what} rule={rules} target={targets} message="{notice.text.replace(chr(34), chr(39))}"'
+
+
+def _names(rule: Rule) -> str:
+    return {
+        Rule.DOWN: "down",
+        Rule.SLOWER: "slower than usual",
+        Rule.TTFT: "late with its first token",
+        Rule.QUALITY: "wrong more often than usual",
+        Rule.DISK: "short of disk",
+        Rule.SHIFT: "changed for the worse",
+    }[rule]
+
+
+def _passed(alert: Alert, zone: tzinfo | None) -> str:
+    moments = [datetime.fromtimestamp(at, zone).strftime("%H:%M") for at in (alert.opened_at, alert.closed_at) if at]
+    return f"{alert.target or 'the machine'} {_names(alert.rule)} {' to '.join(moments)}"
+
+
+def _for_slack(text: str) -> str:
+    """Its three characters of markup: `<!channel>` in an error message would call everybody."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _plain(value: object) -> str:
+    return f"{value:.10g}" if isinstance(value, float) and abs(value) < 1e9 else f"{value}"
+
+
+COMMAND_S = 30.0
+WEBHOOK_S = 10.0
+RETRIES_S = (2.0, 10.0, 60.0, 300.0)
+MAX_RETRY_AFTER_S = 300.0
+AGAIN = (408, 425, 429)  # and everything from 500 on
+MAX_OUTPUT = 2000
+MAX_WAITING = 100
+GRACE_S = 5.0
+
+Sleep = Callable[[float], Awaitable[None]]
+Log = Callable[[str], None]
+
+
+class Courier(Protocol):
+    """One way out. `send` is bounded in time, raises nothing but its own cancellation, and returns what went wrong."""
+
+    via: str
+
+    async def send(self, notice: Notice) -> str | None: ...
+
+
+class Command:
+    """A program of the user's, started without a shell, its output in the log."""
+
+    via = "command"
+
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        env: Mapping[str, str],
+        secrets: Secrets,
+        log: Log,
+        *,
+        limit_s: float = COMMAND_S,
+    ) -> None:
+        self._command = command
+        self._env = env
+        self._secrets = secrets
+        self._log = log
+        self._limit_s = limit_s
+
+    async def send(self, notice: Notice) -> str | None:
+        variables = variables_of(notice)
+        argv = argv_of(self._command, variables)
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env={**self._env, **variables},
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            return f"`{argv[0]}` cannot be started: {getattr(error, 'strerror', None) or error}"
+        output, ended = b"", False
+        try:
+            async with asyncio.timeout(self._limit_s):
+                assert child.stdout is not None
+                while chunk := await child.stdout.read(65536):
+                    output = (output + chunk)[:MAX_OUTPUT]
+                code = await child.wait()
+                ended = True
+        except TimeoutError:
+            return f"`{argv[0]}` did not end within {self._limit_s:g} s"
+        finally:
+            if not ended:
+                await asyncio.shield(_kill(child))
+            if said := self._secrets.scrub(output.decode(errors="replace")):
+                self._log(f'alert.command said="{said}"')
+        return None if code == 0 else f"`{argv[0]}` ended with {code}"
+
+
+async def _kill(child: asyncio.subprocess.Process) -> None:
+    """With all that it started; one that ended may have left some behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    await child.wait()
+
+
+class Webhook:
+    """Tried again with growing pauses where that may help. Of its address only the server is ever told."""
+
+    via = "webhook"
+
+    def __init__(
+        self,
+        hook: Hook,
+        shape: Shape,
+        token: str | None = None,
+        *,
+        sleep: Sleep = asyncio.sleep,
+        retries_s: tuple[float, ...] = RETRIES_S,
+        limit_s: float = WEBHOOK_S,
+    ) -> None:
+        self._hook = hook
+        self._shape = shape
+        self._token = token
+        self._sleep = sleep
+        self._retries_s = retries_s
+        self._limit_s = limit_s
+
+    async def send(self, notice: Notice) -> str | None:
+        error: str | None = None
+        for pause_s in (*self._retries_s, None):
+            error, wait_s = await self._try(notice)
+            if error is None or wait_s is None or pause_s is None:
+                break
+            await self._sleep(max(pause_s, wait_s))
+        return error
+
+    async def _try(self, notice: Notice) -> tuple[str | None, float | None]:
+        """What went wrong, and how long to wait at least before another try; None: there is no use in one."""
+        headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
+        body = body_of(notice, self._shape, self._hook)
+        try:
+            answer = await fetch_once(
+                self._hook.origin, "POST", self._hook.path, body=body, headers=headers, timeout_s=self._limit_s
+            )
+        except WireFailure as failure:
+            why = "its certificate is not trusted" if "certificate" in str(failure).lower() else failure.kind
+            return f"{self._hook}: {_FAILURES.get(why, why)}", 0.0
+        except (OSError, ValueError) as failure:
+            return f"{self._hook}: {type(failure).__name__}", 0.0
+        if 200 <= answer.status < 300:
+            return None, None
+        again = answer.status in AGAIN or answer.status >= 500
+        return f"{self._hook} answered {answer.status}", _retry_after(answer) if again else None
+
+
+_FAILURES = {
+    "connect": "it cannot be reached",
+    "timeout": "no answer in time",
+    "closed": "the connection was closed",
+    "protocol": "it does not speak HTTP",
+}
+
+
+def _retry_after(answer: Answer) -> float:
+    told = (answer.head.get(b"retry-after") or b"").strip()
+    return min(float(told), MAX_RETRY_AFTER_S) if told.isdigit() else 0.0
+
+
+def webhook_of(wanted: Monitor, env: Mapping[str, str]) -> Hook | None:
+    """Raises UserError where a variable is not set or holds no address."""
+    url, name = wanted.webhook, "`monitor.webhook`"
+    if wanted.webhook_env is not None:
+        url, name = env.get(wanted.webhook_env), f"the address in `{wanted.webhook_env}`"
+        if not url:
+            hint = "it should hold the address of the webhook, see `monitor.webhook_env`"
+            raise UserError(f"the variable `{wanted.webhook_env}` is not set", hint=hint)
+    if url is None:
+        return None
+    if wanted.webhook_token_env is not None and not env.get(wanted.webhook_token_env):
+        hint = "it should hold the token of the webhook, see `monitor.webhook_token_env`"
+        raise UserError(f"the variable `{wanted.webhook_token_env}` is not set", hint=hint)
+    return check_webhook(url, wanted.webhook_shape, name=name)
+
+
+def couriers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log: Log) -> list[Courier]:
+    """All that is configured and can be used; what cannot is told in the log."""
+    couriers: list[Courier] = []
+    if wanted.command:
+        couriers.append(Command(wanted.command, env, secrets, log))
+    try:
+        hook = webhook_of(wanted, env)
+    except UserError as error:
+        log(f'alert.webhook unusable because="{error.message}"')
+        hook = None
+    if hook is not None:
+        token = env.get(wanted.webhook_token_env) if wanted.webhook_token_env else None
+        couriers.append(Webhook(hook, wanted.webhook_shape, token))
+    return couriers
+
+
+Done = Callable[[Notice, str, str | None], Awaitable[None]]
+
+
+class Rounds:
+    """Each courier goes its rounds in a task of its own; whoever hands a notice over does not wait for it.
+
+    What was not told when they end has no entry of having been told, and is told by the next process.
+    """
+
+    def __init__(self, couriers: list[Courier], done: Done, log: Log) -> None:
+        self._queues: dict[str, asyncio.Queue[Notice]] = {one.via: asyncio.Queue(MAX_WAITING) for one in couriers}
+        self._couriers = couriers
+        self._done = done
+        self._log = log
+        self._life: asyncio.Task[None] | None = None  # begun with the first notice
+
+    def __repr__(self) -> str:
+        waiting = ", ".join(f"{queue.qsize()} for the {via}" for via, queue in self._queues.items())
+        return f"<Rounds {waiting or 'to nobody'}>"
+
+    def hand_over(self, notice: Notice, told: Collection[str] = ()) -> None:
+        """From the loop's own thread. `told`: ways that it has gone already."""
+        if self._life is None and self._couriers:
+            self._life = asyncio.ensure_future(self._live())
+        for via, queue in self._queues.items():
+            if via in told:
+                continue
+            try:
+                queue.put_nowait(notice)
+            except asyncio.QueueFull:  # told by the next process, or in `skep monitor status`
+                self._log(f"alert.dropped via={via} waiting={queue.qsize()}")
+
+    async def delivered(self, limit_s: float) -> bool:
+        """Wait until all that was handed over is told or given up; False: it took too long."""
+        try:
+            async with asyncio.timeout(limit_s):
+                for queue in self._queues.values():
+                    await queue.join()
+        except TimeoutError:
+            return False
+        return True
+
+    async def end(self, *, hurry: bool = False) -> None:
+        """What is under way gets a few seconds."""
+        try:
+            if not hurry:
+                await self.delivered(GRACE_S)
+        finally:
+            life, self._life = self._life, None
+            if life is not None:
+                life.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await life
+
+    async def _live(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for courier in self._couriers:
+                tasks.create_task(self._walk(courier))
+
+    async def _walk(self, courier: Courier) -> None:
+        queue = self._queues[courier.via]
+        while True:
+            notice = await queue.get()
+            try:
+                error = await courier.send(notice)
+            except Exception as failure:
+                error = type(failure).__name__
+            await self._done(notice, courier.via, error)
+            queue.task_done()

@@ -1,0 +1,450 @@
+"""One probe of one target: who else is there, a warm-up that is kept as the cold run, then the timed hot runs.
+
+Whatever goes wrong becomes a probe that failed, with one word and one line; nothing but being broken off is raised.
+Uses the load generator's own sender: times are those of network reads, tokens come from `usage`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from statistics import median
+from typing import Any, Protocol
+
+from skep import __version__
+from skep.bench.counters import parse_counters
+from skep.bench.endpoint import Endpoint, find_endpoint
+from skep.bench.request import Sender, Task
+from skep.bench.tokens import tpot_ms
+from skep.host.nvidia import NvidiaReport, read_nvidia
+from skep.host.power import open_meter
+from skep.monitor.probe_errors import Fault, ProbeFailed, fault_of, fault_of_row
+from skep.monitor.versions import BEGAN_AT, HERE, TOKENS_TOTAL, machine_of, read_versions
+from skep.records import Request
+from skep.series import PROBES_FLOW, Heat, Probe, ProbeOutcome, Sample, Shape, Target, TargetKind
+from skep.wire.client import Pool, WireFailure
+from skep.wire.fetch import fetch
+from skep.workload.calibration import Calibration, calibrate
+from skep.workload.drills import drills
+from skep.workload.items import Item
+from skep.workload.lengths import CHARS_PER_PIECE
+from skep.workload.prompts import FEWEST_PIECES, Prompt, coding_prompts, messages
+from skep.workload.reading_checks import read_check
+
+ASK_S = 5.0
+LOOKS = 5  # after the last request: an engine may need a moment to let go of its slot
+BETWEEN_LOOKS_S = 0.1
+TOKENS_OF_CHANCE = 8  # more than these beyond one's own, and a twentieth: somebody else's
+
+# What runs and what waits, in the order of who stands in front of whom.
+_GAUGES = (
+    ("skep_slots_busy", "skep_queue_length"),
+    ("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
+    ("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+)
+_FRONTS = {"skep_slots_busy": "skep_slots"}  # a gauge without values is zero where this one is there
+_TOKENS = (
+    "skep_output_tokens_total",
+    "vllm:generation_tokens_total",
+    "sglang:generation_tokens_total",
+    "llamacpp:tokens_predicted_total",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """None: the target does not tell."""
+
+    running: int | None = None
+    waiting: int | None = None
+    tokens_total: float | None = None  # of output, since its process began
+    process_began_at: float | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self.waiting)
+
+
+async def read_load(pool: Pool, headers: Mapping[str, str]) -> Load:
+    """From `/metrics`, else from llama.cpp's `/slots`. Raises nothing for a target that has neither."""
+    try:
+        answer = await fetch(pool, "GET", "/metrics", headers=dict(headers), timeout_s=ASK_S)
+        load = load_of(parse_counters(answer.body.decode("utf-8", "replace"))) if answer.status == 200 else Load()
+        if load.running is None:
+            slots = await fetch(pool, "GET", "/slots", headers=dict(headers), timeout_s=ASK_S)
+            busy = count_busy(slots.json()) if slots.status == 200 else None
+            return Load(busy, None, load.tokens_total, load.process_began_at)
+    except WireFailure:
+        return Load()
+    return load
+
+
+async def read_load_after(pool: Pool, headers: Mapping[str, str]) -> Load:
+    """When one's own requests have ended: a slot that is not yet given back must not pass for somebody else."""
+    load = await read_load(pool, headers)
+    for _ in range(LOOKS - 1):
+        if not load.busy:
+            break
+        await asyncio.sleep(BETWEEN_LOOKS_S)
+        load = await read_load(pool, headers)
+    return load
+
+
+def load_of(counters: Mapping[str, float]) -> Load:
+    running = waiting = None
+    for runs, waits in _GAUGES:
+        if runs in counters or _FRONTS.get(runs) in counters:
+            running, waiting = _whole(counters.get(runs, 0.0)), _whole(counters.get(waits, 0.0))
+            break
+    tokens = next((counters[name] for name in _TOKENS if name in counters), None)
+    return Load(running, waiting, tokens, counters.get("process_start_time_seconds"))
+
+
+def count_busy(slots: object) -> int | None:
+    """llama.cpp's `/slots`: how many are processing. None where the answer is something else."""
+    if not isinstance(slots, list):
+        return None
+    return sum(1 for slot in slots if isinstance(slot, dict) and slot.get("is_processing"))
+
+
+def company(before: Load, after: Load, own_tokens: int | None) -> tuple[int | None, int | None]:
+    """Requests of others that ran and waited, at most. `own_tokens`: None where not all of them are known."""
+    running, waiting = _most(before.running, after.running), _most(before.waiting, after.waiting)
+    if not running and own_tokens is not None and before.tokens_total is not None and after.tokens_total is not None:
+        others = after.tokens_total - before.tokens_total - own_tokens
+        if others > max(TOKENS_OF_CHANCE, own_tokens / 20):
+            running = 1  # at least
+    return running, waiting
+
+
+def _most(a: int | None, b: int | None) -> int | None:
+    return max((n for n in (a, b) if n is not None), default=None)
+
+
+def _whole(value: float) -> int | None:
+    return round(value) if 0 <= value < float("inf") else None
+
+
+REMEMBERED = 24  # prompts that were counted
+_SANE = (1.0, 12.0)  # characters to a token
+
+
+class Lengths:
+    """How long a target counts prompts to be, learnt from the answers to those that were sent.
+
+    No request is made for it: a count of its own would warm up what is to be found cold.
+    """
+
+    def __init__(self) -> None:
+        self._counted: deque[tuple[str, int]] = deque(maxlen=REMEMBERED)
+        self.calibration = Calibration()
+
+    def learn(self, prompt: Prompt, tokens: int | None) -> None:
+        """A count that cannot be is not believed."""
+        if not tokens or not _SANE[0] <= len(prompt.text) / tokens <= _SANE[1]:
+            return
+        self._counted.append((prompt.text, tokens))
+        self.calibration = calibrate(self._counted)
+
+
+class FreshPrompts:
+    """Each begins with a tag of its own. `nonce` is another one at each probe."""
+
+    def __init__(self, tokens: int, nonce: str, lengths: Lengths) -> None:
+        self._tokens = tokens
+        self._rng = Random(nonce)
+        self._lengths = lengths
+
+    def next(self) -> Prompt:
+        """Of the length asked for, or of the shortest that a prompt can have."""
+        known = self._lengths.calibration
+        fewest = math.ceil(FEWEST_PIECES * CHARS_PER_PIECE / known.chars_per_token + known.overhead_tokens)
+        return next(
+            coding_prompts(
+                self._rng,
+                tokens=max(self._tokens, fewest),
+                chars_per_token=known.chars_per_token,
+                overhead_tokens=known.overhead_tokens,
+            )
+        )
+
+    def learn(self, prompt: Prompt, tokens: int | None) -> None:
+        self._lengths.learn(prompt, tokens)
+
+
+def task_of(prompt: Prompt, index: int, max_tokens: int, *, fixed_output: bool) -> Task:
+    return Task(1, 0, index, prompt.kind, messages(prompt), max_tokens, fixed_output=fixed_output)
+
+
+FIND_S = 10.0  # to tell which models it serves
+WHOLE = 2.0  # a probe takes at most so many times a request's timeout
+QUALITY_SEED = 8  # the same small tasks at every probe, for ever
+QUALITY_GRADE = 1
+FEWEST_TOKENS = 8  # of an answer: fewer have no speed
+FEWEST_READS = 4  # it came in: what a proxy held back and sent at once has none on our clock
+THINKING_TOKENS = 1024  # for those that think before they answer
+# These go on to `max_tokens` when asked to; a server of others may refuse a field that it does not know.
+_KNOWS_FIXED_OUTPUT = ("llamacpp", "llama.cpp", "vllm", "sglang", "skep", "skep-fake")
+
+
+class Meter(Protocol):
+    def begin(self) -> None: ...
+    def end(self) -> Mapping[str, Any] | None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What this machine can tell while a target of its own is probed."""
+
+    nvidia: Callable[[], NvidiaReport] = read_nvidia
+    meter: Callable[[], Meter | None] = open_meter
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is known so far, whatever happens next."""
+
+    endpoint: Endpoint | None = None
+    before: Load = field(default_factory=Load)
+    after: Load | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    host: dict[str, Any] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    own_tokens: int | None = 0  # None: not all are known
+
+
+async def probe_target(
+    target: Target,
+    *,
+    era: int,
+    slot: int,
+    due_at: float,
+    key: str | None = None,
+    idle_s: float | None = None,
+    clock: Callable[[], float] = time.time,
+    machine: Machine | None = None,
+    lengths: Lengths | None = None,
+    nonce: str | None = None,
+) -> tuple[Probe, list[Sample]]:
+    """`key`: the value of the variable `target.key_env`, None where it is not set.
+
+    `lengths`: what earlier probes of it have learnt, where they are remembered. `nonce`: of this probe alone.
+    """
+    started_at, began_s = clock(), time.monotonic()
+    found, fault = _Found(versions={"skep": __version__}), None
+    prompts = FreshPrompts(target.prompt_tokens, nonce or secrets.token_hex(8), lengths or Lengths())
+    course = _Course(target, found, clock, prompts)
+    whole_s = FIND_S + WHOLE * target.timeout_s
+    try:
+        if target.key_env and not key:
+            raise ProbeFailed(Fault("auth", f"the variable `{target.key_env}` with its key is not set"))
+        async with asyncio.timeout(whole_s):
+            await course.run(key, machine or Machine())
+    except TimeoutError:
+        fault = Fault("timeout", f"the whole probe was not done within {whole_s:g} s")
+    except Exception as error:  # nothing that a target says may end the watch over it
+        fault = fault_of(error).without(key)
+    running, waiting = company(found.before, found.after or Load(), found.own_tokens)
+    probe = Probe(
+        target=target.name,
+        era=era,
+        slot=slot,
+        due_at=due_at,
+        started_at=started_at,
+        ended_at=started_at + time.monotonic() - began_s,  # a clock that is set meanwhile does not bend it
+        outcome=ProbeOutcome.DONE if fault is None else ProbeOutcome.FAILED,
+        error_kind=None if fault is None else fault.kind,
+        error=None if fault is None else fault.text,
+        running=running,
+        waiting=waiting,
+        idle_s=idle_s,
+        model=target.model if found.endpoint is None else found.endpoint.model,
+        versions=found.versions,
+        host=found.host,
+        simulated=found.endpoint is not None and found.endpoint.simulated,
+    )
+    return probe, [_without(sample, key) for sample in found.samples]
+
+
+def _without(sample: Sample, secret: str | None) -> Sample:
+    if sample.error_kind is None or sample.error is None:
+        return sample
+    return replace(sample, error=Fault(sample.error_kind, sample.error).without(secret).text)
+
+
+class _Course:
+    def __init__(self, target: Target, found: _Found, clock: Callable[[], float], prompts: FreshPrompts) -> None:
+        self._target = target
+        self._found = found
+        self._clock = clock
+        self._prompts = prompts
+        self._fixed = True
+        self._thinks = False
+
+    async def run(self, key: str | None, machine: Machine) -> None:
+        target, found = self._target, self._found
+        endpoint = await find_endpoint(target.url, target.model, key=key, api=target.api, timeout_s=FIND_S)
+        if target.kind is TargetKind.GATEWAY:
+            endpoint = replace(endpoint, headers={**endpoint.headers, "x-skep-agent": PROBES_FLOW})
+        found.endpoint = endpoint
+        self._fixed = knows_fixed_output(target, endpoint)
+        is_here = machine_of(target.url) == HERE
+        nvidia = await asyncio.to_thread(machine.nvidia) if is_here else None
+        meter = await asyncio.to_thread(machine.meter) if is_here else None
+        pool = Pool(endpoint.origin, max_idle=max(4, target.concurrency))
+        try:
+            found.versions = await read_versions(endpoint, pool, nvidia)
+            found.before = await read_load(pool, endpoint.headers)
+            sender = Sender(endpoint, pool, time.monotonic(), timeout_s=target.timeout_s, keep_text=True)
+            await self._runs(sender, meter)
+            await self._after(pool, endpoint)
+        finally:
+            await pool.close()
+            if meter is not None:
+                await asyncio.to_thread(meter.close)
+
+    async def _runs(self, sender: Sender, meter: Meter | None) -> None:
+        target = self._target
+        await self._timed(sender, Heat.COLD, Shape.SHORT, 1)
+        if meter is not None:
+            await asyncio.to_thread(meter.begin)
+        await self._timed(sender, Heat.HOT, Shape.SHORT, 1)
+        if target.long_tokens:
+            await self._timed(sender, Heat.HOT, Shape.LONG, 1)
+        if target.concurrency > 1:
+            await self._timed(sender, Heat.HOT, Shape.SHORT, target.concurrency)
+        if meter is not None:
+            self._found.host |= _host_of(await asyncio.to_thread(meter.end))
+        if target.quality_items:
+            await self._quality(sender)
+
+    async def _timed(self, sender: Sender, heat: Heat, shape: Shape, concurrency: int) -> None:
+        tokens = self._target.long_tokens if shape is Shape.LONG else self._target.short_tokens
+        prompts = [self._prompts.next() for _ in range(concurrency)]
+        tasks = [task_of(one, place, tokens, fixed_output=self._fixed) for place, one in enumerate(prompts)]
+        await sender.pool.prepare(concurrency)  # the time to connect is not the engine's
+        at = self._clock()
+        rows = [row for row, _ in await asyncio.gather(*(sender.ask(sender.letter(task)) for task in tasks))]
+        self._count(rows)
+        self._found.samples.append(sample_of(rows, at, heat, shape, concurrency))
+        for prompt, row in zip(prompts, rows, strict=True):
+            self._prompts.learn(prompt, row.prompt_tokens)
+            self._thinks = self._thinks or bool(row.reasoning)
+        _stop_at_fault(rows)
+
+    async def _quality(self, sender: Sender) -> None:
+        """Small tasks with known answers, greedy, one after the other."""
+        at, rows, right = self._clock(), list[Request](), 0
+        items = drills(QUALITY_SEED, self._target.quality_items, QUALITY_GRADE)
+        for place, item in enumerate(items):
+            row, text = await sender.ask(sender.letter(self._drill(place, item)))
+            rows.append(row)
+            right += row.ok and read_check(item.checker, text)[0]
+            if not row.ok:
+                break
+        self._count(rows)
+        fault = next((fault for row in rows if (fault := fault_of_row(row))), None)
+        self._found.samples.append(
+            Sample(
+                at=at,
+                heat=Heat.HOT,
+                shape=Shape.QUALITY,
+                concurrency=1,
+                quality=right / len(items) if fault is None else None,
+                output_tokens=_sum(row.output_tokens for row in rows),
+                prompt_tokens=_sum(row.prompt_tokens for row in rows),
+                error_kind=None if fault is None else fault.kind,
+                error=None if fault is None else fault.text,
+            )
+        )
+        _stop_at_fault(rows)
+
+    def _drill(self, place: int, item: Item) -> Task:
+        room = item.max_tokens + (THINKING_TOKENS if self._thinks else 0)
+        return Task(1, 0, place, item.family, [dict(one) for one in item.messages], room)
+
+    def _count(self, rows: Sequence[Request]) -> None:
+        for row in rows:
+            known = self._found.own_tokens
+            unknown = known is None or row.output_tokens is None
+            self._found.own_tokens = None if unknown or known is None else known + (row.output_tokens or 0)
+
+    async def _after(self, pool: Pool, endpoint: Endpoint) -> None:
+        found = self._found
+        found.after = await read_load_after(pool, endpoint.headers)
+        told = {BEGAN_AT: found.after.process_began_at, TOKENS_TOTAL: found.after.tokens_total}
+        found.host |= {name: value for name, value in told.items() if value is not None}
+
+
+def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: Shape, concurrency: int) -> Sample:
+    """Of a stream: medians over the streams that succeeded. Of the run: all their tokens over its wall time.
+
+    An answer of a few words has no speed: a model may end when it likes where it cannot be told to go on.
+    """
+    fault = next((fault for row in rows if (fault := fault_of_row(row))), None)
+    good = [row for row in rows if row.ok]
+    whole = [row for row in good if (row.output_tokens or 0) >= FEWEST_TOKENS]
+    gaps = [gap for row in whole if _came_bit_by_bit(row) and (gap := tpot_ms(row))]
+    engine = [row.engine.decode_tok_s for row in whole if row.engine.decode_tok_s]
+    first = [(row.first_token_s - row.due_s) * 1000 for row in good if row.first_token_s is not None]
+    wall_s = max(row.ended_s for row in rows) - min(row.due_s for row in rows)
+    tokens = _sum(row.output_tokens for row in good)
+    return Sample(
+        at=at,
+        heat=heat,
+        shape=shape,
+        concurrency=concurrency,
+        tok_s=1000 / median(gaps) if gaps else None,
+        engine_tok_s=median(engine) if engine else None,
+        effective_tok_s=tokens / wall_s if tokens and wall_s > 0 and len(whole) == len(good) else None,
+        ttft_ms=median(first) if first else None,
+        prompt_tokens=_sum(row.prompt_tokens for row in good),
+        output_tokens=tokens,
+        error_kind=None if fault is None else fault.kind,
+        error=None if fault is None else fault.text,
+    )
+
+
+def _came_bit_by_bit(row: Request) -> bool:
+    return not row.arrivals_s or len(set(row.arrivals_s)) >= FEWEST_READS
+
+
+def knows_fixed_output(target: Target, endpoint: Endpoint) -> bool:
+    told = endpoint.engine
+    engine = str(told.get("engine", "")).lower()
+    return target.kind is not TargetKind.ENDPOINT or engine in _KNOWS_FIXED_OUTPUT or "build" in told
+
+
+def _stop_at_fault(rows: Sequence[Request]) -> None:
+    """The first fault ends the probe: a target that hangs is not waited for again and again."""
+    for row in rows:
+        fault = fault_of_row(row)
+        if fault is not None:
+            raise ProbeFailed(fault)
+
+
+def _host_of(drawn: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the cards did during the hot runs; empty where nothing was measured."""
+    if drawn is None:
+        return {}
+    gpus = drawn["gpus"]
+    heat = [gpu["temperature_max_c"] for gpu in gpus if gpu["temperature_max_c"] is not None]
+    clocks = [gpu["sm_clock_min_mhz"] for gpu in gpus if gpu["sm_clock_min_mhz"] is not None]
+    found = {name: drawn[name] for name in ("mean_w", "max_w", "joules", "seconds", "throttled", "source")}
+    found["gpus"] = len(gpus)
+    found["temperature_max_c"] = max(heat, default=None)
+    found["sm_clock_min_mhz"] = min(clocks, default=None)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _sum(values: Any) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,189 @@
+"""How each target stands now: its last value against its own median, when it is due, what is wrong.
+
+Reads the store and nothing else; times are arguments. `skep monitor status`, the exposition and the pages say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from skep.monitor.changes import primary_keys
+from skep.monitor.probe_errors import BUSY
+from skep.monitor.schedule import due_at
+from skep.series import DAY_S, HOUR_S, Alert, Point, Probe, ProbeOutcome, SeriesKey, SpanKind, Target
+from skep.stats.rolling import WindowStats, window_stats
+from skep.store.series import SeriesStore
+
+WINDOW_S = 7 * DAY_S
+MOST_POINTS_AN_HOUR = 4  # beyond it, hours stand for their samples
+
+
+class State(StrEnum):
+    NEW = "new"  # never probed
+    OK = "ok"
+    ALERT = "alert"  # it answers, and something about it is wrong
+    BUSY = "busy"  # others were there: its figures are no regression, and having no room for a probe is no fault
+    FAILING = "failing"  # the last probe brought no figures
+    SILENT = "silent"  # nobody probes it: the loop is away
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One series now. `latest` is None where the newest value is too old to speak of the present."""
+
+    key: SeriesKey
+    latest: Point | None
+    week: WindowStats | None  # of 7 days, busy samples left out
+
+    @property
+    def ratio(self) -> float | None:
+        """The latest value over the median of 7 days."""
+        if self.latest is None or self.week is None or not self.week.median:
+            return None
+        return self.latest.value / self.week.median
+
+    def document(self) -> dict[str, Any]:
+        week = self.week
+        return {
+            "series": str(self.key),
+            "unit": self.key.metric.unit,
+            "at": None if self.latest is None else self.latest.at,
+            "value": None if self.latest is None else self.latest.value,
+            "busy": None if self.latest is None else self.latest.busy,
+            "median_7d": None if week is None else week.median,
+            "mad_7d": None if week is None else week.mad,
+            "cv_7d": None if week is None else week.cv,
+            "count_7d": 0 if week is None else week.count,
+            "ratio": self.ratio,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    target: Target
+    state: State
+    last: Probe | None  # that was really made
+    due_at: float  # of the next probe, if the loop runs
+    coverage: Mapping[str, int]  # of 7 days: done, failed, missed
+    readings: tuple[Reading, ...]  # of the series that stand for it, the first one first
+    alerts: tuple[Alert, ...]  # that are open
+
+    @property
+    def covered(self) -> float | None:
+        """Share of the occasions of 7 days that were probed; None before the first one."""
+        total = sum(self.coverage.values())
+        return None if total == 0 else 1 - self.coverage.get("missed", 0) / total
+
+    def document(self) -> dict[str, Any]:
+        last = self.last
+        return {
+            "target": self.target.name,
+            "kind": str(self.target.kind),
+            "url": self.target.url,
+            "model": self.target.model,
+            "state": str(self.state),
+            "every_s": self.target.every_s,
+            "probed_at": None if last is None else last.ended_at,
+            "outcome": None if last is None else str(last.outcome),
+            "error_kind": None if last is None else last.error_kind,
+            "error": None if last is None else last.error,
+            "due_at": self.due_at,
+            "coverage": dict(self.coverage),
+            "covered": self.covered,
+            "readings": [reading.document() for reading in self.readings],
+            "alerts": [alert_document(alert) for alert in self.alerts],
+        }
+
+
+def alert_document(alert: Alert) -> dict[str, Any]:
+    return {
+        "rule": str(alert.rule),
+        "target": alert.target,
+        "opened_at": alert.opened_at,
+        "message": alert.message,
+        "value": alert.value,
+        "limit": alert.limit,
+        "closed_at": alert.closed_at,
+        "closed_because": alert.closed_because,
+    }
+
+
+def standings(series: SeriesStore, now: float, *, with_readings: bool = True) -> list[Standing]:
+    """Of every target that is watched, by name."""
+    alerts = series.alerts(open_only=True)
+    slots = series.last_slots()
+    return [
+        _standing(series, target, now, slots.get(target.name), alerts, with_readings=with_readings)
+        for target in series.targets()
+    ]
+
+
+def reading_of(series: SeriesStore, key: SeriesKey, now: float, fresh_s: float) -> Reading:
+    """A value older than `fresh_s` is not the latest one: it tells of another time."""
+    newest, quiet = latest_and_week(series, key, now, fresh_s)
+    return Reading(key, newest, window_stats(quiet))
+
+
+def latest_and_week(
+    series: SeriesStore, key: SeriesKey, now: float, fresh_s: float
+) -> tuple[Point | None, list[float]]:
+    """The latest value, None where it is older than `fresh_s`, and those of 7 days without the busy ones."""
+    points = _points(series, key, now)
+    newest = points[-1] if points and now - points[-1].at <= fresh_s else None
+    return newest, [point.value for point in points if not point.busy]
+
+
+def fresh_s(target: Target) -> float:
+    """For how long a value speaks of the present: two intervals, and the time that a probe may take."""
+    return 2 * target.every_s + target.jitter + target.timeout_s
+
+
+def _standing(
+    series: SeriesStore,
+    target: Target,
+    now: float,
+    covered: tuple[int, int] | None,
+    alerts: list[Alert],
+    *,
+    with_readings: bool,
+) -> Standing:
+    found = series.latest(target.name)
+    last = None if found is None else found[0]
+    keys = primary_keys(series, target.name) if with_readings else []
+    slot = None if covered is None or covered[0] < 0 else covered[1]  # below 0: only asked for by hand
+    return Standing(
+        target=target,
+        state=_state(target, last, now, alerts=any(alert.target == target.name for alert in alerts)),
+        last=last,
+        due_at=now if slot is None else due_at(target, max(slot + 1, int(now // target.every_s))),
+        coverage=series.coverage(target.name, now - WINDOW_S, now),
+        readings=tuple(reading_of(series, key, now, fresh_s(target)) for key in keys),
+        alerts=tuple(alert for alert in alerts if alert.target == target.name),
+    )
+
+
+def _state(target: Target, last: Probe | None, now: float, *, alerts: bool) -> State:
+    if last is None:
+        return State.NEW
+    if now - last.ended_at > fresh_s(target):
+        return State.SILENT
+    if last.error_kind == BUSY:
+        return State.BUSY
+    if last.outcome is ProbeOutcome.FAILED:
+        return State.FAILING
+    if alerts:
+        return State.ALERT
+    return State.BUSY if last.busy else State.OK
+
+
+def _points(series: SeriesStore, key: SeriesKey, now: float) -> list[Point]:
+    """Of 7 days; where a target is probed so often that a week is many samples, hours stand for them."""
+    since, most = now - WINDOW_S, int(WINDOW_S / HOUR_S) * MOST_POINTS_AN_HOUR
+    points = series.points(key, since, now, limit=most + 1)
+    if len(points) <= most:
+        return points
+    hours = [Point(span.start, span.median) for span in series.spans(key, SpanKind.HOUR, since, now)]
+    return [*hours, points[-1]]

@@ -1,0 +1,134 @@
+"""What is on screen as JSON and CSV, and errors as one line of a page or of JSON."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from skep.errors import SkepError, UserError
+from skep.monitor.export import harmless
+from skep.report.markup import Markup, join, tag, text
+from skep.web.context import Site
+from skep.web.layout import page
+
+
+def json_answer(document: Any, status: int = 200) -> Response:
+    return Response(json_text(document) + "\n", status_code=status, media_type="application/json")
+
+
+def json_text(document: Any) -> str:
+    """In one line. Dataclasses become objects, numbers that are none become null."""
+    return json.dumps(_plain(document), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def csv_answer(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
+    """A file `skep-NAME.csv`. None is an empty cell; a text that a spreadsheet would carry out gets an apostrophe."""
+    written = io.StringIO(newline="")
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    headers = {"content-disposition": f'attachment; filename="skep-{name}.csv"'}
+    return Response(written.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def wants_json(request: Request) -> bool:
+    return str(request.scope["path"]).startswith(("/api/", "/live", "/metrics"))
+
+
+def problem(site: Site, error: SkepError, *, status: int | None = None, as_json: bool = False) -> Response:
+    """One line and what to do next. What went wrong inside is not told in public: it may name a path."""
+    ours = isinstance(error, UserError)
+    message, hint = error.message, error.hint
+    if site.public and not ours:
+        message, hint = "this cannot be shown right now", None
+    code = status or (400 if ours else 500)
+    if as_json:
+        return json_answer({"error": {"message": message, "hint": hint}}, code)
+    return plain_problem(site, message, hint, code)
+
+
+def plain_problem(site: Site, message: str, hint: str | None, status: int) -> Response:
+    title = {
+        400: "That cannot be shown",
+        401: "A key is wanted",
+        403: "Not from here",
+        404: "Nothing here",
+        405: "Only read",
+    }
+    lines: list[Markup] = [tag("p", marked(message), class_="banner incomplete", role="alert")]
+    if hint:
+        lines.append(tag("p", marked(hint), class_="below"))
+    return page(site, "", title.get(status, "Something went wrong"), join(lines), status=status)
+
+
+def marked(message: str) -> Markup:
+    """What stands between backticks is set as code."""
+    parts = message.split("`")
+    return join(tag("code", text(part)) if place % 2 else text(part) for place, part in enumerate(parts))
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return ""
+    return harmless(value) if isinstance(value, str) else value
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Enum():
+            return value.value
+        case float():
+            return value if math.isfinite(value) else None
+        case str() | int() | None:
+            return value
+        case dict():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(item) for item in value]
+        case _:
+            return str(value)
+
+
+LONGEST_BODY = 16_384
+MOST_FIELDS = 20
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form sent as `application/x-www-form-urlencoded`; of several of one name, the last."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise UserError(f"a form is wanted, not {kind[:60] or 'nothing'!r}", hint="send it as x-www-form-urlencoded")
+    received = b""
+    async for part in request.stream():
+        received += part
+        if len(received) > LONGEST_BODY:
+            raise UserError(f"the form is longer than {LONGEST_BODY} bytes", hint="shorten it")
+    try:
+        return dict(parse_qsl(received.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS))
+    except ValueError:
+        raise UserError("the form cannot be read", hint="send it as UTF-8, with at most 20 fields") from None
+
+
+def way_back(wanted: str | None) -> str:
+    """A page of this site and never one of another."""
+    if not wanted or not wanted.startswith("/") or wanted.startswith(("//", "/\\")):
+        return "/"
+    if any(ord(letter) < 33 for letter in wanted):
+        return "/"
+    try:
+        parts = urlsplit(wanted)
+    except ValueError:
+        return "/"
+    return "/" if parts.scheme or parts.netloc else wanted

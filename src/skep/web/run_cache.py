@@ -1,0 +1,264 @@
+"""The stored runs and their key figures for lists. An ended run is final, so both are worked out once.
+
+Runs are kept in memory; figures in memory and, small as they are, in files too: a list of fifty would take seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from skep.bench.loaded import JUDGED, QUALITY, TIMED, TUNE_QUALITY, load_run
+from skep.errors import SkepError
+from skep.places import LOOPBACK
+from skep.quality.drawing import mixed_of, quality_of, without_texts
+from skep.records import LevelSummary, Run, RunState
+from skep.report.quality_words import conclusion
+from skep.store.database import Store
+from skep.web.context import Site
+from skep.web.pictures import Shelf
+
+# What a hive with `--simulate` says of itself.
+_SIMULATED = re.compile(
+    r"simulated: .+?, (?:KV [^,]+, )?(?:[^,]+, )?"
+    r"(?P<layout>(?:\d+ x )?TP=.+?) on (?P<rig>.+), as (?P<engine>\w+)"
+)
+_LONGEST = 400  # letters of such a sentence
+_MAKERS = re.compile(r"^(NVIDIA |AMD |Intel\(R\) )(GeForce |Radeon )?")
+
+
+def machine_of(run: Run, *, public: bool = False) -> str:
+    """The cards, or the CPU where there is none. Of a far endpoint only its address is known."""
+    if found := _simulated(run):
+        return found["rig"]
+    if run.simulated:
+        return "no machine: simulated"
+    if not is_near(run.url):
+        return "another machine" if public else _hostname(run.url)
+    return host_words(run.host)
+
+
+def _hostname(url: str) -> str:
+    try:
+        return str(urlsplit(url).hostname)
+    except ValueError:
+        return "unknown machine"
+
+
+def is_near(url: str) -> bool:
+    """Whether what answered ran on the client's own machine, whose facts the run has."""
+    try:
+        address = urlsplit(url).hostname
+    except ValueError:
+        return False
+    return address is None or address in LOOPBACK
+
+
+def host_words(host: Mapping[str, Any]) -> str:
+    cards = host.get("gpus")
+    if isinstance(cards, list) and cards:
+        names = Counter(str(card.get("name", "?")) for card in cards if isinstance(card, dict))
+        return " + ".join(f"{many}x {_MAKERS.sub('', name)}" for name, many in names.items())
+    cpu, cores = host.get("cpu_model") or host.get("machine"), host.get("cpu_cores")
+    return f"{cpu}, {cores} cores" if cpu and cores else str(cpu or "unknown machine")
+
+
+def engine_of(run: Run) -> str:
+    """Its name and version, as the endpoint told."""
+    if found := _simulated(run):
+        return f"{found['engine']} (simulated)"
+    told = str(
+        run.engine.get("engine") or run.engine.get("server") or run.engine.get("measured_by") or "unknown engine"
+    )
+    version = run.engine.get("version") or run.engine.get("build")
+    return told if not version or str(version) in told or "unknown" in str(version) else f"{told} {version}"
+
+
+def layout_of(run: Run) -> str:
+    """Replicas and slots, where the endpoint told; of a simulated rig how its cards are divided."""
+    if found := _simulated(run):
+        return found["layout"]
+    replicas, slots = run.engine.get("replicas"), run.engine.get("slots")
+    if not isinstance(slots, int):
+        return ""
+    return f"{replicas} x {slots} slots" if isinstance(replicas, int) and replicas > 1 else f"{slots} slots"
+
+
+def _simulated(run: Run) -> re.Match[str] | None:
+    told = run.engine.get("engine")
+    return _SIMULATED.match(told[:_LONGEST]) if run.simulated and isinstance(told, str) else None
+
+
+Value = TypeVar("Value")
+_MOST = 20_000
+_MOST_LEVELS = 300
+_A_REQUEST_S = 0.0004  # what the figures of a run take for each of its requests, about
+_FEW = 20  # runs that are read one by one
+ELSEWHERE = "//another-machine"  # stands for a hidden address
+_KEPT = (RunState.DONE, RunState.FAILED)
+PATIENCE_S = 0.05  # for figures that are not known yet, before a list is shown without them
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a list tells of a run. None: not measured, or not of that kind."""
+
+    best_tok_s: float | None = None  # effective
+    best_at: int | None = None  # the C it was reached at; None: its levels are no concurrencies
+    ttft_ms: float | None = None  # p50 at C=1
+    failed: int = 0
+    client_limited: bool = False  # at the best level: a lower bound
+    conclusion: str = ""  # of judged runs
+
+
+class RunBook:
+    """One for a dashboard. Safe to be asked by several threads."""
+
+    def __init__(self, site: Site, clock: Callable[[], float] = time.monotonic) -> None:
+        self._shelf = Shelf(site.paths.cache / "web" / "figures", most=_MOST)
+        self._clock = clock
+        self._site = site
+        self._runs: OrderedDict[str, Run] = OrderedDict()
+        self._figures: OrderedDict[str, Figures] = OrderedDict()
+        self._levels: OrderedDict[str, tuple[LevelSummary, ...]] = OrderedDict()
+        self._lock = threading.Lock()  # the dictionaries
+        self._making = threading.Lock()  # figures: two that ask at once share what is worked out
+
+    def __repr__(self) -> str:
+        return f"<RunBook {len(self._runs)} runs, {len(self._figures)} figures>"
+
+    def runs(self, store: Store) -> list[Run]:
+        """All of them, newest first."""
+        ids = [row[0] for row in store.read("SELECT id FROM runs ORDER BY created_at DESC, rowid DESC")]
+        with self._lock:
+            known = {name: self._runs[name] for name in ids if name in self._runs}
+        missing = [name for name in ids if name not in known]
+        if len(missing) > _FEW:
+            read = [run for run in store.runs() if run.id not in known]
+        else:
+            read = [run for name in missing if (run := _maybe(store, name)) is not None]
+        for run in self._placed(store, read):
+            known[run.id] = run
+            with self._lock:
+                _keep(self._runs, run.id, run, final=run.state in _KEPT)
+        return [known[name] for name in ids if name in known]
+
+    def run(self, store: Store, name: str) -> Run:
+        """By its id, by the beginning of it, or "last". Raises UserError where there is none."""
+        return self._placed(store, [store.run(name)])[0]
+
+    def _placed(self, store: Store, runs: Sequence[Run]) -> list[Run]:
+        """In public nothing private is left; whether it was the client's own machine decides whose cards are told."""
+        if not self._site.public or not runs:
+            return list(runs)
+        near = {row["id"]: is_near(row["url"]) for row in store.read("SELECT id, url FROM main.runs")}
+        return [replace(without_texts(run), url="" if near.get(run.id) else ELSEWHERE) for run in runs]
+
+    def figures(self, store: Store, runs: Sequence[Run], patience_s: float | None = None) -> dict[str, Figures]:
+        """By run. With a patience, those that would take longer are left out, and found the next time."""
+        found: dict[str, Figures] = {}
+        began = self._clock()
+        for run in runs:
+            known = self._known(run)
+            wait = _A_REQUEST_S * run.requests
+            if known is None and (patience_s is None or self._clock() - began + wait < patience_s):
+                with self._making:
+                    known = self._known(run) or self._made(store, run)
+            if known is not None:
+                found[run.id] = known
+        return found
+
+    def levels(self, store: Store, run: Run) -> tuple[LevelSummary, ...]:
+        """Of one run, as measured; empty where nothing was."""
+        with self._lock:
+            if run.id in self._levels:
+                return self._levels[run.id]
+        try:
+            found = load_run(store, run.id)[1].levels
+        except SkepError:
+            found = ()
+        with self._lock:
+            _keep(self._levels, run.id, found, final=run.state in _KEPT, most=_MOST_LEVELS)
+        return found
+
+    def _known(self, run: Run) -> Figures | None:
+        if run.state not in _KEPT:
+            return None
+        with self._lock:
+            if run.id in self._figures:
+                return self._figures[run.id]
+        stored = self._shelf.get(f"{run.id}.json")
+        try:
+            figures = Figures(**json.loads(stored)) if stored else None
+        except (ValueError, TypeError):
+            return None
+        if figures is not None:
+            with self._lock:
+                _keep(self._figures, run.id, figures, final=True)
+        return figures
+
+    def _made(self, store: Store, run: Run) -> Figures:
+        figures = figures_of(store, run)
+        if run.state in _KEPT:
+            with self._lock:
+                _keep(self._figures, run.id, figures, final=True)
+            self._shelf.put(f"{run.id}.json", json.dumps(asdict(figures)))
+        return figures
+
+
+def figures_of(store: Store, run: Run) -> Figures:
+    """Worked out from the rows."""
+    try:
+        if run.kind in JUDGED:
+            return _judged(store, run)
+        _, summary, rows = load_run(store, run.id)
+    except SkepError:
+        return Figures()  # nothing was measured
+    failed = sum(not row.ok for row in rows)
+    if run.kind == TUNE_QUALITY:
+        return Figures(failed=failed, conclusion="answers judged for a tuning")
+    measured = [level for level in summary.levels if level.effective_tok_s is not None]
+    if not measured:
+        return Figures(failed=failed)
+    best = max(measured, key=lambda level: level.effective_tok_s or 0.0)
+    closed = run.kind not in TIMED
+    alone = next((level for level in summary.levels if closed and level.concurrency == 1), None)
+    return Figures(
+        best.effective_tok_s,
+        best.concurrency if closed else None,
+        alone.ttft_ms.p50 if alone and alone.ttft_ms else None,
+        failed,
+        best.client_limited,
+    )
+
+
+def _judged(store: Store, run: Run) -> Figures:
+    failed = int(store.read("SELECT count(*) FROM requests WHERE run_id = ? AND error_kind IS NOT NULL", run.id)[0][0])
+    if run.kind == QUALITY:
+        return Figures(failed=failed, conclusion=conclusion(quality_of(store, run)))
+    advice = mixed_of(store, run).advice
+    spot = f"sweet spot at C = {advice.concurrency}" if advice.concurrency is not None else "no sweet spot"
+    return Figures(failed=failed, conclusion=spot)
+
+
+def _maybe(store: Store, name: str) -> Run | None:
+    """None where it was deleted between two reads."""
+    try:
+        return store.run(name)
+    except SkepError:
+        return None
+
+
+def _keep(kept: OrderedDict[str, Value], name: str, value: Value, *, final: bool, most: int = _MOST) -> None:
+    if final:
+        kept[name] = value
+        kept.move_to_end(name)
+        while len(kept) > most:
+            kept.popitem(last=False)
