@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skep.engines.enginekey import replica_key
+from skep.engines.control import replica_key
 from skep.engines.simulated_plan import SimulatedPlan, plan_from_json
 from skep.places import user_paths
 from skep.planner.forecast import Outcome, play

@@ -17,7 +17,8 @@ from random import Random
 from scaling.service import SLOTS, Service
 
 from skep.gateway.admission import Admission
-from skep.gateway.values import Action, AdmissionLimits, Arrival, Forward, Priority, Reject, ReplicaSpec
+from skep.gateway.keys import Priority
+from skep.gateway.values import Action, AdmissionLimits, Arrival, Forward, Reject, ReplicaSpec
 
 TURNS = 8
 MOMENTS = 8  # at which the replicas' loads are compared

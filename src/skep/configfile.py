@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skep.catalog.options import Draft, Options
 from skep.errors import UserError
-from skep.monitor.config import Monitor, check_command, check_webhook
-from skep.monitor.quiet_hours import parse_quiet_hours
+from skep.monitor.config import Monitor, check_command, check_webhook, parse_quiet_hours
 from skep.places import DEFAULT_PORT, Paths
 from skep.settings import EMBEDDED_MODEL, Cluster, Gateway, Serve, Settings, Upstream, Wishes, default_context
 from skep.units import parse_bytes, parse_percent, parse_seconds

@@ -22,8 +22,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skep.errors import UserError
-from skep.gateway.keys import KeySpec
-from skep.gateway.values import PRIORITIES
+from skep.gateway.keys import PRIORITIES, KeySpec
 from skep.places import Paths
 
 _HEADER = """\

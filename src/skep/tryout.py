@@ -19,9 +19,8 @@ from pathlib import Path
 
 from skep.catalog.presets import Preset
 from skep.engines.base import Launch
-from skep.engines.control import held
-from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import State
+from skep.engines.logfile import held
 from skep.engines.member import Member
 from skep.engines.placement import RAM
 from skep.engines.replica import Replica
@@ -30,6 +29,7 @@ from skep.errors import SkepError, first_of
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.host.power import gpu_memory_used, wait_until_clear
+from skep.host.processes import kill_marked
 from skep.launching import PullProgress, plan_launches, read_machine
 from skep.places import Paths, make_private
 from skep.presetfile import serve_of

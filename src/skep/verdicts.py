@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from skep.stats.noninferiority import Claim, PairedDifference
+
 
 class Outcome(Enum):
     """Everything but PASSED counts as a failure, and each is shown apart."""
@@ -56,27 +58,6 @@ class Verdict:
     @property
     def passed(self) -> bool:
         return self.outcome.passed
-
-
-class Claim(Enum):
-    HOLDS = "no worse"  # than delta, by the one-sided bound
-    LOST = "worse"  # by the other bound: the loss is there
-    UNSHOWN = "not shown"  # neither: too few items, or too much noise
-
-
-@dataclass(frozen=True, slots=True)
-class PairedDifference:
-    """The same items in two arms. Rates and differences are shares, 0.03 is three points; bounds one-sided, 95 %."""
-
-    items: int
-    pairs: int  # items x repeats
-    base_rate: float
-    rate: float
-    difference: float  # rate - base_rate
-    low: float
-    high: float
-    lost: int  # pairs that passed in the base arm only
-    gained: int
 
 
 @dataclass(frozen=True, slots=True)

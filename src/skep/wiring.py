@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from skep.engines.base import Launch
 from skep.engines.control import only_one
 from skep.engines.enginekey import kept_key, new_key
-from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import RestartPolicy
 from skep.engines.supervisor import Hive, Rebuild, Supervisor
 from skep.errors import GatewayError, SkepError, StoreError, UserError
+from skep.host.processes import kill_marked
 from skep.keyfile import keys_path, loose_mode, read_keys
 from skep.launching import Machine, PullProgress, plan_launches, read_machine
 from skep.places import LOOPBACK, Paths, make_private, make_runtime

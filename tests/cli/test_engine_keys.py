@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from talk import ask, eventually, rows_of
 
-from skep.engines.enginekey import KEY_FILE, local_key
+from skep.engines.control import local_key
+from skep.engines.enginekey import KEY_FILE
 from skep.engines.keeper import descendants
 from skep.places import user_paths
 

@@ -7,7 +7,7 @@ import os
 import pytest
 from called import own_folders, swarm
 
-from skep.engines.control import holder_of
+from skep.engines.logfile import holder_of
 from skep.errors import EndpointError, EngineError, UserError
 from skep.places import user_paths
 from skep.store.database import open_store

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from skep.engines.keeper import descendants, kill_marked
+from skep.engines.keeper import descendants
 from skep.engines.logfile import RotatingLog
+from skep.host.processes import kill_marked
 
 
 class KeptEngine:

@@ -4,10 +4,10 @@ Slow, and meant to be read. `test_quick_deciding` holds the real ones to it, for
 """
 
 from skep.gateway.admission import Admission
+from skep.gateway.keys import Priority
 from skep.gateway.pool import ModelPool
 from skep.gateway.queue import ModelQueue
 from skep.gateway.routing import clearly_busier, load, rendezvous
-from skep.gateway.values import Priority
 
 INTERACTIVE = Priority.INTERACTIVE
 

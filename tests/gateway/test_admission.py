@@ -5,16 +5,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from skep.gateway.admission import Admission
-from skep.gateway.values import (
-    AdmissionLimits,
-    Arrival,
-    Forward,
-    Priority,
-    Reject,
-    RejectCode,
-    ReplicaSpec,
-    Withdraw,
-)
+from skep.gateway.keys import Priority
+from skep.gateway.values import AdmissionLimits, Arrival, Forward, Reject, RejectCode, ReplicaSpec, Withdraw
 
 INTER, N, B = Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH
 

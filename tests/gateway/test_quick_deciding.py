@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from plain_rules import PlainAdmission
 
 from skep.gateway.admission import Admission
+from skep.gateway.keys import Priority
 from skep.gateway.ranking import Ranking
 from skep.gateway.roster import SMALL
 from skep.gateway.routing import CLEARLY_BUSIER
-from skep.gateway.values import AdmissionLimits, Arrival, Forward, Priority, Reject, ReplicaSpec, Withdraw
+from skep.gateway.values import AdmissionLimits, Arrival, Forward, Reject, ReplicaSpec, Withdraw
 
 
 def spec(name, slots=2, model="m", **more):

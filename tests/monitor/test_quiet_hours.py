@@ -6,7 +6,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from skep.errors import UserError
-from skep.monitor.quiet_hours import Discretion, QuietHours, Word, parse_quiet_hours
+from skep.monitor.config import QuietHours, parse_quiet_hours
+from skep.monitor.quiet_hours import Discretion, Word
 from skep.series import Alert, Rule
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -13,8 +13,8 @@ from clusters import until, worker_of
 
 from skep.cluster.ledger import ANNOUNCE_EVERY_S
 from skep.engines.base import Launch, Place
-from skep.engines.keeper import MARK
 from skep.engines.lifecycle import RestartPolicy
+from skep.host.processes import MARK
 from skep.places import user_paths
 
 pytestmark = pytest.mark.ray

@@ -13,9 +13,9 @@ from skep.quality.trial_figures import (
     summary_of_run,
 )
 from skep.records import EngineTimings, Request, Run, RunState
-from skep.stats.noninferiority import ASSUMED_DISCORDANCE, paired_difference
+from skep.stats.noninferiority import ASSUMED_DISCORDANCE, Claim, paired_difference
 from skep.store.rows import LevelFact
-from skep.verdicts import Claim, Outcome, Verdict
+from skep.verdicts import Outcome, Verdict
 from skep.workload.items import Checker, Item
 
 

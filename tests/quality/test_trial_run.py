@@ -14,9 +14,9 @@ from skep.quality.judging import Judge
 from skep.quality.trial import TrialPlan, run_trial
 from skep.quality.trial_figures import summary_of_run
 from skep.records import RunState
+from skep.stats.noninferiority import Claim
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine
-from skep.verdicts import Claim
 from skep.workload.items import Checker, Item
 
 HOST = read_host(NvidiaReport())

@@ -9,7 +9,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from skep.engines.enginekey import replica_key
+from skep.engines.control import replica_key
 from skep.engines.keeper import descendants
 from skep.places import user_paths
 

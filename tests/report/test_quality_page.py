@@ -13,7 +13,8 @@ from skep.records import RunState
 from skep.report import theme
 from skep.report.quality import difference_chart, outcome_chart, quality_page, quality_picture, total_chart, ttft_chart
 from skep.report.quality_words import claim_words, conclusion, points
-from skep.verdicts import ArmFigures, Claim, LevelQuality, Outcome, PairedDifference, QualitySummary
+from skep.stats.noninferiority import Claim, PairedDifference
+from skep.verdicts import ArmFigures, LevelQuality, Outcome, QualitySummary
 
 SVG = "{http://www.w3.org/2000/svg}"
 ITEMS = 690

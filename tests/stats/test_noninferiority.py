@@ -12,6 +12,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from skep.stats.noninferiority import (
+    Claim,
     Z,
     claim_of,
     delta_shown,
@@ -22,7 +23,6 @@ from skep.stats.noninferiority import (
     score,
     upper_bound,
 )
-from skep.verdicts import Claim
 
 PASSES, LOSES, GAINS, FAILS = (True, True), (True, False), (False, True), (False, False)
 arms = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=4)

@@ -274,7 +274,7 @@ def test_two_processes_do_not_work_at_one_run(runs, quick):
     run_id = runs.create(quick.url, some(1))
 
     async def go():
-        from skep.engines.control import held
+        from skep.engines.logfile import held
 
         with held(lock_path(runs.paths, run_id), "x", "y"), pytest.raises(EngineError, match="already running"):
             await carry_out(runs.paths, run_id)

@@ -11,7 +11,7 @@ import pytest
 from trial_presets import PLAIN, pids_of, preset_of, with_words
 
 from skep.bench.endpoint import find_endpoint
-from skep.engines.control import holder_of
+from skep.engines.logfile import holder_of
 from skep.errors import EngineError
 from skep.places import user_paths
 from skep.tryout import Tryout, tuner_lock

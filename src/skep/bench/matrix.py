@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skep.engines.keeper import MARK, kill_marked
 from skep.engines.logfile import open_log
 from skep.errors import EngineError, SkepError, UserError
 from skep.host.power import gpu_memory_used, wait_until_clear
+from skep.host.processes import MARK, kill_marked
 from skep.records import SweepSummary
 from skep.units import format_bytes, parse_seconds
 from skep.wire.client import WireFailure

@@ -18,7 +18,7 @@ from skep.bench.calibrating import calibrate_on
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.tasks import Shape, TaskMaker, Workload
 from skep.cli.output import note
-from skep.engines.enginekey import local_key
+from skep.engines.control import local_key
 from skep.errors import SkepError, UserError, first_of
 from skep.host.power import PowerMeter, open_meter
 from skep.places import LOOPBACK, user_paths

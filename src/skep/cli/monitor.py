@@ -303,7 +303,7 @@ def refuse_nonsense(target: Target) -> None:
 
 def key_of(target: Target) -> str | None:
     """The variable that it names; else the key that skep itself has for a server on this machine."""
-    from skep.engines.enginekey import local_key
+    from skep.engines.control import local_key
     from skep.places import user_paths
 
     if target.key_env is None:

@@ -25,10 +25,10 @@ from skep.quality.trial_plan import LEAST_DELTA, MOST_DELTA, TrialPlan
 from skep.quality.trial_words import noise_words, outlook, remarks, signed
 from skep.report.quality_words import claim_words, conclusion
 from skep.sandbox.detect import open_sandbox
-from skep.stats.noninferiority import items_needed
+from skep.stats.noninferiority import Claim, items_needed
 from skep.store.database import open_store
 from skep.units import format_seconds
-from skep.verdicts import ArmFigures, Claim, LevelQuality, Outcome, QualitySummary
+from skep.verdicts import ArmFigures, LevelQuality, Outcome, QualitySummary
 
 MOST_DRILLS = 2000  # made without being asked for so many
 MOST_ITEMS = 100_000

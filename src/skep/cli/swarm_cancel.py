@@ -11,7 +11,7 @@ from pathlib import Path
 from skep.cli.output import note, print_json
 from skep.cli.swarm_places import journal
 from skep.cli.swarm_tables import run_document
-from skep.engines.control import holder_of
+from skep.engines.logfile import holder_of
 from skep.errors import EngineError
 from skep.places import user_paths
 from skep.swarm.locks import lock_path

@@ -29,12 +29,12 @@ from skep.cluster.weights import is_pulled, localized
 from skep.engines.adapter import VISIBLE
 from skep.engines.base import Launch, engine_named
 from skep.engines.company import Company
-from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import RestartPolicy, State
 from skep.engines.placement import DEFAULT_SHARES, Card, check_free, room_of
 from skep.engines.replica import Replica
 from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError
 from skep.host.nvidia import read_gpu_memory
+from skep.host.processes import kill_marked
 from skep.places import user_paths
 
 CARDS_AGAIN_S = 1.0

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from skep.errors import EngineError, UserError
-from skep.places import make_private
+from skep.engines.enginekey import ANSWER_S, GATEWAY_KEY, KEY_FILE
+from skep.engines.logfile import held
+from skep.errors import EngineError, SkepError, UserError
+from skep.places import LOOPBACK, Paths
+from skep.wire.heads import parse_url
+
+
+def local_key(url: str, env: Mapping[str, str], paths: Paths) -> str | None:
+    """Return the key for a server on this machine; None for servers elsewhere, and where there is none.
+
+    A replica of the hive that runs here gets the hive's key, any other port SKEP_API_KEY, which is the gateway's.
+    """
+    if parse_url(url)[0].host not in LOOPBACK:
+        return None
+    return replica_key(url, paths) or env.get(GATEWAY_KEY) or None
+
+
+def replica_key(url: str, paths: Paths) -> str | None:
+    """Return the key of the hive that runs here if the URL is that of one of its replicas on this machine."""
+    asked = parse_url(url)[0]
+    if asked.host not in LOOPBACK:
+        return None
+    try:
+        key = (paths.state / KEY_FILE).read_text().strip()
+        rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=ANSWER_S)["rows"]
+    except (OSError, SkepError):
+        return None
+    origins = [parse_url(row["url"])[0] for row in rows if row["kind"] == "replica" and row["url"]]
+    return key if any(one.host in LOOPBACK and one.port == asked.port for one in origins) else None
+
 
 EXIT_S = 5.0
 EXIT_POLL_S = 0.01
@@ -103,42 +129,6 @@ def only_one(lock_path: Path, socket_path: Path) -> Iterator[None]:
     """Hold the lock of this installation."""
     with held(lock_path, "skep", "`skep ps` shows it, `skep down` stops it", str(socket_path)):
         yield
-
-
-@contextlib.contextmanager
-def held(lock_path: Path, what: str, hint: str, *told: str) -> Iterator[None]:
-    """One holder at a time, whose pid (and what it tells) is in the file; EngineError says who it is.
-
-    The kernel gives the lock back when its holder dies, so it cannot go stale.
-    """
-    make_private(lock_path.parent)
-    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            pid = os.read(descriptor, 32).decode(errors="replace").partition("\n")[0] or "unknown"
-            raise EngineError(f"{what} is already running (pid {pid})", hint=hint) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, "".join(f"{line}\n" for line in (os.getpid(), *told)).encode())
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def holder_of(lock_path: Path) -> int | None:
-    """The process whose number is in the file of `held`, if it holds that lock, as the kernel tells.
-
-    Looked up, not tried: whoever tries a lock is in the way of the one who wants it.
-    """
-    try:
-        pid = int(lock_path.read_text(encoding="ascii").partition("\n")[0])
-        inode = lock_path.stat().st_ino
-        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
-    except (OSError, ValueError):
-        return None
-    mine = [row for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[4] == str(pid)]
-    return pid if any(row[5].endswith(f":{inode}") for row in mine) else None
 
 
 def _connect(socket_path: Path, timeout_s: float | None) -> socket.socket:

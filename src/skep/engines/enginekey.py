@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from hmac import compare_digest
 from pathlib import Path
 
 from skep.engines.base import Launch
-from skep.engines.control import ask, socket_of
-from skep.errors import SkepError
-from skep.places import LOOPBACK, Paths, make_private
-from skep.wire.heads import parse_url
+from skep.places import make_private
 
 ENGINE_KEY = "SKEP_ENGINE_KEY"
 GATEWAY_KEY = "SKEP_API_KEY"
@@ -76,27 +73,3 @@ def kept_key(state: Path, key: str) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
-
-
-def local_key(url: str, env: Mapping[str, str], paths: Paths) -> str | None:
-    """Return the key for a server on this machine; None for servers elsewhere, and where there is none.
-
-    A replica of the hive that runs here gets the hive's key, any other port SKEP_API_KEY, which is the gateway's.
-    """
-    if parse_url(url)[0].host not in LOOPBACK:
-        return None
-    return replica_key(url, paths) or env.get(GATEWAY_KEY) or None
-
-
-def replica_key(url: str, paths: Paths) -> str | None:
-    """Return the key of the hive that runs here if the URL is that of one of its replicas on this machine."""
-    asked = parse_url(url)[0]
-    if asked.host not in LOOPBACK:
-        return None
-    try:
-        key = (paths.state / KEY_FILE).read_text().strip()
-        rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=ANSWER_S)["rows"]
-    except (OSError, SkepError):
-        return None
-    origins = [parse_url(row["url"])[0] for row in rows if row["kind"] == "replica" and row["url"]]
-    return key if any(one.host in LOOPBACK and one.port == asked.port for one in origins) else None

@@ -25,12 +25,12 @@ from pathlib import Path
 from skep.engines.base import REPORT_FD
 from skep.engines.enginekey import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, write_secret
 from skep.engines.logfile import RotatingLog
+from skep.host.processes import MARK
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.2
 TELL_S = 5.0
-MARK = "SKEP_REPLICA"  # in the environment of an engine and of all it starts
 
 
 class Keeper:
@@ -180,20 +180,6 @@ def kill_descendants() -> None:
         if not signal_descendants(signal.SIGKILL):
             return
         time.sleep(0.02)
-
-
-def kill_marked(mark: str) -> int:
-    """SIGKILL every process of ours whose environment says that it belongs to a replica of this name; how many.
-
-    For what a killed keeper leaves behind: a process that left the group and whose parents are gone.
-    """
-    wanted, killed = f"\0{MARK}={mark}".encode(), 0
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if wanted in b"\0" + (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
-                os.kill(int(entry.name), signal.SIGKILL)
-                killed += 1
-    return killed
 
 
 def _die_with_parent() -> None:

@@ -3,16 +3,56 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import time
 from collections import deque
+from collections.abc import Iterator
 from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 
+from skep.errors import EngineError
 from skep.places import make_private
 from skep.units import MIB
+
+
+@contextlib.contextmanager
+def held(lock_path: Path, what: str, hint: str, *told: str) -> Iterator[None]:
+    """One holder at a time, whose pid (and what it tells) is in the file; EngineError says who it is.
+
+    The kernel gives the lock back when its holder dies, so it cannot go stale.
+    """
+    make_private(lock_path.parent)
+    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pid = os.read(descriptor, 32).decode(errors="replace").partition("\n")[0] or "unknown"
+            raise EngineError(f"{what} is already running (pid {pid})", hint=hint) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, "".join(f"{line}\n" for line in (os.getpid(), *told)).encode())
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def holder_of(lock_path: Path) -> int | None:
+    """The process whose number is in the file of `held`, if it holds that lock, as the kernel tells.
+
+    Looked up, not tried: whoever tries a lock is in the way of the one who wants it.
+    """
+    try:
+        pid = int(lock_path.read_text(encoding="ascii").partition("\n")[0])
+        inode = lock_path.stat().st_ino
+        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
+    except (OSError, ValueError):
+        return None
+    mine = [row for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[4] == str(pid)]
+    return pid if any(row[5].endswith(f":{inode}") for row in mine) else None
+
 
 MAX_LINE = 1000  # of what is kept as last words
 HIDDEN = b"(key)"  # stands where the engine said its key

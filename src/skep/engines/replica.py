@@ -18,10 +18,10 @@ from skep.engines.base import EXIT_FINAL, Diagnosis, Engine, Launch
 from skep.engines.binding import cannot_listen, is_final, refusal_of
 from skep.engines.company import Company
 from skep.engines.enginekey import key_headers
-from skep.engines.keeper import kill_marked
 from skep.engines.lifecycle import Do, Lifecycle, RestartPolicy, State
 from skep.engines.oomcount import read_oom_kills
 from skep.errors import EngineError
+from skep.host.processes import kill_marked
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch_once
 from skep.wire.heads import Origin, parse_url

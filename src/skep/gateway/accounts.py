@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from skep.gateway.exchange import Exchange
+from skep.gateway.keys import Priority
 from skep.gateway.metrics import Labels, Metrics
 from skep.gateway.usage import Tokens
-from skep.gateway.values import Forward, Priority
+from skep.gateway.values import Forward
 from skep.wire.server import Incoming
 
 NOWHERE = ""  # the replica of a request that reached none

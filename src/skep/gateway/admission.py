@@ -8,22 +8,13 @@ Invariant: active + releasing leases of a replica never exceed its slots (unless
 
 from __future__ import annotations
 
+from skep.gateway.keys import Priority
 from skep.gateway.leases import Leases
 from skep.gateway.pool import ModelPool
 from skep.gateway.queue import Waiting
 from skep.gateway.replica import Lease, Process, Replica, process_of
 from skep.gateway.routing import REMEMBERED, REMEMBERED_PER_SLOT, Homes
-from skep.gateway.values import (
-    Action,
-    AdmissionLimits,
-    Arrival,
-    Forward,
-    Priority,
-    Reject,
-    RejectCode,
-    ReplicaSpec,
-    Withdraw,
-)
+from skep.gateway.values import Action, AdmissionLimits, Arrival, Forward, Reject, RejectCode, ReplicaSpec, Withdraw
 
 COME_BACK_S = 5.0  # after a shutdown
 AVOID_S = 1.0  # a failed request waits for another replica, before it is tried on the same one again

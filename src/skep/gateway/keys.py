@@ -10,9 +10,24 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
-from skep.gateway.values import PRIORITIES, Priority
+
+class Priority(IntEnum):
+    """The classes of requests; the lower number goes first."""
+
+    INTERACTIVE = 0
+    NORMAL = 1
+    BATCH = 2
+
+    @property
+    def label(self) -> str:
+        return LABELS[self]
+
+
+LABELS = ("interactive", "normal", "batch")
+PRIORITIES = dict(zip(LABELS, Priority, strict=True))
+
 
 MAX_CANDIDATES = 4  # keys looked at per request, so that a request cannot buy digests without end
 _EARLY_S = 1e-6  # a client that waited as told must not be refused for a rounding of the clock

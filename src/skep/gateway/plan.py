@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from skep.gateway.keys import KeySpec
-from skep.gateway.values import Priority
+from skep.gateway.keys import KeySpec, Priority
 
 # What takes no slot of an engine.
 LIGHT = frozenset(("/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens", "/v1/tokenize"))

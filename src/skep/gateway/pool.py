@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skep.gateway.keys import Priority
 from skep.gateway.queue import ModelQueue, Waiting
 from skep.gateway.replica import Lease, Replica
 from skep.gateway.roster import ALONE, SMALL, Roster
 from skep.gateway.routing import Homes, clearly_busier, load
-from skep.gateway.values import Priority
 
 SMOOTHING = 0.2  # weight of the newest request in the measured time of a request
 

@@ -23,7 +23,7 @@ from skep.gateway.dialect import ERRORS, Refused, error_body, limit_reached, pre
 from skep.gateway.dormancy import Dormancy
 from skep.gateway.exchange import Exchange, Timeouts
 from skep.gateway.headers import host_of, is_preflight, sort_headers
-from skep.gateway.keys import KeyRing, KeySpec, class_for, given_keys
+from skep.gateway.keys import PRIORITIES, KeyRing, KeySpec, class_for, given_keys
 from skep.gateway.peek import LONG_BYTES, Look, NotAnObject, look, model_of_form, session_digest, with_model
 from skep.gateway.plan import (
     AMBIGUOUS,
@@ -35,7 +35,7 @@ from skep.gateway.plan import (
     seconds_of,
     takes_no_slot,
 )
-from skep.gateway.values import PRIORITIES, Action, Arrival, Forward, Reject, RejectCode, ReplicaSpec
+from skep.gateway.values import Action, Arrival, Forward, Reject, RejectCode, ReplicaSpec
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
 from skep.wire.rules import Refusal

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import attrgetter
 
+from skep.gateway.keys import Priority
 from skep.gateway.ranking import Ranking
-from skep.gateway.values import Arrival, Priority
+from skep.gateway.values import Arrival
 
 
 @dataclass(slots=True, eq=False)

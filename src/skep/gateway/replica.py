@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from skep.gateway.breaker import Breaker
+from skep.gateway.keys import Priority
 from skep.gateway.queue import Waiting
 from skep.gateway.routing import seed_of
-from skep.gateway.values import Priority, ReplicaSpec
+from skep.gateway.values import ReplicaSpec
 
 Process = tuple[str, str, str]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from math import inf
 
+from skep.gateway.keys import Priority
 from skep.gateway.ranking import Ranking
 from skep.gateway.replica import Replica
 from skep.gateway.routing import Ring, rendezvous
-from skep.gateway.values import Priority
 
 ALONE = len(Priority)  # the audience beside the classes: batch, while nothing else waits
 _CLASSES = (*Priority, Priority.BATCH)

@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import Enum
 
-
-class Priority(IntEnum):
-    """The classes of requests; the lower number goes first."""
-
-    INTERACTIVE = 0
-    NORMAL = 1
-    BATCH = 2
-
-    @property
-    def label(self) -> str:
-        return LABELS[self]
-
-
-LABELS = ("interactive", "normal", "batch")
-PRIORITIES = dict(zip(LABELS, Priority, strict=True))
+from skep.gateway.keys import Priority
 
 
 @dataclass(frozen=True, slots=True)

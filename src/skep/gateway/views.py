@@ -6,10 +6,10 @@ from typing import Any
 
 from skep import __version__
 from skep.gateway.admission import Admission
+from skep.gateway.keys import Priority
 from skep.gateway.metrics import Labels, Metrics
 from skep.gateway.proxy import Proxy
 from skep.gateway.replica import Replica
-from skep.gateway.values import Priority
 
 
 def models_document(proxy: Proxy) -> dict[str, Any]:

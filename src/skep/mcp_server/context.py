@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from skep.engines.control import ask, socket_of
-from skep.engines.enginekey import local_key
+from skep.engines.control import ask, local_key, socket_of
 from skep.errors import UserError
 from skep.places import Paths
 from skep.store.database import Store, open_store

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from skep.engines.control import holder_of
-from skep.engines.logfile import open_log
+from skep.engines.logfile import holder_of, open_log
 from skep.errors import EngineError
 from skep.places import Paths
 from skep.swarm.locks import lock_path

@@ -5,12 +5,48 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, tzinfo
 from typing import Literal
 from urllib.parse import urlsplit
 
 from skep.errors import UserError
 from skep.units import GIB
 from skep.wire.heads import Origin, parse_url
+
+
+@dataclass(frozen=True, slots=True)
+class QuietHours:
+    """From a minute of the day to another one, as the clock on the wall shows it, summer time or not."""
+
+    start: int
+    end: int
+
+    def hold(self, at: float, zone: tzinfo | None = None) -> bool:
+        """`zone` None: the machine's own."""
+        local = datetime.fromtimestamp(at, zone)
+        minute = local.hour * 60 + local.minute
+        if self.start <= self.end:
+            return self.start <= minute < self.end
+        return minute >= self.start or minute < self.end
+
+
+DAY_MINUTES = 24 * 60
+
+
+QUIET_HINT = 'write them as "22:00-07:00"; the end may lie on the next day'
+
+
+def parse_quiet_hours(text: str) -> QuietHours:
+    found = re.fullmatch(r"\s*(\d{1,2}):(\d\d)\s*-\s*(\d{1,2}):(\d\d)\s*", text)
+    numbers = [int(part) for part in found.groups()] if found else []
+    minutes = [hour * 60 + minute for hour, minute in zip(numbers[::2], numbers[1::2], strict=True) if minute < 60]
+    if len(minutes) != 2 or max(minutes) > DAY_MINUTES:
+        raise UserError(f"quiet hours `{text}` are not understood", hint=QUIET_HINT)
+    start, end = (minute % DAY_MINUTES for minute in minutes)
+    if start == end:
+        raise UserError(f"quiet hours `{text}` have no length", hint=QUIET_HINT)
+    return QuietHours(start, end)
+
 
 Shape = Literal["json", "ntfy", "slack"]
 

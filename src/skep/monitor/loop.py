@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from skep.engines.control import held
-from skep.engines.enginekey import replica_key
+from skep.engines.control import replica_key
+from skep.engines.logfile import held
 from skep.errors import StoreError
 from skep.monitor.changes import find_changes
 from skep.monitor.probe import Lengths, probe_target

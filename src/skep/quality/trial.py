@@ -31,10 +31,11 @@ from skep.quality.judging import Answered
 from skep.quality.trial_figures import CUT_SHORT, PAIRED_WITH, WHOLE_BLOCK, quality_summary
 from skep.quality.trial_plan import BASE, LOAD, Cold, Pass, Passes, TrialPlan, blocks_of, order_of
 from skep.records import HostFacts, Request
+from skep.stats.noninferiority import Claim
 from skep.store.database import Store
 from skep.store.rows import LevelFact
 from skep.units import format_seconds
-from skep.verdicts import Claim, QualitySummary, Verdict
+from skep.verdicts import QualitySummary, Verdict
 from skep.workload.items import Item, item_json
 
 TICK_S = 0.25

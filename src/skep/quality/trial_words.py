@@ -6,8 +6,8 @@ from skep.quality.trial_figures import POWER, discordance_of
 from skep.quality.trial_figures import UNANSWERED as NO_ANSWER_AT_ALL
 from skep.quality.trial_plan import MOST_DELTA
 from skep.report.quality_words import points
-from skep.stats.noninferiority import ASSUMED_DISCORDANCE, delta_shown, items_needed
-from skep.verdicts import Claim, LevelQuality, QualitySummary
+from skep.stats.noninferiority import ASSUMED_DISCORDANCE, Claim, delta_shown, items_needed
+from skep.verdicts import LevelQuality, QualitySummary
 
 MOST_REPEATS = 10  # that anybody is told to make
 MUCH_CACHED = 0.05

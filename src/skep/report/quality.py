@@ -29,7 +29,8 @@ from skep.report.quality_words import claim_words, conclusion, points
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.sweep import heading, incomplete, provenance
-from skep.verdicts import ArmFigures, Claim, LevelQuality, Outcome, PairedDifference, QualitySummary
+from skep.stats.noninferiority import Claim, PairedDifference
+from skep.verdicts import ArmFigures, LevelQuality, Outcome, QualitySummary
 
 # Shape beside colour: a filled circle holds, a hollow square is not shown, a filled triangle points down at a loss.
 _LOOKS = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from skep.verdicts import Claim, LevelQuality, Outcome, QualitySummary
+from skep.stats.noninferiority import Claim
+from skep.verdicts import LevelQuality, Outcome, QualitySummary
 
 
 def points(share: float, digits: int = 1) -> str:

@@ -23,9 +23,31 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from statistics import NormalDist, fmean
 
-from skep.verdicts import Claim, PairedDifference
+
+class Claim(Enum):
+    HOLDS = "no worse"  # than delta, by the one-sided bound
+    LOST = "worse"  # by the other bound: the loss is there
+    UNSHOWN = "not shown"  # neither: too few items, or too much noise
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """The same items in two arms. Rates and differences are shares, 0.03 is three points; bounds one-sided, 95 %."""
+
+    items: int
+    pairs: int  # items x repeats
+    base_rate: float
+    rate: float
+    difference: float  # rate - base_rate
+    low: float
+    high: float
+    lost: int  # pairs that passed in the base arm only
+    gained: int
+
 
 Z = NormalDist().inv_cdf(0.95)
 HALVINGS = 40

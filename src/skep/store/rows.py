@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from operator import attrgetter
@@ -14,6 +14,12 @@ from typing import Any
 from skep.errors import StoreError
 from skep.records import EngineTimings, GatewayRequest, Request, Run, RunState
 from skep.store.writers import Writer, is_alive
+
+
+def insert(table: str, columns: Iterable[str]) -> str:
+    names = tuple(columns)
+    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608
+
 
 _PLAIN = (
     "level", "repeat", "kind", "started_s", "ended_s", "first_byte_s", "first_token_s", "last_token_s",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import asdict, fields
 from sqlite3 import Row
 from typing import Any
@@ -25,7 +24,7 @@ from skep.series import (
     Target,
     TargetKind,
 )
-from skep.store.rows import json_text, storable
+from skep.store.rows import insert, json_text, storable
 
 RAW_METRICS = (Metric.TOK_S, Metric.ENGINE_TOK_S, Metric.EFFECTIVE_TOK_S, Metric.TTFT_MS, Metric.QUALITY)
 
@@ -42,11 +41,6 @@ CHANGE_COLUMNS = (
     "series", "at", "earliest_at", "latest_at", "median_before", "median_after", "ratio_low", "ratio_high",
     "count_before", "count_after", "because",
 )  # fmt: skip
-
-
-def insert(table: str, columns: Iterable[str]) -> str:
-    names = tuple(columns)
-    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608
 
 
 INSERT_PROBE = insert("probes", PROBE_COLUMNS)

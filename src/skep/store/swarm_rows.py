@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from sqlite3 import Row
 from typing import Any, Literal
 
-from skep.store.rows import storable
-from skep.store.series_rows import insert
+from skep.store.rows import insert, storable
 from skep.store.writers import Writer, is_alive
 from skep.tasks import (
     Attempt,

@@ -18,8 +18,7 @@ import msgspec
 
 from skep.errors import StoreError
 from skep.records import Interval
-from skep.store.rows import storable
-from skep.store.series_rows import insert
+from skep.store.rows import insert, storable
 from skep.store.writers import Writer, is_alive
 from skep.tunings import Stage, Tuning
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from skep.engines.control import ask, socket_of
-from skep.engines.enginekey import GATEWAY_KEY, local_key
+from skep.engines.control import ask, local_key, socket_of
+from skep.engines.enginekey import GATEWAY_KEY
 from skep.errors import SkepError
 from skep.places import DEFAULT_PORT, Paths, user_paths
 from skep.wire.heads import parse_url

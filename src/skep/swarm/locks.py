@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from skep.engines.control import holder_of
+from skep.engines.logfile import holder_of
 from skep.places import Paths
 from skep.tasks import RunState, SwarmRun
 

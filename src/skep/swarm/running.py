@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.engines.control import held
+from skep.engines.logfile import held
 from skep.errors import EndpointError, KeyRefused, SkepError
 from skep.host.power import PowerMeter, open_meter
 from skep.places import LOOPBACK, Paths

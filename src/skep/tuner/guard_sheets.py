@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from skep.report.quality_words import points
-from skep.stats.noninferiority import claim_of, paired_difference
+from skep.stats.noninferiority import Claim, PairedDifference, claim_of, paired_difference
 from skep.tunings import Config, Judged
-from skep.verdicts import Claim, Outcome, PairedDifference
+from skep.verdicts import Outcome
 
 FLOOR = 0.10  # of the items: who answers fewer rightly has nothing to lose that could be seen
 UNANSWERED = frozenset({Outcome.FAILED, Outcome.TIMED_OUT})

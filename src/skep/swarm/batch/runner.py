@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
-from skep.engines.control import held
+from skep.engines.logfile import held
 from skep.errors import EngineError, SkepError
 from skep.store.batches import BatchRequest, BatchStore, Status, StoredBatch, StoredFile, UnfinishedBatch
 from skep.swarm.batch.course import Course, Tried, Turn, without_answer
