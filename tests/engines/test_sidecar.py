@@ -118,31 +118,3 @@ def test_its_pipe_is_not_inherited_by_others(tmp_path):
         task.cancel()
 
     asyncio.run(run())
-
-
-def test_one_that_is_paused_runs_again_only_when_that_is_over(tmp_path):
-    async def run():
-        sidecar = make(tmp_path)
-        task = asyncio.create_task(sidecar.run())
-        await begun(tmp_path, 1)
-        pid = sidecar.pid
-        await sidecar.pause()
-        assert not alive(pid)
-        assert not sidecar.wake()
-        assert sidecar.starts == 1
-        sidecar.resume()
-        await begun(tmp_path, 2)
-        await sidecar.stop()
-        await asyncio.wait_for(task, 10)
-
-    asyncio.run(run())
-
-
-def test_one_that_nobody_wanted_is_not_begun_by_the_end_of_a_pause(tmp_path):
-    async def run():
-        sidecar = make(tmp_path, begin=False)
-        await sidecar.pause()
-        sidecar.resume()
-        assert not sidecar._wanted.is_set()
-
-    asyncio.run(run())

@@ -22,6 +22,7 @@ from skep.errors import EngineError, SkepError
 from skep.wire.link import Message
 
 REST_POLL_S = 0.1
+RESUME_TRIES, RESUME_EVERY_S = 20, 3.0  # a card is given back a moment after its engine has ended
 RELOAD_ON = "what came before it in the reload is done, what came after is not; mend it and reload again"
 
 
@@ -166,10 +167,9 @@ class Crew:
         self._dormant |= self._paused
         self._member_changed()
 
-    def resume(self, tasks: asyncio.TaskGroup) -> list[str]:
-        """Start again what `pause` ended; their names."""
-        names = [name for name in self.names if name in self._paused]
-        self._paused = set()
+    async def resume(self, tasks: asyncio.TaskGroup) -> SkepError | None:
+        """Start again what `pause` ended. What keeps one of them from it, when that was tried for a while."""
+        names, self._paused = self._paused, set()
         for place, member in enumerate(self.members):
             if member.launch.name in names:
                 fresh = self._make(member.launch)
@@ -179,7 +179,20 @@ class Crew:
                 self._dormant.discard(member.launch.name)
                 self._begin(fresh, tasks)
         self._changed()
-        return names
+        for left in reversed(range(RESUME_TRIES)):
+            try:
+                for name in names:
+                    await self.until_up(name, hint=f"`skep logs {name}` shows more")
+            except EngineError as error:
+                if not left:
+                    return error
+            else:
+                break
+            await asyncio.sleep(RESUME_EVERY_S)
+            for member in self.members:
+                if member.launch.name in names and member.life.state is State.FAILED:
+                    member.restart()
+        return None
 
     async def dismiss(self, name: str) -> bool:
         """End it at once, and return when it has ended; whether it was asleep by then, or about to be."""

@@ -36,7 +36,6 @@ class Sidecar:
         self._wanted = asyncio.Event()
         self._stopping = asyncio.Event()
         self._renewed = asyncio.Event()  # ends the pause before the next start
-        self._paused: bool | None = None  # whether it is wanted after the pause; None: it is not paused
         self.starts = 0
         if begin:
             self.wake()
@@ -50,9 +49,7 @@ class Sidecar:
 
     def wake(self) -> bool:
         """Whether it runs or will in a moment."""
-        if self._paused is not None:
-            self._paused = True
-        elif self._argv and not self._stopping.is_set():
+        if self._argv and not self._stopping.is_set():
             self._wanted.set()
         return self._wanted.is_set() and not self._stopping.is_set()
 
@@ -88,18 +85,6 @@ class Sidecar:
         self._renewed.set()
         await self._end()
         if begin or was_wanted:
-            self.wake()
-
-    async def pause(self) -> None:
-        """End it until `resume`."""
-        self._paused = self._wanted.is_set()
-        self._wanted.clear()
-        self._renewed.set()
-        await self._end()
-
-    def resume(self) -> None:
-        wanted, self._paused = self._paused, None
-        if wanted:
             self.wake()
 
     async def stop(self) -> None:

@@ -21,7 +21,6 @@ from skep.engines.hive import Rebuild as Rebuild  # noqa: PLC0414
 from skep.engines.housing import Housing
 from skep.engines.lifecycle import RestartPolicy, State
 from skep.engines.member import Elsewhere, Member
-from skep.engines.pausing import PAUSED, Pausing
 from skep.engines.remaking import Remaking
 from skep.engines.shown import state_told, unanswered
 from skep.engines.sidecar import Sidecar
@@ -30,6 +29,7 @@ from skep.errors import EngineError, GatewayError, SkepError
 from skep.wire.link import Message
 
 AIDES_STOP_S = 75.0  # as STOP_S, where replicas stand elsewhere
+PAUSED_RETRY_S = 5.0  # for those who wait for an answer when a pause begins
 NO_FIGURES: Message = {"pid": None, "url": None, "slots": None, "busy": None, "restarts": None, "why": None}
 
 
@@ -76,6 +76,9 @@ class Supervisor:
         self._hurry = asyncio.Event()
         self._drain_s: float | None = None
         self._aide_failed: SkepError | None = None
+        self._paused_for: str | None = None  # who has the machine, in words; None: it is not paused
+        self._watched = False  # the monitor ran when the pause began
+        self._resuming: asyncio.Task[SkepError | None] | None = None
         self._tasks = asyncio.TaskGroup()
         self.phase = "starting"
         self.left_behind: tuple[str, ...] = ()  # what could not be ended, in words
@@ -85,7 +88,7 @@ class Supervisor:
             listener,
             setup=hive.gateway_setup,
             log=hive.log_dir / "gateway.log",
-            table=lambda: {**self.crew.table(), "dormant": self._pausing.dormant() or self.housing.dormant()},
+            table=lambda: {**self.crew.table(), "dormant": self._dormant()},
             changed=self._changed,
             wanted=self._wanted,
         )
@@ -103,15 +106,6 @@ class Supervisor:
             monitor=self._monitor,
             phase=lambda: self.phase,
             set_policy=self._set_policy,
-        )
-        self._pausing = Pausing(
-            self.crew,
-            self.housing,
-            self._monitor,
-            self._tasks,
-            possible=lambda: self._remaking.possible,
-            set_phase=self._set_phase,
-            say=self._front.say,
         )
         self._verbs = Verbs(self.crew, self._front, self.housing, remaking=self._remaking)
 
@@ -146,7 +140,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Raises if a replica does not come up at the start, or when all have been given up later."""
-        async with control_socket(self.hive.socket_path, self._control, self._last_words, self._pausing.release):
+        async with control_socket(self.hive.socket_path, self._control, self._last_words, self._release):
             failure = await self._serve()
         if failure is not None:
             raise failure
@@ -170,7 +164,9 @@ class Supervisor:
             self.phase = "stopping"
             self._tell()
             self._remaking.cancel()
-            self._pausing.cancel()
+            self._paused_for = None
+            if self._resuming is not None:
+                self._resuming.cancel()
             await self._monitor.stop()  # a probe of ours is no answer to wait for
             monitor.cancel()
             await self._drain()
@@ -257,10 +253,6 @@ class Supervisor:
         for aide in self._aides:
             aide.set_policy(policy)
 
-    def _set_phase(self, phase: str) -> None:
-        self.phase = phase
-        self._published()
-
     async def _busy(self, name: str) -> int:
         """Slots of the replica in use. A gateway that does not answer may have streams."""
         status = await self._front.status()
@@ -282,7 +274,7 @@ class Supervisor:
             self.phase = "ready"
         states = [member.life.state for member in self._expected]
         all_failed = bool(states) and all(state is State.FAILED for state in states)
-        may_stay = self._remaking.stay or self.phase == PAUSED  # whoever ends the pause tries again
+        may_stay = self._remaking.stay or self._paused_for is not None  # whoever ends the pause tries again
         hopeless = all_failed and len(states) == len(self.crew.members) and not may_stay
         if hopeless or self._front.broken or (self.phase == "starting" and State.FAILED in states):
             self._stop_asked.set()
@@ -317,6 +309,56 @@ class Supervisor:
             waiting.cancel()
             hurry.cancel()
 
+    # A pause: whoever asked for it holds it by his connection, whose end is its end, by a kill too
+
+    async def _pause(self, pid: object) -> Message:
+        """End all engines, once their answers are finished. Gateway, port and settings stay."""
+        if not self._remaking.possible or self.housing.is_moving:
+            hint = "try again when `skep ps` shows nothing on its way"
+            raise EngineError("skep cannot pause: it is starting, changing, or loading a model", hint=hint)
+        why = f"`skep tune --in-place` (pid {pid}) has the machine; it is served again afterwards"
+        self._paused_for, self.phase = why, "paused"
+        self.housing.pause()
+        try:
+            self._watched = self._monitor.pid is not None
+            await self._monitor.become((), begin=False)
+            await self.crew.pause(self.hive.drain_s)
+        except BaseException:
+            self._release()
+            raise
+        for model in self._dormant():  # those who wait already are told
+            self._front.say({"op": "load_failed", "model": model, "why": why, "retry_after_s": PAUSED_RETRY_S})
+        return {"ok": True, "holds": True}
+
+    def _release(self) -> None:
+        """Start the engines again, whether or not anybody is there to hear of it."""
+        if self._paused_for is not None and self._resuming is None:
+            self._resuming = self._tasks.create_task(self._resume())
+
+    async def _resume(self) -> SkepError | None:
+        """What keeps one of them from serving again."""
+        failure = await self.crew.resume(self._tasks)
+        self._paused_for, self._resuming, self.phase = None, None, "ready"
+        self.housing.pause(over=True)
+        await self._monitor.become(self.hive.monitor_argv, begin=self._watched)
+        self._published()
+        return failure
+
+    async def _resumed(self) -> Message:
+        self._release()
+        if (resuming := self._resuming) is not None:
+            await asyncio.wait({resuming})
+            if not resuming.cancelled() and (failure := resuming.result()) is not None:
+                raise failure
+        return {"ok": True}
+
+    def _dormant(self) -> dict[str, Message]:
+        """For the gateway: the models that nobody answers for, with the reason."""
+        if self._paused_for is None:
+            return self.housing.dormant()
+        silent = [model for model in self.crew.models if not self.crew.serves(model)]
+        return {model: {"state": "failed", "why": self._paused_for} for model in silent}
+
     def _last_words(self) -> Message:
         return {"left_behind": list(self.left_behind)}
 
@@ -336,11 +378,12 @@ class Supervisor:
                 return {"ok": True, "pid": os.getpid(), "drain_s": self.drain_s, "stop_s": stop_s, "more": True}
             case "monitor":
                 return {"ok": True, "running": self._monitor.wake(), "pid": self._monitor.pid}
-            case "pause":
-                return await self._pausing.pause(message, self.hive.drain_s)
             case "resume":
-                return await self._pausing.resume()
-            case op:
-                if op != "log":
-                    self._pausing.check()
+                return await self._resumed()
+            case op if self._paused_for is not None and op != "log":
+                hint = "try again when that has ended, or `skep down`"
+                raise EngineError(f"skep is paused: {self._paused_for}", hint=hint)
+            case "pause":
+                return await self._pause(message.get("pid"))
+            case _:
                 return await self._verbs.answer(message)
