@@ -10,8 +10,8 @@ from typing import Any
 from climbing.planned import PlannedRig, RigTerrain
 from climbing.truth import RuggedTruth, Survey
 
-from skep.tuner.climb import Climb
 from skep.tuner.ports import Judge, Measure
+from skep.tuner.search import Climb
 from skep.tuner.simulated import SimulatedBench
 from skep.tunings import Config, Decision, Failure, Judged, Stage
 

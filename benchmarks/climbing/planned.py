@@ -23,7 +23,7 @@ from skep.planner.rig_words import parse_rig
 from skep.planner.rules import check, refusal
 from skep.planner.setup import Layout, Load, Rig, Setup, Speculation
 from skep.records import HostFacts
-from skep.tuner.space import pairs_of
+from skep.tuner.knobs import pairs_of
 from skep.tunings import Aim, Config
 
 _LAYOUTS = {

@@ -34,8 +34,8 @@ from skep.launching import PullProgress, plan_launches, read_machine
 from skep.places import Paths, make_private
 from skep.presetfile import serve_of
 from skep.settings import OWN_ENGINES, Gateway, Monitor, Settings
+from skep.tuner.failures import failure_of
 from skep.tuner.house import DidNotStart, Served
-from skep.tuner.post_mortem import failure_of
 from skep.tunings import Failure
 from skep.wiring import bind, build_hive
 

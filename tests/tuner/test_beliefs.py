@@ -5,10 +5,10 @@ import math
 import pytest
 from small_hills import GRAPHS, KV, SLOTS, Hills
 
-from skep.tuner.book import Book
-from skep.tuner.leaps import leap
+from skep.tuner.candidates import leap
+from skep.tuner.failures import Suspicion
+from skep.tuner.measurements import Measurements
 from skep.tuner.surrogate import Belief, Surrogate
-from skep.tuner.suspicion import Suspicion
 from skep.tunings import Config, Failure, Round, Sitting
 
 
@@ -101,7 +101,7 @@ def test_a_leap_turns_what_a_refused_value_needs_and_nothing_else():
     terrain = Hills((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 2.0}})
     terrain.refused = lambda one: "too large" if one["graphs"] and one["slots"] > 2 else None
     here = config(slots=8)
-    found = leap(Book(terrain, here), here, "graphs", True)
+    found = leap(Measurements(terrain, here), here, "graphs", True)
     assert found is not None
     assert found["graphs"] is True
     assert found["slots"] in (1, 2)
@@ -111,13 +111,13 @@ def test_a_leap_turns_what_a_refused_value_needs_and_nothing_else():
 def test_where_no_configuration_may_have_a_value_there_is_no_leap():
     terrain = Hills((GRAPHS, SLOTS, KV), {})
     terrain.refused = lambda one: "never" if one["graphs"] else None
-    assert leap(Book(terrain, config()), config(), "graphs", True) is None
+    assert leap(Measurements(terrain, config()), config(), "graphs", True) is None
 
 
 def test_of_two_that_the_planner_can_weigh_the_heavier_is_not_tried_after_the_lighter_ran_out_of_memory():
     terrain = Hills((GRAPHS, SLOTS, KV), {})
     terrain.spare_bytes = lambda one: 100.0 - 10 * one["slots"] - 15 * one["graphs"]
-    book = Book(terrain, config())
+    book = Measurements(terrain, config())
     failure = Failure("out-of-memory", "no memory left", "CUDA out of memory")
     book.took(Round((Sitting(config(slots=4), 1.0, failure=failure),), 10.0))
     assert book.refusal(config(graphs=True, slots=3)) is not None

@@ -15,9 +15,7 @@ from skep.places import user_paths
 from skep.records import Request, RunState
 from skep.store.database import open_store
 from skep.tryout import Tryout
-from skep.tuner.measuring import EngineBench, Tuned
-from skep.tuner.measuring_figures import foreseen_per_s, point_of, reading_of, seed_of
-from skep.tuner.measuring_side import Patience
+from skep.tuner.measure import EngineBench, Patience, Tuned, foreseen_per_s, point_of, reading_of, seed_of
 from skep.tuner.ports import Curve, Judge, Measure
 from skep.tunings import Aim, Config, Judged
 

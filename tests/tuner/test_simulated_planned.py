@@ -6,13 +6,11 @@ import pytest
 
 from skep.planner.rig_words import parse_rig
 from skep.tuner.baselines import baseline_of
-from skep.tuner.foresight import foresight_for
+from skep.tuner.knobs import Box, config_of, knobs_for
 from skep.tuner.ports import Measure
+from skep.tuner.predictions import foresight_for
 from skep.tuner.simulated import Noise, SimulatedBench
 from skep.tuner.simulated_planned import PlannedTruth
-from skep.tuner.space import knobs_for
-from skep.tuner.space_box import Box
-from skep.tuner.variants import config_of
 from skep.tunings import Aim, Failure
 
 DUAL = Box(16, parse_rig("2x rtx-3090"))

@@ -10,9 +10,9 @@ from small_climb import a_tuning
 
 from skep.store.database import open_store
 from skep.store.tunings import TuningState, TuningStore
-from skep.tuner.climb import Climb
 from skep.tuner.journal import Journal
 from skep.tuner.running import climb_on, resumed
+from skep.tuner.search import Climb
 from skep.tuner.simulated import SimulatedBench
 from skep.tunings import Config, Failure, Knob, Reading
 

@@ -15,12 +15,12 @@ from skep.places import Paths
 from skep.service_pause import running_service, service_paused
 from skep.store.database import Store
 from skep.tryout import Tryout, tuner_lock
-from skep.tuner.guard import ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
-from skep.tuner.measuring import EngineBench, Tuned
+from skep.tuner.knobs import turned
+from skep.tuner.measure import EngineBench, Tuned
 from skep.tuner.ports import Bench
+from skep.tuner.quality_check import ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
 from skep.tuner.simulated import SimulatedBench
 from skep.tuner.simulated_planned import PlannedTruth
-from skep.tuner.variants import turned
 from skep.tunings import Tuning
 
 USUAL_BANK, NO_BANK, CHOSEN_BANK = "drills", "off", "auto"

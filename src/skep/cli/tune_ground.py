@@ -33,8 +33,7 @@ from skep.planner.setup import Rig
 from skep.presetfile import find_preset, presets_folder
 from skep.records import HostFacts
 from skep.tuner.baselines import baseline_of, prepared
-from skep.tuner.space_box import Box
-from skep.tuner.space_formats import quant_of
+from skep.tuner.knobs import Box, quant_of
 from skep.tunings import Aim
 from skep.weights.pull import installed
 

@@ -17,7 +17,7 @@ from skep.places import user_paths
 from skep.presetfile import check_name, find_preset, parse_preset, presets_folder
 from skep.report.tuning_words import KEPT, best_of, unit_of
 from skep.store.tunings_rows import packed, unpacked
-from skep.tuner.variants import turned
+from skep.tuner.knobs import turned
 from skep.tunings import Stage, Tuning
 
 LONGEST_NAME = 80

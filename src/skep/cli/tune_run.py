@@ -25,11 +25,11 @@ from skep.report.tuning_words import accepted
 from skep.store.database import Store, open_store
 from skep.store.tunings import KeptTuning, TuningState, TuningStore
 from skep.tryout import tuner_lock
-from skep.tuner.climb import Climb
 from skep.tuner.documents import asked_and_answered
 from skep.tuner.journal import Journal
 from skep.tuner.ports import BenchProgress
 from skep.tuner.running import Answered, Asked, Decided, Event, climb_on, resumed
+from skep.tuner.search import Climb
 from skep.tunings import FAILURES, Failure, Round, Sitting
 
 

@@ -21,7 +21,7 @@ from skep.report.tuning_words import (
     total_gain,
     unit_of,
 )
-from skep.tuner.foresight import FORESEEN
+from skep.tuner.predictions import FORESEEN
 from skep.tuner.verdicts import share_words
 from skep.tunings import FAILURES, Aim, Config, CurvePoint, Decision, Failure, Knob, Stage, Tuning, value_words
 

@@ -19,8 +19,8 @@ from skep.planner.quants import QUANTS
 from skep.planner.ranking import Basis
 from skep.planner.setup import Rig
 from skep.planner.step import Tuning as Fitted
-from skep.tuner.foresight import Foresight, foresight_for
-from skep.tuner.space_box import Box
+from skep.tuner.knobs import Box
+from skep.tuner.predictions import Foresight, foresight_for
 from skep.tunings import Tuning
 
 

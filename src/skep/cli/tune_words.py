@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from skep.cli.tune_tables import figure_words
 from skep.errors import SkepError
 from skep.report.tuning_words import best_of, unit_of
-from skep.tuner.book import over_limit
+from skep.tuner.measurements import over_limit
 from skep.tunings import Config, Sitting, Stage, Tuning
 
 

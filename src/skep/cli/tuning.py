@@ -20,11 +20,10 @@ from skep.cli.tune_terrain import ground_again, terrain_document, terrain_of
 from skep.errors import DoesNotFit, UserError
 from skep.host.facts import host_json, read_host
 from skep.report.tuning_words import unit_of
-from skep.tuner.aims import parse_aim
-from skep.tuner.climb import Climb
-from skep.tuner.foresight import FORESEEN, Foresight
-from skep.tuner.space import space_of
-from skep.tuner.variants import NO_LONGER_TURNED, config_of, turned
+from skep.tuner.goal import parse_aim
+from skep.tuner.knobs import NO_LONGER_TURNED, config_of, space_of, turned
+from skep.tuner.predictions import FORESEEN, Foresight
+from skep.tuner.search import Climb
 from skep.tunings import Config, Tuning
 from skep.units import format_seconds
 

@@ -28,8 +28,7 @@ from skep.planner.preset_rules import contradictions
 from skep.planner.quants import Quant
 from skep.planner.setup import Rig, Setup
 from skep.planner.survey import bases
-from skep.tuner.space_box import Box
-from skep.tuner.variants import LLAMA, tokens_of
+from skep.tuner.knobs import LLAMA, Box, tokens_of
 from skep.tunings import Aim
 
 SHARE = 0.85  # of each card

@@ -1,6 +1,6 @@
 """What the climb asks for and of whom: errands, the terrain it climbs on, and the bench that measures.
 
-`skep.tuner.climb` decides, a `Bench` carries out. A climb that is given the same answers asks for the same errands, so
+`skep.tuner.search` decides, a `Bench` carries out. A climb that is given the same answers asks for the same errands, so
 that a stored one is taken up by giving it the stored answers again.
 """
 

@@ -10,8 +10,8 @@ from skep.bench.limits import Limits
 from skep.planner.candidates import sizing_card
 from skep.planner.fitting_in import fits
 from skep.planner.forecast import Outcome
-from skep.tuner.foresight import Foresight, rig_of
-from skep.tuner.measuring_pace import tasks_for
+from skep.tuner.predictions import Foresight, rig_of
+from skep.tuner.reading_size import tasks_for
 from skep.tunings import Config, Failure, Reading
 
 

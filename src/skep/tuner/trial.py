@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from skep.records import Interval
 from skep.stats.sequential import Contest, Noise, Verdict
-from skep.tuner.book import nearness, over_limit, paired, speed
-from skep.tuner.choosing import Grain
-from skep.tuner.moves import Move
+from skep.tuner.candidates import Grain, Move
+from skep.tuner.measurements import nearness, over_limit, paired, speed
 from skep.tuner.verdicts import Evidence
 from skep.tunings import Config, Sitting
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from skep.records import Interval
 from skep.stats.sequential import Verdict
-from skep.tuner.book import over_limit, typical
+from skep.tuner.measurements import over_limit, typical
 from skep.tunings import FAILURES, Change, Config, Decision, Failure, Sitting, Stage
 
 

@@ -28,12 +28,8 @@ from skep.planner.quants import KV_TYPES, QUANTS, Quant, known_kv
 from skep.planner.ranking import Basis
 from skep.planner.rules import check, refusal
 from skep.planner.setup import Layout, Load, Rig, Setup, Speculation
-from skep.tuner.measuring_pace import tasks_for
-from skep.tuner.space import pairs_of
-from skep.tuner.space_formats import quant_of
-from skep.tuner.space_layouts import layout_of
-from skep.tuner.space_rules import own_refusal
-from skep.tuner.variants import DRAFTS, turned
+from skep.tuner.knobs import DRAFTS, layout_of, own_refusal, pairs_of, quant_of, turned
+from skep.tuner.reading_size import tasks_for
 from skep.tunings import Aim, Config, Knob
 from skep.units import GIB
 

@@ -12,10 +12,7 @@ from skep.planner.rig_words import parse_rig
 from skep.planner.setup import Layout
 from skep.presetfile import all_presets, find_preset
 from skep.tuner.baselines import baseline_of, prepared
-from skep.tuner.space import space_of
-from skep.tuner.space_box import Box
-from skep.tuner.space_layouts import layout_of, layout_words, parse_layout, with_layout
-from skep.tuner.variants import config_of, turned, where
+from skep.tuner.knobs import Box, config_of, layout_of, layout_words, parse_layout, space_of, turned, where, with_layout
 from skep.tunings import Aim, Config, Knob
 
 AIM = Aim("effective_tok_s", 4)

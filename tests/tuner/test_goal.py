@@ -3,7 +3,7 @@
 import pytest
 
 from skep.errors import UserError
-from skep.tuner.aims import parse_aim
+from skep.tuner.goal import parse_aim
 
 
 def test_a_goal_names_a_metric_and_a_number_of_agents():

@@ -13,10 +13,9 @@ from statistics import fmean
 from skep.records import Interval
 from skep.stats.percentiles import median
 from skep.stats.sequential import Noise, mean_of_starts
-from skep.tuner.dead_ends import hopeless, is_of_memory
+from skep.tuner.failures import Suspicion, hopeless, is_of_memory
 from skep.tuner.ports import Terrain
 from skep.tuner.surrogate import Belief, Surrogate
-from skep.tuner.suspicion import Suspicion
 from skep.tunings import Config, Failure, Reading, Round, Sitting, Value
 
 _TOO_LATE = 10.0  # how heavily a broken promise weighs, in logarithms
@@ -33,7 +32,7 @@ class Seat:
     sitting: Sitting
 
 
-class Book:
+class Measurements:
     def __init__(self, terrain: Terrain, baseline: Config) -> None:
         self.terrain = terrain
         self.noise = Noise()
@@ -47,7 +46,7 @@ class Book:
         self._looked: dict[Config, int] = {}  # at so many of the failures
 
     def __repr__(self) -> str:
-        return f"<Book {self.rounds} rounds, {len(self._seats)} configurations, {len(self.failures)} failures>"
+        return f"<Measurements {self.rounds} rounds, {len(self._seats)} configurations, {len(self.failures)} failures>"
 
     def took(self, round_: Round, *, spared: Config | None = None) -> None:
         """`spared`: whose failure is not held against it yet."""

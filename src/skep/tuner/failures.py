@@ -1,19 +1,164 @@
-"""What a dead end teaches: what to try instead, and what need not be tried at all. Pure.
+"""What a failed start or run teaches: its kind and remedy, what to try instead, and what need not be tried at all.
 
 Only inferences that hold whatever the other knobs do: who asks for at least as much memory in every respect as one
 that ran out of it runs out too; a value that the engine does not know is unknown in every configuration. Of crashes
-and hangs nothing is inferred but that the same configuration would meet the same end.
+and hangs nothing is inferred but that the same configuration would meet the same end; values, and pairs of values,
+that the failures have and nothing that ran has are suspected, and what has them must promise more.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from functools import lru_cache
-from itertools import pairwise
+from itertools import combinations, pairwise
+from typing import TypeGuard
 
-from skep.tuner.appetite import INDIFFERENT, asks_as_much, is_number, narrower
+from skep.catalog.options import Options
+from skep.engines.base import Diagnosis, Launch
 from skep.tunings import FAILURES, Config, Failure, Knob, Value, value_words
+
+INDIFFERENT = frozenset({"threads", "threads_batch"})  # memory does not depend on them
+_MORE_IS_MORE = frozenset({"slots", "batched_tokens", "batch", "context", "mtp", "ngram", "replicas"})
+_ON_IS_MORE = frozenset({"graphs"})
+_OFF_IS_MORE = frozenset({"flash_attention"})  # the whole matrix of scores is laid out
+# Bits a value of the KV cache takes, its scales included, at least and at most: `auto` follows the checkpoint.
+_KV_BITS = {
+    "auto": (8.0, 16.0), "f32": (32.0, 32.0), "fp32": (32.0, 32.0), "float32": (32.0, 32.0),
+    **dict.fromkeys(("f16", "fp16", "bf16", "float16", "bfloat16"), (16.0, 16.0)),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8"), (8.0, 8.0)),
+    "q8_0": (8.5, 8.5), "q5_1": (6.0, 6.0), "q5_0": (5.5, 5.5), "q4_1": (5.0, 5.0),
+    "q4_0": (4.5, 4.5), "iq4_nl": (4.5, 4.5), "fp4": (4.5, 4.5), "nvfp4": (4.5, 4.5), "fp4_e2m1": (4.5, 4.5),
+}  # fmt: skip
+
+
+def asks_as_much(knob: str, value: Value, other: Value, *, share: str | None) -> bool:
+    """`share`: which way of `memory_share` asks for more, "up" or "down"; None: nobody knows."""
+    if value == other or knob in INDIFFERENT:
+        return True
+    if knob == "kv":
+        bits, others = kv_bits(value), kv_bits(other)
+        return bits is not None and others is not None and bits[0] >= others[1]
+    if isinstance(value, bool) and isinstance(other, bool):
+        return knob in (_ON_IS_MORE if value else _OFF_IS_MORE)
+    if not (is_number(value) and is_number(other)):
+        return False
+    if knob == "memory_share":
+        return share is not None and (value > other) is (share == "up")
+    return knob in _MORE_IS_MORE and value > other
+
+
+def kv_bits(value: Value) -> tuple[float, float] | None:
+    """None: not known. A pair of types, `q8_0/q5_1`, is not."""
+    if value is None:
+        return _KV_BITS["auto"]
+    return _KV_BITS.get(value.lower()) if isinstance(value, str) else None
+
+
+def narrower(value: Value, values: Iterable[Value]) -> Value:
+    """The widest of the values that is surely narrower; None: there is none."""
+    have = kv_bits(value)
+    if have is None:
+        return None
+    known = [(bits[1], str(one)) for one in values if one is not None and (bits := kv_bits(one)) is not None]
+    fitting = [(bits, one) for bits, one in known if bits < have[1] and bits <= have[0]]
+    return max(fitting)[1] if fitting else None
+
+
+def is_number(value: Value) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_OTHERWISE = 4.0  # how much speaks for a cause that no pair explains
+
+Suspect = tuple[tuple[str, Value], ...]  # one value, or two
+
+
+class Suspicion:
+    def __init__(self) -> None:
+        self._ran: set[Suspect] = set()
+        self._failed: dict[Config, None] = {}  # in order
+        self._explained: dict[Suspect, int] = {}
+        self._known: dict[Config, frozenset[Suspect]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Suspicion {len(self._failed)} failures>"
+
+    def ran(self, config: Config) -> None:
+        self._ran |= self._suspects(config)
+
+    def failed(self, config: Config) -> None:
+        if config not in self._failed:
+            self._failed[config] = None
+            for suspect in self._suspects(config):
+                self._explained[suspect] = self._explained.get(suspect, 0) + 1
+
+    def trust(self, config: Config) -> float:
+        """1: nothing of it is under suspicion. Small: it has all that the failures have."""
+        mine = self._suspects(config)
+        worst = max((self._share(failed, mine) for failed in self._failed), default=0.0)
+        return float((1 - worst) ** 2)
+
+    def _share(self, failed: Config, mine: frozenset[Suspect]) -> float:
+        """Of what is suspected of that failure, how much this one has as well."""
+        whole = shared = 0.0
+        for suspect in self._suspects(failed) - self._ran:
+            weight = self._explained[suspect] ** 2
+            whole += weight
+            shared += weight if suspect in mine else 0.0
+        return shared / (whole + _OTHERWISE)
+
+    def _suspects(self, config: Config) -> frozenset[Suspect]:
+        if config not in self._known:
+            self._known[config] = frozenset(_of(config))
+        return self._known[config]
+
+
+def _of(config: Config) -> Iterator[Suspect]:
+    for item in config.values:
+        yield (item,)
+    yield from combinations(config.values, 2)
+
+
+_OUT_OF_MEMORY = re.compile(
+    r"\b(?:out of (?:GPU )?memory|(?:no|not enough) (?:GPU )?memory|runs out of memory)\b", re.IGNORECASE
+)
+
+_OPTIONS = tuple(one.name for one in fields(Options) if one.name != "draft")
+
+
+def failure_of(found: Diagnosis, launch: Launch, *, under_load: bool) -> Failure:
+    """`launch` is what was started; `under_load`: it had answered before."""
+    cause = f"died under load: {found.cause}" if under_load else found.cause
+    kind = "crash-under-load" if under_load else "no-start"
+    if _OUT_OF_MEMORY.search(found.cause):
+        kind = "out-of-memory"
+    mended = () if found.change is None else knobs_between(launch, found.change)
+    return Failure(kind, cause, found.evidence, found.remedy, mended)
+
+
+def knobs_between(old: Launch, new: Launch) -> tuple[tuple[str, Value], ...]:
+    """What differs, by the names that knobs have. Speculation is a knob for each method, its value the depth."""
+    drafts = [launch.options.draft for launch in (old, new)]
+    methods = dict.fromkeys(draft.method for draft in drafts if draft is not None)
+    pairs: dict[str, tuple[object, object]] = {
+        "slots": (old.slots, new.slots),
+        "threads": (old.threads, new.threads),
+        **{name: (getattr(old.options, name), getattr(new.options, name)) for name in _OPTIONS},
+        **{method: (_depth(old, method), _depth(new, method)) for method in methods},
+    }
+    return tuple(
+        (name, after)
+        for name, (before, after) in pairs.items()
+        if before != after and (after is None or isinstance(after, str | int | float | bool))
+    )
+
+
+def _depth(launch: Launch, method: str) -> int:
+    draft = launch.options.draft
+    return draft.depth if draft is not None and draft.method == method else 0
+
 
 _POOL = re.compile(
     r"room in the KV cache|memory for the (?:KV cache|cache blocks)|the KV cache ran out|max seq len|"

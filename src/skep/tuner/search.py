@@ -15,12 +15,11 @@ from collections.abc import Sequence
 
 from skep.records import Interval
 from skep.stats.sequential import Contest, Verdict
-from skep.tuner.book import Book, over_limit, paired, speed
-from skep.tuner.choosing import READY, Chooser
-from skep.tuner.dead_ends import remedied
-from skep.tuner.moves import Move, Moves
+from skep.tuner.candidates import READY, Chooser, Move, Moves
+from skep.tuner.failures import remedied
+from skep.tuner.measurements import Measurements, over_limit, paired, speed
 from skep.tuner.ports import Answer, Curve, Errand, Judge, Measure, Terrain
-from skep.tuner.purse import CURVE_SHARE, Purse, curve_levels
+from skep.tuner.time_budget import CURVE_SHARE, TimeBudget, curve_levels
 from skep.tuner.trial import STARTS, Trial
 from skep.tuner.verdicts import Evidence, failure_words, limit_words, speed_words, stage_of
 from skep.tunings import Aim, Config, Curved, Decision, Failure, Judged, Round, Sitting, Stage
@@ -39,8 +38,8 @@ class Climb:
         self.failure: Failure | None = None  # of the baseline: nothing can be tuned
         self.ended: str | None = None  # why
         self._terrain = terrain
-        self.purse = Purse(terrain, aim, budget_s)
-        self._book = Book(terrain, baseline)
+        self.purse = TimeBudget(terrain, aim, budget_s)
+        self._book = Measurements(terrain, baseline)
         self._moves = Moves(self._book)
         self._chooser = Chooser(self._book, self._moves, self.purse)
         self._asked: Errand | None = None

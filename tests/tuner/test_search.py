@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from small_hills import CRASH, DEPTH, GRAPHS, KV, OUT_OF_MEMORY, SLOTS, HillBench, Hills, climbed
 
-from skep.tuner.climb import Climb
 from skep.tuner.ports import Curve, Judge
+from skep.tuner.search import Climb
 from skep.tunings import Aim, Config, Decision, Judged
 
 AIM = Aim("effective_tok_s", 4)

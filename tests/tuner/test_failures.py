@@ -5,8 +5,7 @@ from random import Random
 
 import pytest
 
-from skep.tuner.appetite import asks_as_much, narrower
-from skep.tuner.dead_ends import greedy_share, hopeless, is_of_memory, remedied
+from skep.tuner.failures import asks_as_much, greedy_share, hopeless, is_of_memory, narrower, remedied
 from skep.tunings import Config, Failure, Knob
 
 KNOBS = (

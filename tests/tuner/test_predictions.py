@@ -10,11 +10,9 @@ from skep.planner.rig_words import parse_rig
 from skep.planner.setup import Layout, Speculation
 from skep.records import HostFacts
 from skep.tuner.baselines import baseline_of
-from skep.tuner.foresight import foresight_for, rig_of, setup_of
-from skep.tuner.measuring_pace import RUN_S, TOO_LONG_S, tasks_for
-from skep.tuner.space import knobs_for
-from skep.tuner.space_box import Box
-from skep.tuner.variants import config_of
+from skep.tuner.knobs import Box, config_of, knobs_for
+from skep.tuner.predictions import foresight_for, rig_of, setup_of
+from skep.tuner.reading_size import RUN_S, TOO_LONG_S, tasks_for
 from skep.tunings import Aim
 
 AIM = Aim("effective_tok_s", 4)

@@ -13,14 +13,14 @@ CURVE_SHARE = 0.15  # of the budget kept for the curve, at most
 _FASTEST, _SLOWEST = 0.1, 10.0  # what is measured over what was expected
 
 
-class Purse:
+class TimeBudget:
     def __init__(self, terrain: Terrain, aim: Aim, budget_s: float) -> None:
         self.budget_s, self.spent_s = budget_s, 0.0
         self._terrain, self._aim = terrain, aim
         self._pace = 1.0  # measured over expected seconds
 
     def __repr__(self) -> str:
-        return f"<Purse {self.spent_s:.0f} of {self.budget_s:.0f} s, {self._pace:.2f} times as long as expected>"
+        return f"<TimeBudget {self.spent_s:.0f} of {self.budget_s:.0f} s, {self._pace:.2f} times as long as expected>"
 
     def spend(self, seconds: float) -> None:
         self.spent_s += seconds

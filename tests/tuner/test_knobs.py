@@ -19,11 +19,8 @@ from skep.planner.quants import QUANTS
 from skep.planner.rig_words import parse_rig, rig_of_host
 from skep.records import Gpu, HostFacts
 from skep.tuner.baselines import baseline_of, prepared
-from skep.tuner.foresight import foresight_for
-from skep.tuner.space import knobs_for, pairs_of, space_of
-from skep.tuner.space_box import Box
-from skep.tuner.space_formats import quant_of
-from skep.tuner.variants import config_of, turned
+from skep.tuner.knobs import Box, config_of, knobs_for, pairs_of, quant_of, space_of, turned
+from skep.tuner.predictions import foresight_for
 from skep.tunings import Aim
 
 AIM = Aim("effective_tok_s", 4)

@@ -13,8 +13,17 @@ from skep.quality.judging import Judge
 from skep.records import RunState
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine
-from skep.tuner.guard import ITEMS, ROOM_TOKENS, GuardPlan, QualityGuard, guard_bank, open_guard
-from skep.tuner.guard_sheets import Mark, Sheet, compared
+from skep.tuner.quality_check import (
+    ITEMS,
+    ROOM_TOKENS,
+    GuardPlan,
+    Mark,
+    QualityGuard,
+    Sheet,
+    compared,
+    guard_bank,
+    open_guard,
+)
 from skep.tunings import Config
 from skep.verdicts import Outcome
 from skep.workload.drills import drills

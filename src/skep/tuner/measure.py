@@ -1,37 +1,254 @@
 """The bench on real engines: configurations started, warmed, measured in turns with the same fresh tasks, and stopped.
 
 What may be up at once is measured side by side, so that whatever the machine does meanwhile befalls all; what may not
-is measured one after the other, in another order each time. Every start is a stored run. Decides nothing.
+is measured one after the other, in another order each time. Every start is a stored run. A side that dies, answers
+with errors or falls silent raises `SideFailed` at once, with what its log says. Decides nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from statistics import median
+from typing import Any, TypeVar
 
 from skep.bench.calibrating import calibrate_on
-from skep.bench.driver import Meter
+from skep.bench.driver import Driver, Meter
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.limits import Limits
+from skep.bench.limits import TOLERATED_FAILURES, Limits
+from skep.bench.metrics import repeat_of, task_tok_s, tpot_values, ttft_values
+from skep.bench.pace import Pace
 from skep.bench.recording import Identity, Recording
+from skep.bench.request import Task
 from skep.bench.sweep import SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker, Workload
+from skep.bench.warming import warm_up
 from skep.catalog.presets import Preset
-from skep.errors import EndpointError, UserError
-from skep.records import HostFacts
+from skep.errors import EndpointError, UserError, first_of
+from skep.records import HostFacts, Request
+from skep.stats.intervals import mean_t_interval
 from skep.store.database import Store
-from skep.tuner.guard import Guard
-from skep.tuner.guard_sheets import Sheet
-from skep.tuner.house import DidNotStart, House, of_these_knobs
-from skep.tuner.measuring_figures import foreseen_per_s, point_of, reading_of, seed_of
-from skep.tuner.measuring_pace import CURVE_RUNS, Waves, run_tasks, tasks_for
-from skep.tuner.measuring_side import Patience, Side, SideFailed, driven
+from skep.tuner.house import DidNotStart, House, Served, of_these_knobs
 from skep.tuner.ports import BenchProgress, Curve, Judge, Measure, OnProgress
-from skep.tunings import Aim, Config, Curved, Failure, Judged, Reading, Round, Sitting
+from skep.tuner.quality_check import Guard, Sheet
+from skep.tuner.reading_size import CURVE_RUNS, Waves, run_tasks, tasks_for
+from skep.tunings import Aim, Config, Curved, CurvePoint, Failure, Judged, Reading, Round, Sitting
 from skep.workload.calibration import Calibration
+
+
+def reading_of(
+    rows: Sequence[Request], aim: Aim, *, limited: bool = False, slo: Limits | None = None, joules: float | None = None
+) -> Reading:
+    whole = repeat_of(0, rows, None, limited=limited)
+    effective = whole.effective_tok_s if whole.output_tokens else None
+    each = task_tok_s(rows)
+    per_joule = whole.output_tokens / joules if joules and whole.output_tokens else None
+    firsts, gaps = ttft_values(rows), tpot_values(rows)
+    return Reading(
+        figure={"effective_tok_s": effective, "task_tok_s": each, "tok_per_joule": per_joule}[aim.metric],
+        effective_tok_s=effective,
+        task_tok_s=each,
+        ttft_ms=median(firsts) if firsts else None,
+        tpot_ms=median(gaps) if gaps else None,
+        wall_s=whole.wall_s,
+        requests=len(rows),
+        failed=sum(not row.ok for row in rows),
+        limited=limited,
+        over_limit=slo.share(rows) if slo is not None else 0.0,
+        tok_per_joule=per_joule,
+    )
+
+
+def foreseen_per_s(batch: Sequence[Request], output_tokens: int) -> float | None:
+    """Tasks a second with answers of this length, from a batch of the warm-up, whose answers are shorter."""
+    answered = [row for row in batch if row.ok and row.output_tokens]
+    firsts, gaps = ttft_values(answered), tpot_values(answered)
+    wall_s = repeat_of(0, batch, None).wall_s if answered else 0.0
+    if not firsts or wall_s <= 0:
+        return None
+    first, each = min(firsts), median(gaps) if gaps else 0.0  # the first of them waited for nobody
+    short = median(row.output_tokens or 0 for row in answered)
+    whole = first + output_tokens * each
+    return len(answered) / (wall_s * max(1.0, whole / max(first + short * each, 1e-9)))
+
+
+def point_of(level: int, config: Config, found: Sequence[Reading]) -> CurvePoint:
+    """Of the runs of one level. A speed is never below nothing, however wide two runs lie apart."""
+    speeds = [one.effective_tok_s for one in found if one.effective_tok_s is not None and not one.limited]
+    interval = mean_t_interval(speeds)
+    figure = None if interval is None else replace(interval, low=max(0.0, interval.low))
+    firsts = [one.ttft_ms for one in found if one.ttft_ms is not None]
+    gaps = [one.tpot_ms for one in found if one.tpot_ms is not None]
+    return CurvePoint(level, config, figure, median(firsts) if firsts else None, median(gaps) if gaps else None)
+
+
+def seed_of(*parts: object) -> int:
+    """Other prompts for other parts, whatever process asks."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:6])
+
+
+_T = TypeVar("_T")
+
+LOOK_EVERY_S = 0.25
+FIND_OUT_S = 3.0  # for a dead engine's log to be read before its errors are taken for all there is to know
+FEW_FAILURES = 1  # of a reading: may happen to anybody
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long what may take."""
+
+    reading_s: float = 6.0  # at least, by as many tasks as that takes
+    warm_up_s: float = 45.0  # at most; then it is taken as warm
+    hang_s: float = 120.0  # without a token of anybody, where prompts are not long
+    request_s: float = 3600.0  # silence ends it before
+
+
+class SideFailed(Exception):
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class Side:
+    """`reading` and `readings` are told to who watches."""
+
+    def __init__(
+        self,
+        config: Config,
+        served: Served,
+        driver: Driver,
+        recording: Recording,
+        hang_s: float,
+        on_progress: OnProgress,
+    ) -> None:
+        self.config = config
+        self.recording = recording
+        self._served = served
+        self._driver = driver
+        self._hang_s = hang_s
+        self._on_progress = on_progress
+        self._pace = Pace()
+        self._what, self._place = "warming up", (0, 0)
+        self._total = self._done = self._failed = 0
+        self._error: str | None = None
+        self._asked = 0
+
+    def __repr__(self) -> str:
+        return f"<Side {self.config.key} {self._what}, {self._done}/{self._total}, {self._failed} failed>"
+
+    async def warm_up(self, maker: TaskMaker, width: int, limit_s: float) -> list[Request]:
+        """Its last batch."""
+        self._begin("warming up", 0, (0, 0))
+        work = warm_up(self._driver, maker, width, on_row=self._took, limit_s=limit_s)
+        try:
+            await self._watched(work)
+        except EndpointError as error:
+            raise await self._errors(error.message) from None
+        return self.recording.rows[-width:]
+
+    async def take(
+        self, level: int, repeat: int, tasks: Sequence[Task], width: int, place: tuple[int, int]
+    ) -> tuple[list[Request], bool]:
+        """The rows, and whether the client was the limit."""
+        self._begin("measuring", len(tasks), place)
+        rows, limited = await self._watched(self._driver.run_tasks(level, repeat, tasks, width, self._took))
+        if self._too_many:
+            raise await self._errors(self._error)
+        if self.recording.broken is not None:
+            raise self.recording.broken
+        return rows, limited
+
+    def joules(self, level: int, repeat: int) -> float | None:
+        facts = [one.fact for one in self.recording.facts if (one.level, one.repeat) == (level, repeat)]
+        return next((float(fact["joules"]) for fact in facts if "joules" in fact), None)
+
+    def _begin(self, what: str, total: int, place: tuple[int, int]) -> None:
+        self._what, self._total, self._place = what, total, place
+        self._done = self._failed = 0
+        self._pace.reset()
+        self._tell()
+
+    def _took(self, row: Request) -> None:
+        self._done += 1
+        if not row.ok:
+            self._failed += 1
+            self._error = self._error or row.error or row.error_kind
+        self._pace.ended(len(row.arrivals_s))
+        self._asked += len(row.arrivals_s) + 1
+
+    @property
+    def _too_many(self) -> bool:
+        return self._failed > max(FEW_FAILURES, TOLERATED_FAILURES * self._total)
+
+    async def _watched(self, work: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(self._watch())
+                found = await work
+                watching.cancel()
+        except BaseExceptionGroup as group:
+            raise first_of(group) from None
+        return found
+
+    async def _watch(self) -> None:
+        sender = self._driver.sender
+        seen, since = -1, time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            now = time.monotonic()
+            if (failure := self._served.trouble()) is not None:
+                raise SideFailed(of_these_knobs(failure, self.config))
+            if self._too_many:
+                raise await self._errors(self._error)
+            moved = self._asked + sender.reads()
+            if moved != seen:
+                seen, since = moved, now
+            elif now - since > self._hang_s:
+                words = f"no token came for {self._hang_s:g} s with {len(sender.in_flight)} requests under way"
+                raise SideFailed(Failure("hang", words, self._served.last_words()))
+            self._pace.seen(sender.reads(), now)
+            self._tell()
+
+    def _tell(self) -> None:
+        with suppress(Exception):  # a picture that cannot be drawn is no reason to lose a reading
+            self._on_progress(BenchProgress(self.config, self._what, *self._place, self._pace.per_s))
+
+    async def _errors(self, said: str | None) -> SideFailed:
+        """Errors of a dead engine are told as its death, once its log has been read."""
+        until = time.monotonic() + FIND_OUT_S
+        while time.monotonic() < until:
+            if (failure := self._served.trouble()) is not None:
+                return SideFailed(of_these_knobs(failure, self.config))
+            await asyncio.sleep(LOOK_EVERY_S)
+        of = f"{self._failed} of {self._total} requests" if self._total else "the requests of the warm-up"
+        return SideFailed(
+            Failure("errors-under-load", f"{of} failed: {said or 'no reason was given'}", self._served.last_words())
+        )
+
+
+@asynccontextmanager
+async def driven(
+    endpoint: Endpoint, recording: Recording, width: int, patience: Patience, meter: Meter | None
+) -> AsyncIterator[Driver]:
+    driver = Driver(
+        endpoint,
+        recording,
+        timeout_s=patience.request_s,
+        keep_text=False,
+        most_connections=width,
+        processes=None,
+        meter=meter,
+    )
+    try:
+        yield driver
+    finally:
+        await driver.close()
+
 
 WARM_S = 15.0  # of a warm-up, however short the readings are
 LENGTHS_S = 120.0  # for each prompt by which lengths are measured, at least

@@ -2,7 +2,7 @@
 
 import pytest
 
-from skep.tuner.measuring_pace import LONGEST_RUN_S, RUN_S, Waves, curve_s, run_tasks, tasks_for
+from skep.tuner.reading_size import LONGEST_RUN_S, RUN_S, Waves, curve_s, run_tasks, tasks_for
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,609 @@
+"""What can be turned in a preset on a machine: its knobs, each with the values that are worth a try under the goal.
+
+`space_of(base, aim, box)` gives them with one line for each that is left alone; `knobs_for` only them. `turned` makes
+the preset of a configuration, `config_of` the configuration of a preset: a knob that stands where the base has it
+already changes nothing, so that the base keeps its own words. Measures nothing, and knows what the planner knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from skep.catalog.devices import Device
+from skep.catalog.geometry import Geometry
+from skep.catalog.models import find_geometry
+from skep.catalog.options import Draft, Options
+from skep.catalog.presets import Preset
+from skep.errors import UserError
+from skep.planner.candidates import Goal, Pins, base_setups, layouts, offered_kv, place, sizing_card
+from skep.planner.quants import QUANTS, Quant, known_kv, known_quant
+from skep.planner.ranking import Basis, coarse, prospect_of, published_basis
+from skep.planner.rules import check, refusal
+from skep.planner.setup import Layout, Rig
+from skep.tunings import Aim, Config, Knob, Value
+
+MOST_SLOTS = 1024
+_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_FEWEST = 8  # slots below an eighth of the agents are not tried
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """What of a machine bounds the knobs. `model`: read from files; None: by the preset's name of it.
+
+    `rig`: its cards, or its CPU as one device; None: not known.
+    """
+
+    cores: int = 1
+    rig: Rig | None = None
+    model: Geometry | None = None
+
+    @property
+    def cards(self) -> tuple[Device, ...]:
+        return tuple(card for card in self.rig.cards if card.vendor != "cpu") if self.rig is not None else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`quants`: the formats that may be loaded; `named`: knobs that the user asked for by name."""
+
+    base: Preset
+    aim: Aim
+    box: Box
+    model: Geometry | None
+    quants: tuple[str, ...]
+    named: frozenset[str]
+
+    @property
+    def goal(self) -> Goal:
+        aim = self.aim
+        kind = "latency" if aim.metric == "task_tok_s" else "throughput"
+        return Goal(kind, aim.concurrency, aim.input_tokens, aim.output_tokens)
+
+    def slots(self, expected: float = 0.15) -> Knob:
+        """Of one replica. Twice the agents is more than can be busy; far fewer than they are is a queue."""
+        agents = min(self.aim.concurrency, MOST_SLOTS // 2)
+        rungs = {step for step in _STEPS if agents // _FEWEST <= step <= 2 * agents}
+        return Knob("slots", "slots of a replica", tuple(sorted(rungs | {agents})), ordered=True, expected=expected)
+
+    def ngram(self, depths: Sequence[int]) -> Knob:
+        """More than half an answer at once is never right."""
+        fitting = tuple(depth for depth in depths if 2 * depth <= self.aim.output_tokens)
+        return Knob("ngram", "n-gram drafts", fitting, ordered=True, expected=0.04)
+
+    def prompts(self, first: int, last: int) -> tuple[int, ...]:
+        """Powers of two up to all prompts at once: beyond that a larger one changes nothing."""
+        return powers(first, min(last, max(2 * first, self.aim.concurrency * self.aim.input_tokens)))
+
+
+def steps_up_to(most: int) -> tuple[int, ...]:
+    """1, 2, 3, 4, 6, 8, 12, ... and the last itself."""
+    return tuple(sorted({step for step in _STEPS if step <= most} | {max(1, most)}))
+
+
+def powers(first: int, last: int) -> tuple[int, ...]:
+    """Of two, from the first to at least the last."""
+    found = [first]
+    while found[-1] < last:
+        found.append(found[-1] * 2)
+    return tuple(found)
+
+
+MOST = 6  # layouts are tried one by one, each with a start of its own
+_LAYOUT_WORDS = re.compile(r"(?:(\d+) ?x )?TP=(\d+)(?: \+ PP=(\d+))?(?: \+ EP=(\d+))?")
+
+
+def layout_words(layout: Layout) -> str:
+    many = f"{layout.replicas}x " if layout.replicas > 1 else ""
+    stages = f" + PP={layout.pp}" if layout.pp > 1 else ""
+    experts = f" + EP={layout.ep}" if layout.ep > 1 else ""
+    return f"{many}TP={layout.tp}{stages}{experts}"
+
+
+def parse_layout(words: str) -> Layout:
+    found = _LAYOUT_WORDS.fullmatch(words.strip())
+    if found is None:
+        raise UserError(f"`{words}` is no layout", hint="write it as `2x TP=1`, `TP=2 + EP=2` or `TP=1 + PP=2`")
+    replicas, tp, pp, ep = (int(part or 1) for part in found.groups())
+    return Layout(tp, pp, ep, replicas)
+
+
+def layout_of(preset: Preset) -> Layout | None:
+    """None: it says something that no layout does, such as ranks that share nothing inside one engine."""
+    options = preset.options
+    if options.dp > 1:
+        shared = options.ep and preset.replicas == 1
+        return Layout(options.tp, options.pp, options.tp * options.dp, options.dp) if shared else None
+    if options.split is not None and options.cards == 1:
+        each = len(preset.gpus) // preset.replicas
+        cut = {"tensor": Layout(tp=each), "layer": Layout(pp=each), "none": Layout()}.get(options.split)
+        return replace(cut, replicas=preset.replicas) if cut is not None and each else None
+    return Layout(options.tp, options.pp, options.tp if options.ep else 1, preset.replicas)
+
+
+def with_layout(preset: Preset, layout: Layout) -> Preset:
+    """Cards that it names are kept as far as they are wanted; too few of them are left to be chosen."""
+    ranks = layout.replicas if layout.replicas > 1 and layout.ep > layout.tp else 1  # one engine that shares experts
+    options = _cut(preset.options, layout, ranks)
+    gpus = preset.gpus[: layout.cards] if len(preset.gpus) >= layout.cards else ()
+    return replace(preset, replicas=layout.replicas // ranks, options=options, gpus=gpus)
+
+
+def _cut(options: Options, layout: Layout, ranks: int) -> Options:
+    shares = options.card_shares if options.pp == layout.pp else ()
+    return replace(
+        options, tp=layout.tp, pp=layout.pp, dp=ranks, ep=layout.ep > 1, split=None, card_shares=shares
+    )  # fmt: skip
+
+
+def layout_knobs(asked: Asked) -> Iterator[Knob]:
+    """None on one card, for a model that nobody knows, and where the preset says what no layout does."""
+    rig, engine = asked.box.rig, asked.base.engine
+    if layout_of(asked.base) is None or rig is None or asked.model is None or len(rig.cards) < 2:
+        return
+    quants = [QUANTS[name] for name in asked.quants]
+    found = offered_layouts(asked.model, quants, rig, engine, asked.goal, published_basis(engine))
+    yield Knob("layout", "layout on the cards", tuple(map(layout_words, found)), expected=0.15)
+
+
+def offered_layouts(
+    model: Geometry, quants: Sequence[Quant], rig: Rig, engine: str, goal: Goal, basis: Basis
+) -> tuple[Layout, ...]:
+    """Those that keep as many cards busy as there are, break no rule and fit in one of the formats; best first."""
+    rated: dict[Layout, float] = {}
+    for layout in layouts(rig, model, engine, goal, Pins(no_spec=True)):
+        for quant in quants:
+            pins = Pins(quant=quant, no_spec=True)
+            for setup in base_setups(model, rig, engine, layout, pins):
+                if refusal(check(setup, rig)) is not None:
+                    continue
+                placed = place(setup, sizing_card(rig, layout), goal, Pins(context=pins.context))
+                if placed is not None:
+                    figure = coarse(prospect_of(placed, rig, goal, basis), goal)
+                    rated[layout] = max(figure, rated.get(layout, 0.0))
+    widest = max((layout.cards for layout in rated), default=0)
+    best = sorted((layout for layout in rated if layout.cards == widest), key=lambda one: -rated[one])
+    return tuple(best[:MOST])
+
+
+DRAFTS = ("mtp", "ngram", "eagle", "draft", "dflash")  # a knob each, its value the depth; 0: off
+LLAMA = ("llamacpp", "embedded")
+NO_LONGER_TURNED = "power_cap"  # in tunings of earlier versions; it was never part of a preset
+_NO_HANDLE = (*DRAFTS, NO_LONGER_TURNED)
+_SHARES = {"sglang": 0.88}  # of a card, where the preset leaves it to the engine
+_SHARE = 0.9
+_BATCH, _MICRO_BATCH, _CHUNK = 2048, 512, 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    read: Callable[[Preset], Value]
+    write: Callable[[Preset, Any], Preset]
+
+
+def config_of(base: Preset, knobs: Iterable[Knob]) -> Config:
+    """Where the knobs stand in this preset."""
+    return Config.of({knob.name: where(base, knob.name) for knob in knobs})
+
+
+def where(preset: Preset, knob: str) -> Value:
+    """Of one knob. What is left to the engine is read as what the engine does."""
+    return _depth(preset, knob) if knob in DRAFTS else _handle(knob).read(preset)
+
+
+def tokens_of(preset: Preset, knob: str) -> int:
+    """Of a knob that counts tokens."""
+    value = where(preset, knob)
+    assert isinstance(value, int), knob
+    return value
+
+
+def turned(base: Preset, config: Config) -> Preset:
+    """The base with every knob of the configuration where that says.
+
+    Cards that the base names are those to choose from: a layout on fewer takes the first of them.
+    """
+    wanted = config.as_dict
+    preset = base
+    for name, handle in _HANDLES.items():  # in this order: which cards comes before what each engine on them gets
+        if name in wanted and handle.read(preset) != wanted[name]:
+            preset = handle.write(preset, wanted[name])
+    if preset.engine in ("vllm", "sglang") and len(preset.gpus) > preset.replicas * preset.options.cards:
+        preset = replace(preset, gpus=preset.gpus[: preset.replicas * preset.options.cards])
+    unknown = next((name for name in wanted if name not in _HANDLES and name not in _NO_HANDLE), None)
+    if unknown is not None:
+        _handle(unknown)
+    return _drafted(preset, {name: _whole(wanted[name]) for name in DRAFTS if name in wanted})
+
+
+def _handle(knob: str) -> Handle:
+    found = _HANDLES.get(knob)
+    if found is None:
+        raise UserError(f"no knob is called `{knob}`", hint=f"known: {', '.join((*_HANDLES, *DRAFTS))}")
+    return found
+
+
+# Speculation: at most one method drafts
+
+
+def _depth(preset: Preset, method: str) -> int:
+    draft = preset.options.draft
+    return draft.depth if draft is not None and draft.method == method else 0
+
+
+def _drafted(preset: Preset, depths: dict[str, int]) -> Preset:
+    used = {method: depth for method, depth in depths.items() if depth > 0}
+    if len(used) > 1:
+        both = " and ".join(f"{method} n={depth}" for method, depth in used.items())
+        raise UserError(f"{both} cannot be both", hint="one method drafts: turn the other to 0")
+    now = preset.options.draft
+    if now is not None and not used and now.method not in depths:
+        return preset  # none of these knobs is about it
+    wanted = None
+    for method, depth in used.items():
+        wanted = Draft(method, depth, now.model if now is not None and now.method == method else None)
+    return preset if now == wanted else replace(preset, options=replace(preset.options, draft=wanted))
+
+
+# The others
+
+
+def _option(name: str, usual: Callable[[Preset], Value]) -> Handle:
+    """`usual`: what the engine does where the preset leaves it alone."""
+
+    def read(preset: Preset) -> Value:
+        told = cast("Value", getattr(preset.options, name))
+        return usual(preset) if told is None else told
+
+    def write(preset: Preset, value: Value) -> Preset:
+        return replace(preset, options=replace(preset.options, **{name: value}))  # type: ignore[arg-type]
+
+    return Handle(read, write)
+
+
+def plain_kv(engine: str) -> str:
+    """The word for a cache in 16 bits."""
+    return "auto" if engine in ("vllm", "sglang") else "f16"
+
+
+def _read_kv(preset: Preset) -> str:
+    plain = plain_kv(preset.engine)
+    return plain if preset.options.kv in (None, "auto", "f16") else preset.options.kv or plain
+
+
+def _write_kv(preset: Preset, kv: str) -> Preset:
+    told = None if kv == plain_kv(preset.engine) else kv
+    return replace(preset, options=replace(preset.options, kv=told))
+
+
+def _read_layout(preset: Preset) -> str | None:
+    found = layout_of(preset)
+    return None if found is None else layout_words(found)
+
+
+def _write_slots(preset: Preset, slots: int) -> Preset:
+    return replace(preset, slots=slots, reserve=min(preset.reserve, slots - 1))
+
+
+def _write_checkpoint(preset: Preset, checkpoint: str) -> Preset:
+    """Another file: its format is found in it, not in what the preset said of the first."""
+    return replace(preset, checkpoint=checkpoint, stand_in=False, options=replace(preset.options, quant=None))
+
+
+def _prefix_cache(preset: Preset) -> bool:
+    """On by itself, but in vLLM not for models with linear attention."""
+    model = find_geometry(preset.model) if preset.engine == "vllm" else None
+    return model is None or not model.is_hybrid
+
+
+def _micro_batch(preset: Preset) -> int:
+    return _MICRO_BATCH if preset.engine in LLAMA else _CHUNK
+
+
+_HANDLES: dict[str, Handle] = {
+    "layout": Handle(_read_layout, lambda preset, words: with_layout(preset, parse_layout(words))),
+    "replicas": Handle(lambda preset: preset.replicas, lambda preset, count: replace(preset, replicas=count)),
+    "checkpoint": Handle(lambda preset: preset.checkpoint, _write_checkpoint),
+    "quant": _option("quant", lambda _: None),
+    "slots": Handle(lambda preset: preset.slots, _write_slots),
+    "graphs": _option("graphs", lambda _: True),
+    "memory_share": _option("memory_share", lambda preset: _SHARES.get(preset.engine, _SHARE)),
+    "kv": Handle(_read_kv, _write_kv),
+    "kv_layout": _option("kv_layout", lambda _: "unified"),
+    "flash_attention": _option("flash_attention", lambda _: True),
+    "batched_tokens": _option("batched_tokens", _micro_batch),
+    "batch": _option("batch", lambda preset: max(_BATCH, preset.options.batched_tokens or 0)),
+    "chunked_prefill": _option("chunked_prefill", lambda _: True),
+    "prefix_cache": _option("prefix_cache", _prefix_cache),
+    "threads": Handle(lambda preset: preset.threads, lambda preset, count: replace(preset, threads=count)),
+    "threads_batch": _option("threads_batch", lambda preset: preset.threads),
+}
+
+
+def _whole(value: Value) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UserError(f"a depth of {value} drafts nothing", hint="a whole number; 0 is off")
+    return value
+
+
+_GGUF = ("llamacpp", "embedded", "ollama")
+_NEAREST = {"q4_1": "q4_k_m", "q4_k_s": "q4_k_m", "q5_0": "q5_k_m", "q5_1": "q5_k_m", "q5_k_s": "q5_k_m",
+            "q3_k_l": "q3_k_m", "q3_k_s": "q3_k_m", "q6_k_l": "q6_k", "bf16": "f16"}  # fmt: skip
+_GGUF_WORD = re.compile(r"(?<![a-z0-9])(i?q\d(?:_(?:k_[sml]|k_xl|k|nl|xs|\d))?|bf16|f16|mxfp4)(?![a-z0-9])")
+_FORMAT_WORDS = ("awq", "gptq", "autoround", "auto_round", "nvfp4", "mxfp4", "fp8", "w8a8", "int8", "w4a16", "int4",
+                 "4bit", "bf16")  # fmt: skip
+
+
+def quant_of(preset: Preset, model: Geometry | None = None) -> Quant | None:
+    """None: its name says nothing. vLLM's checkpoints without a word are 16 bit, or as the model was published."""
+    told = known_quant(preset.options.quant) if preset.options.quant else None
+    if told is not None:
+        return told
+    name = preset.checkpoint.casefold().replace("int4-autoround", "autoround")
+    if preset.engine in _GGUF:
+        words = _GGUF_WORD.findall(name)
+        found = _NEAREST.get(words[-1], words[-1]) if words else "q4_k_m"
+        return QUANTS.get("gguf_mxfp4" if found == "mxfp4" else found) or known_quant(found)
+    word = next((word for word in _FORMAT_WORDS if word in name), None)
+    if word is not None:
+        return known_quant(word)
+    bits = model.native_bits if model is not None else None
+    return QUANTS["bf16" if bits is None else "mxfp4" if bits < 5 else "fp8"]
+
+
+def own_refusal(config: Config, base: Preset) -> str | None:
+    """Why these values cannot go together; None: nothing is known against them."""
+    try:
+        preset = turned(base, config)
+    except UserError as error:
+        return error.message
+    rules = _llama if preset.engine in LLAMA else _pooled
+    return next(rules(preset), None)
+
+
+def _llama(preset: Preset) -> Iterator[str]:
+    micro, batch = tokens_of(preset, "batched_tokens"), tokens_of(preset, "batch")
+    if micro > batch:
+        yield f"a micro-batch of {micro} tokens is more than the batch of {batch} that it is a part of"
+    draft = preset.options.draft
+    busy = preset.slots * (1 + (draft.depth if draft is not None else 0))
+    if busy > batch:
+        yield f"a batch of {batch} tokens does not hold the {busy} that {preset.slots} slots and their drafts decode"
+    flash = where(preset, "flash_attention")
+    kv = where(preset, "kv")
+    if kv not in (plain_kv(preset.engine), "f32", "bf16") and not flash:
+        yield f"a KV cache in {kv} needs flash attention, which is off"
+    if preset.options.tp > 1 and not flash:
+        yield f"layers cut over {preset.options.tp} cards need flash attention, which is off"
+
+
+def _pooled(preset: Preset) -> Iterator[str]:
+    tokens, context = tokens_of(preset, "batched_tokens"), preset.context_tokens or 0
+    if where(preset, "chunked_prefill") is False and tokens < context:
+        yield f"without chunked prefill a step must hold a whole prompt: {tokens} batched tokens, context {context}"
+    slots = -(-preset.slots // preset.options.dp)
+    if preset.engine == "vllm" and tokens < slots:
+        yield f"{tokens} batched tokens are fewer than {slots} sequences"
+
+
+SHARES = (0.8, 0.85, 0.9, 0.92, 0.95)
+MTP_DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8)
+NGRAM_DEPTHS = (0, 1, 2, 3, 4, 6, 8)
+_CHUNKS = (256, 16384)
+_WHOLE_PROMPTS = 8192  # a context beyond it is never read in one step
+_KV_WORDS = {("sglang", "fp8"): "fp8_e4m3"}
+
+
+def card_knobs(asked: Asked) -> Iterator[Knob]:
+    base, cards = asked.base, asked.box.cards
+    yield Knob("graphs", "CUDA graphs" if cards else "graphs", (False, True), expected=0.5)
+    yield asked.slots()
+    if cards:
+        yield Knob("memory_share", "share of each card", SHARES, ordered=True, expected=0.03)
+        yield from _kv(asked)
+        yield from layout_knobs(asked)
+    yield from _prefill(asked)
+    drafted = base.options.draft.method if base.options.draft is not None else None
+    if drafted == "mtp" or (asked.model is not None and asked.model.mtp_layers):
+        yield Knob("mtp", "MTP drafts", MTP_DEPTHS, ordered=True, expected=0.5)
+    yield asked.ngram(NGRAM_DEPTHS)
+
+
+def _kv(asked: Asked) -> Iterator[Knob]:
+    """Of a family that the base has already, the base's own word is enough."""
+    engine, own = asked.base.engine, known_kv(asked.base.options.kv or "auto")
+    words = [plain_kv(engine)]
+    for name in asked.quants:
+        kinds = offered_kv(engine, QUANTS[name], asked.box.cards)[1:]
+        words += [
+            _KV_WORDS.get((engine, kind.id), kind.id) for kind in kinds if own is None or kind.family != own.family
+        ]
+    yield Knob("kv", "KV type", tuple(dict.fromkeys(words)), alters_answers=True, expected=0.04)
+
+
+def _prefill(asked: Asked) -> Iterator[Knob]:
+    base = asked.base
+    chunks, context = asked.prompts(*_CHUNKS), base.context_tokens or 0
+    if base.engine == "vllm" and 0 < context <= _WHOLE_PROMPTS:
+        chunks = powers(chunks[0], max(chunks[-1], context))
+        yield Knob("chunked_prefill", "chunked prefill", (True, False), expected=0.02)
+    yield Knob("batched_tokens", "prefill tokens a step", chunks, ordered=True, expected=0.04)
+    if "prefix_cache" in asked.named or where(base, "prefix_cache") is False:
+        yield Knob("prefix_cache", "prefix cache", (True, False), expected=0.01)
+
+
+LLAMA_NGRAM_DEPTHS = (0, 2, 4, 8, 16, 32)
+_BATCH_RANGE = (256, 4096)
+_MICRO_BATCH_RANGE = (64, 1024)
+_ON_CARDS = (256, 2048)  # the same
+_CORES_EACH = 1  # a replica has at least one to itself
+_MOST_REPLICAS = 4
+
+
+def llama_knobs(asked: Asked) -> Iterator[Knob]:
+    """On cards."""
+    yield asked.slots()
+    yield from _common(asked, _ON_CARDS)
+    yield from layout_knobs(asked)
+    draft = asked.base.options.draft
+    if draft is not None and draft.method == "mtp":  # a GGUF file that kept its MTP layers: the preset knows
+        yield Knob("mtp", "MTP drafts", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.3)
+
+
+def cpu_knobs(asked: Asked) -> Iterator[Knob]:
+    cores = max(1, asked.box.cores)
+    replicas = tuple(n for n in (1, 2, 4) if n <= min(cores // _CORES_EACH, asked.aim.concurrency, _MOST_REPLICAS))
+    yield asked.slots(expected=0.4)
+    yield Knob("threads", "threads of a replica", steps_up_to(cores), ordered=True, expected=0.4)
+    yield Knob("threads_batch", "threads for prompts", steps_up_to(cores), ordered=True, expected=0.1)
+    yield Knob("replicas", "replicas", replicas or (1,), ordered=True, expected=0.1)
+    yield from _common(asked, _MICRO_BATCH_RANGE)
+
+
+def _common(asked: Asked, micro_batch: tuple[int, int]) -> Iterator[Knob]:
+    yield Knob("kv", "KV type", (plain_kv(asked.base.engine), "q8_0"), alters_answers=True, expected=0.04)
+    yield Knob("kv_layout", "KV layout", ("unified", "split"), expected=0.05)
+    yield Knob("flash_attention", "flash attention", (True, False), expected=0.06)
+    yield Knob("batch", "batch", asked.prompts(*_BATCH_RANGE), ordered=True, expected=0.03)
+    yield Knob("batched_tokens", "micro-batch", asked.prompts(*micro_batch), ordered=True, expected=0.05)
+    yield asked.ngram(LLAMA_NGRAM_DEPTHS)
+    if "prefix_cache" in asked.named:
+        yield Knob("prefix_cache", "prefix cache", (True, False), expected=0.01)
+
+
+PAIRS = (
+    ("slots", "memory_share"), ("slots", "batched_tokens"), ("slots", "kv"), ("slots", "layout"), ("slots", "replicas"),
+    ("slots", "graphs"), ("mtp", "slots"), ("mtp", "layout"), ("mtp", "ngram"), ("mtp", "memory_share"), ("mtp", "kv"),
+    ("ngram", "slots"), ("kv", "flash_attention"), ("kv", "memory_share"), ("kv", "checkpoint"), ("kv", "quant"),
+    ("layout", "checkpoint"), ("layout", "quant"), ("layout", "memory_share"), ("layout", "kv"),
+    ("layout", "flash_attention"), ("threads", "replicas"), ("threads", "threads_batch"), ("threads", "slots"),
+    ("batch", "batched_tokens"), ("kv_layout", "slots"), ("chunked_prefill", "batched_tokens"),
+    ("batched_tokens", "memory_share"), ("eagle", "slots"), ("draft", "slots"),
+    ("dflash", "slots"), ("graphs", "memory_share"),
+)  # fmt: skip
+_SPECULATIVE = {"vllm": ("--speculative-config", "-sc"), "sglang": ("--speculative-algorithm",),
+                "llamacpp": ("--spec-type", "--model-draft", "-md", "--draft-max")}  # fmt: skip
+_SAID_BY: dict[str, dict[str, str]] = {
+    "vllm": {
+        "--enforce-eager": "graphs", "--no-enforce-eager": "graphs", "--compilation-config": "graphs", "-O": "graphs",
+        "--max-num-batched-tokens": "batched_tokens", "--enable-chunked-prefill": "chunked_prefill",
+        "--no-enable-chunked-prefill": "chunked_prefill", "--enable-prefix-caching": "prefix_cache",
+        "--no-enable-prefix-caching": "prefix_cache", "--enable-expert-parallel": "layout",
+        "--kv-cache-memory-bytes": "memory_share", "--quantization": "checkpoint", "-q": "checkpoint",
+    },
+    "sglang": {
+        "--disable-cuda-graph": "graphs", "--chunked-prefill-size": "batched_tokens",
+        "--disable-radix-cache": "prefix_cache", "--ep-size": "layout", "--ep": "layout",
+    },
+    "llamacpp": {
+        "--batch-size": "batch", "-b": "batch", "--ubatch-size": "batched_tokens", "-ub": "batched_tokens",
+        "--threads": "threads", "-t": "threads", "--threads-batch": "threads_batch", "-tb": "threads_batch",
+        "--flash-attn": "flash_attention", "-fa": "flash_attention", "--kv-unified": "kv_layout", "-kvu": "kv_layout",
+        "--no-kv-unified": "kv_layout", "--split-mode": "layout", "-sm": "layout", "--tensor-split": "layout",
+        "-ts": "layout", "--cache-prompt": "prefix_cache", "--no-cache-prompt": "prefix_cache",
+    },
+}  # fmt: skip
+_OLLAMA = "ollama decides most by itself: only slots and the KV type can be turned"
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """`left_alone`: one line for each knob that could be there and is not, with the reason."""
+
+    knobs: tuple[Knob, ...]
+    left_alone: tuple[str, ...] = ()
+
+
+def knobs_for(
+    base: Preset, aim: Aim, box: Box, *, checkpoints: Sequence[str] = (), quants: Sequence[str] = (),
+    named: Collection[str] = (),
+) -> tuple[Knob, ...]:  # fmt: skip
+    return space_of(base, aim, box, checkpoints=checkpoints, quants=quants, named=named).knobs
+
+
+def space_of(
+    base: Preset, aim: Aim, box: Box, *, checkpoints: Sequence[str] = (), quants: Sequence[str] = (),
+    named: Collection[str] = (),
+) -> Space:  # fmt: skip
+    """`checkpoints`: files to choose from, the base's among them. `quants`: formats, where nothing is really loaded.
+
+    `named`: knobs that were asked for by name; a few are offered only then, as this load sees but one side of them.
+    """
+    asked = Asked(base, aim, box, box.model or find_geometry(base.model), _quants(base, checkpoints, quants),
+                  frozenset(named))  # fmt: skip
+    offered = [*_choices(base, checkpoints, quants), *_by_engine(asked), *_drafts(asked)]
+    said = said_in_extra(base)
+    knobs = tuple(with_own(knob, base) for knob in offered if knob.name not in said)
+    lines = [f"{name} is left alone: the preset's own `{flag}` says it" for name, flag in said.items()]
+    lines += [_OLLAMA] if base.engine == "ollama" else []
+    return Space(tuple(knob for knob in knobs if len(knob.values) > 1), tuple(lines))
+
+
+def pairs_of(knobs: Iterable[Knob]) -> tuple[tuple[str, str], ...]:
+    there = {knob.name for knob in knobs}
+    return tuple(pair for pair in PAIRS if there.issuperset(pair))
+
+
+def said_in_extra(base: Preset) -> dict[str, str]:
+    """Knobs that flags of the preset's own say already, and which flag does."""
+    found: dict[str, str] = {}
+    for word in base.extra:
+        flag = word.partition("=")[0]
+        if flag in _SPECULATIVE.get(base.engine, ()):
+            found |= dict.fromkeys(DRAFTS, flag)
+        name = _SAID_BY.get(base.engine, {}).get(flag)
+        if name is not None:
+            found[name] = flag
+    return found
+
+
+def with_own(knob: Knob, base: Preset) -> Knob:
+    """Where the base stands is one of the values: the climb begins there."""
+    own = where(base, knob.name)
+    if own is None or own in knob.values:
+        return knob
+    values = (*knob.values, own)
+    return replace(knob, values=tuple(sorted(values, key=_rung)) if knob.ordered else (own, *knob.values))
+
+
+def _rung(value: Value) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _quants(base: Preset, checkpoints: Sequence[str], quants: Sequence[str]) -> tuple[str, ...]:
+    own = quant_of(base)
+    bare = replace(base, options=replace(base.options, quant=None))
+    others = [quant_of(replace(bare, checkpoint=name)) for name in checkpoints]
+    told = [known_quant(name) for name in quants]
+    return tuple(dict.fromkeys(quant.id for quant in (own, *others, *told) if quant is not None and quant.id in QUANTS))
+
+
+def _choices(base: Preset, checkpoints: Sequence[str], quants: Sequence[str]) -> Iterator[Knob]:
+    files = tuple(dict.fromkeys((base.checkpoint, *checkpoints)))
+    if len(files) > 1:
+        yield Knob("checkpoint", "checkpoint", files, alters_answers=True, expected=0.15)
+    if len(quants) > 1 and base.options.quant is not None:
+        yield Knob("quant", "format of the weights", tuple(quants), alters_answers=True, expected=0.15)
+
+
+def _by_engine(asked: Asked) -> Iterator[Knob]:
+    engine = asked.base.engine
+    if engine in ("vllm", "sglang"):
+        yield from card_knobs(asked)
+    elif engine == "embedded" or (engine == "llamacpp" and not asked.box.cards):
+        yield from cpu_knobs(asked)
+    elif engine == "llamacpp":
+        yield from llama_knobs(asked)
+    elif engine == "ollama":
+        yield asked.slots()
+        yield Knob("kv", "KV type", (plain_kv(engine), "q8_0"), alters_answers=True, expected=0.03)
+
+
+def _drafts(asked: Asked) -> Iterator[Knob]:
+    """Drafts that need a model of their own are turned only where the preset names it."""
+    own: Draft | None = asked.base.options.draft
+    if own is not None and own.method not in ("mtp", "ngram"):
+        yield Knob(own.method, f"drafts by {own.method}", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.2)
