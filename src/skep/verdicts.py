@@ -51,7 +51,7 @@ class Verdict:
     checks: tuple[Check, ...] = ()
     keywords: bool | None = None
     keywords_missing: tuple[str, ...] = ()
-    checker: str = ""  # its kind and version: "fastapi/1"
+    checker: str = ""  # its kind and version: "python/2"
     sandbox: str | None = None  # "bubblewrap"; older runs also "namespaces"; None: nothing was run
     seconds: float | None = None  # of judging
 
@@ -106,35 +106,36 @@ class QualitySummary:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnFigures:
-    """One turn of the primary conversation at one level: medians over repeats."""
+class TaskFigures:
+    """One turn of the conversation or one side task at one level: medians over repeats (and over rounds, where the
+    side load is sustained).
+    """
 
-    item: str  # "P1.1"
+    item: str  # "P1.1" | "S1"
+    title: str
     runs: int
     ttft_ms: float | None
     seconds: float | None
     output_tokens: float | None
     tok_s: float | None  # tokens / (last - first token)
-    reasoning_share: float | None  # of the characters that were streamed
-    overlap: float | None  # side requests in flight beside it, averaged over its time
     passed: int
     judged: int
-    keywords_passed: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class SideFigures:
-    """One side task at one level, over repeats (and over rounds, where the side load is sustained)."""
+class PassLoss:
+    """How many answers passed at a level, and how many to the same tasks at the lowest level that had each of them."""
 
-    item: str  # "S1"
-    title: str
-    runs: int
-    seconds: float | None  # median
-    ttft_ms: float | None
-    output_tokens: float | None
     passed: int
     judged: int
-    keywords_passed: int | None
+    base_passed: int
+    base_judged: int
+    chance: float  # of so few or fewer if load changed nothing: Fisher's exact test, one-sided
+    shows_at: int | None  # the most passes that would count as a loss; None: with so few answers none would
+
+    @property
+    def is_shown(self) -> bool:
+        return self.shows_at is not None and self.passed <= self.shows_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,8 @@ class MixedLevel:
     name: str
     concurrency: int
     repeats: int
-    turns: tuple[TurnFigures, ...]
-    side: tuple[SideFigures, ...]
+    turns: tuple[TaskFigures, ...]
+    side: tuple[TaskFigures, ...]
     primary_s: float | None  # the whole conversation, median over repeats
     primary_low_s: float | None  # fastest and slowest repeat
     primary_high_s: float | None
@@ -154,11 +155,36 @@ class MixedLevel:
     seconds_per_task: float | None  # wall time over answers that passed; None: none did
     held_share: float | None  # of the primary's time with all side tasks in flight
     outcomes: tuple[tuple[str, int], ...] = ()
+    loss: PassLoss | None = None  # None: of the lowest level, or nothing was judged
+
+    @property
+    def tasks(self) -> tuple[TaskFigures, ...]:
+        return (*self.turns, *self.side)
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Of turn 1."""
+        return self.turns[0].ttft_ms
+
+    @property
+    def tok_s(self) -> float | None:
+        """Of turn 1."""
+        return self.turns[0].tok_s
+
+    @property
+    def passed_per_minute(self) -> float | None:
+        """None: no answer passed."""
+        return 60 / self.seconds_per_task if self.seconds_per_task else None
+
+    def slowdown(self, alone: MixedLevel | None) -> float | None:
+        """Time of the conversation over that at C=1."""
+        base = None if alone is None else alone.primary_s
+        return self.primary_s / base if self.primary_s is not None and base else None
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One spoke of the radar. `value` from 0 to 1, the more the better; None: not measured."""
+    """One axis of the picture. `value` from 0 to 1, the more the better; None: not measured."""
 
     name: str
     definition: str
@@ -168,7 +194,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The sweet spot, computed: `concurrency` None where no level would do. `reasons` have the figures in them."""
+    """The sweet spot: `concurrency` is None where no level would do; `reasons` has one line a level, with figures."""
 
     concurrency: int | None
     level: str | None
@@ -185,3 +211,7 @@ class MixedSummary:
     advice: Advice
     simulated: bool = False
     incomplete: str = ""
+
+    @property
+    def alone(self) -> MixedLevel | None:
+        return next((level for level in self.levels if level.concurrency == 1), None)

@@ -153,3 +153,11 @@ def test_an_answer_cut_before_its_limit_met_the_end_of_its_context():
     """Its limit of tokens is not to blame, and more of them would not help."""
     detail = read(request("12", finish_reason="length", output_tokens=77)).detail
     assert detail.startswith("cut after 77 of 512 tokens: the context of its slot was full")
+
+
+def test_answers_of_a_checker_that_is_gone_are_one_clear_error():
+    """Runs of earlier versions had checkers of their own for apps, tests, readers and docstrings."""
+    old = Item("P1.1", ({"role": "user", "content": "x"},), Checker("fastapi", {"turn": 1}))
+    with pytest.raises(UserError, match="no checker `fastapi`") as caught:
+        asyncio.run(Judge(None).judge([Answered(request("x"), old)]))
+    assert "skep report" in caught.value.hint

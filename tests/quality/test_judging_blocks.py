@@ -1,11 +1,11 @@
 """Answers in several blocks, as chats have them: the program is judged, and what only stands beside it is left out."""
 
 import pytest
-from answers.sample_judge import judged, request, sample, texts_judged
+from answers.sample_judge import sample, texts_judged
 from answers.sample_tasks import ITEMS, PAGES
 
-from skep.quality.harness.blocks import free_names, serving, without_bare_apps
-from skep.quality.judging import Answered, needs_sandbox
+from skep.quality.harness.blocks import free_names
+from skep.quality.judging import needs_sandbox
 from skep.sandbox.script import Limits
 from skep.verdicts import Outcome
 from skep.workload.items import Checker, Item
@@ -112,25 +112,6 @@ def test_the_faulty_function_quoted_once_more_does_not_replace_the_mended_one():
     given = ITEMS["bug"].messages[-1]["content"].split("```")[1].removeprefix("python\n")
     (verdict,) = texts_judged(ITEMS["bug"], [f"{sample('bug/passed-ceil')}\nIt was:\n\n{chat([given])}"])
     assert verdict.passed, verdict.detail
-
-
-def test_an_app_with_a_client_and_changed_parts_with_an_example_are_judged():
-    """The client of the first turn must not spoil the second either."""
-    client = chat(["import not_here\nnot_here.post('http://localhost:8000/users', json={})"])
-    setting = chat(["app = FastAPI()\napp.state.x = 1"])
-    first = f"{sample('fastapi1/passed-plain')}\n{client}\n{setting}"
-    second = f"{sample('fastapi2/passed-only-the-model')}\n{client}"
-    rows = [Answered(request(first), ITEMS["fastapi1"]), Answered(request(second), ITEMS["fastapi2"], (first,))]
-    alone, merged = judged(rows)
-    assert (alone.outcome, merged.outcome) == (Outcome.PASSED, Outcome.PASSED), (alone.detail, merged.detail)
-    assert merged.detail.startswith("merged with turn 1; left out: a block that raised ModuleNotFoundError")
-
-
-def test_an_app_that_only_shows_a_setting_does_not_replace_the_one_with_routes():
-    whole, setting = "app = FastAPI()\n@app.get('/x')\ndef x(): ...", "app = FastAPI(title='x')"
-    assert without_bare_apps([whole, setting]) == [whole]
-    assert without_bare_apps([setting, whole]) == [setting, whole]
-    assert [serving(code) for code in (whole, "@app.get('/x'\n", "client.get('/x')")] == [True, True, False]
 
 
 def test_a_regular_expression_is_searched_for_in_the_sandbox():

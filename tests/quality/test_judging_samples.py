@@ -5,7 +5,7 @@ from answers.sample_judge import FOLDER, expected, samples_judged
 
 QUICK = [
     "fastapi1/wrong-forgets-an-import",
-    "fastapi3/passed-only-the-new-parts",
+    "fastapi3/passed-whole",
     "mutants/passed-class-parametrize-fixture",
     "reader/passed-aiofiles",
     "reader/wrong-swallows-errors",
@@ -30,20 +30,14 @@ def test_answers_with_functions_and_docstrings_are_judged_as_they_should_be():
 def test_answers_with_apps_tests_and_readers_are_judged_as_they_should_be():
     verdicts = samples_judged(QUICK)
     assert surprises(verdicts) == {}
-    merged = verdicts["fastapi3/passed-only-the-new-parts"]
-    assert merged.detail == "merged with turn 1 and 2"
-    names = [check.name for check in merged.checks]
-    assert {"POST /users answers 201", "age 151 is refused with 422", "an unknown user is 404"} <= set(names)
     assert "NameError: name 'uuid4' is not defined" in verdicts["fastapi1/wrong-forgets-an-import"].detail
-    remarks = [check for check in verdicts["mutants/passed-class-parametrize-fixture"].checks if not check.passed]
-    assert [check.name for check in remarks] == ["they fail on 2 of 9 subtle faults (does not decide)"]
 
 
 @pytest.mark.slow
 def test_every_sample_answer_is_judged_as_it_should_be():
     verdicts = samples_judged(ALL)
     assert surprises(verdicts) == {}
-    assert "a blank name is refused with 422: answered 201" in verdicts["fastapi2/wrong-lets-blank-names-in"].detail
+    assert "a blank name is refused: answered 201, not 422" in verdicts["fastapi2/wrong-lets-blank-names-in"].detail
     assert "event loop" in verdicts["reader/wrong-blocks-the-loop"].detail
 
 

@@ -1,15 +1,13 @@
 """Answers as source text, and values between processes: what the harness makes of them before and after a run."""
 
-import ast
 import math
 from collections import OrderedDict
 from typing import NamedTuple
 
 import pytest
 
-from skep.quality.harness.sources import as_one_file, completed, has_app, merged
+from skep.quality.harness.sources import as_one_file, completed
 from skep.quality.harness.values import alike, decoded, encoded, shown
-from skep.quality.harness.written_tests import prepared
 
 
 class Point(NamedTuple):
@@ -65,74 +63,6 @@ def test_an_import_of_the_future_comes_first():
     assert compile(as_one_file(code), "x.py", "exec")
     right = '"""Text."""\nfrom __future__ import annotations\nx = 1'
     assert as_one_file(right) == right
-
-
-BEFORE = """from fastapi import FastAPI
-app = FastAPI()
-
-class User(BaseModel):
-    name: str
-
-@app.post("/users")
-def create_user(user: User):
-    return user
-
-if __name__ == "__main__":
-    uvicorn.run(app)
-"""
-
-
-def order(code):
-    """The names at the top level, in their order."""
-    return [getattr(node, "name", None) or ast.unparse(node).splitlines()[0] for node in ast.parse(code).body]
-
-
-def test_changed_parts_take_the_place_of_what_they_change():
-    changed = "from uuid import uuid4\nclass Base(BaseModel):\n    x: int\nclass User(Base):\n    age: int\nusers = {}"
-    assert order(merged(BEFORE, changed)) == [
-        "from uuid import uuid4",
-        "from fastapi import FastAPI",
-        "app = FastAPI()",
-        "Base",
-        "User",
-        "create_user",
-        "users = {}",
-        "if __name__ == '__main__':",
-    ]
-
-
-def test_a_route_is_replaced_whatever_its_function_is_called():
-    whole = merged(
-        BEFORE,
-        '@app.post("/users")\nasync def make(user: User):\n    return 1\n@app.get("/users/{n}")\ndef one(n): ...',
-    )
-    assert order(whole)[-3:] == ["make", "one", "if __name__ == '__main__':"]
-    assert "create_user" not in whole
-
-
-@pytest.mark.parametrize(("code", "own"), [("a = FastAPI()", True), ("a = fastapi.FastAPI()", True), ("x = 1", False)])
-def test_an_app_is_known_by_its_making(code, own):
-    assert has_app(code) is own
-
-
-def test_tests_always_meet_the_module_under_test():
-    """A copy of the function, an import from elsewhere, a module of another name: all lead to ours."""
-    code = (
-        "from __future__ import annotations\nimport shop as s, pytest\nfrom a.b import f as g, h\n"
-        "try:\n    from here import f\nexcept ImportError:\n    def f(): ...\n"
-        "def f(x):\n    return 1\nclass TestF:\n    def f(self): ...\n"
-    )
-    assert prepared(code, "ours", "f").splitlines()[:5] == [
-        "from __future__ import annotations",
-        "from ours import f",
-        "import ours as s",
-        "import pytest",
-        "from ours import f as g, h",
-    ]
-    tail = prepared(code, "ours", "f").splitlines()[5:]
-    assert "    from ours import f" in tail
-    assert "def f(x):" not in tail
-    assert "    def f(self):" in tail
 
 
 @pytest.mark.parametrize(

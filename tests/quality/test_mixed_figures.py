@@ -2,10 +2,9 @@
 
 import pytest
 
-from skep.quality.mixed_axes import with_solo_speeds
-from skep.quality.mixed_figures import mixed_summary
+from skep.quality.mixed_figures import advice_of, fisher_less, loss_words, mixed_summary, side_by_side
 from skep.records import Request
-from skep.verdicts import Outcome, Verdict
+from skep.verdicts import MixedLevel, Outcome, PassLoss, TaskFigures, Verdict
 from skep.workload.coding_tasks import PRIMARY, SIDE
 
 
@@ -34,8 +33,8 @@ def talk(level=1, repeat=0, at=0.0, each=1.0):
     return [turn(n, at + n * each, at + (n + 1) * each, level=level, repeat=repeat) for n in range(3)]
 
 
-def verdict(row, outcome=Outcome.PASSED, keywords=True):
-    return Verdict(row.level, row.repeat, row.index, row.kind, outcome, keywords=keywords)
+def verdict(row, outcome=Outcome.PASSED):
+    return Verdict(row.level, row.repeat, row.index, row.kind, outcome)
 
 
 def summed(rows, verdicts=None, **fields):
@@ -93,7 +92,7 @@ def test_a_level_is_not_quick_because_its_turns_failed():
     assert summary.levels[1].primary_s is None
     assert summary.axes[2].value is None
     assert summary.advice.concurrency == 1
-    assert "the conversation was never finished" in summary.advice.reasons[-1]
+    assert "C=2: the conversation was never finished" in summary.advice.reasons[-1]
 
 
 def test_turns_that_an_interruption_cut_off_are_no_failures():
@@ -104,30 +103,13 @@ def test_turns_that_an_interruption_cut_off_are_no_failures():
 def test_without_verdicts_nothing_is_said_about_what_passed():
     summary = summed(talk(), [], incomplete="interrupted")
     level = summary.levels[0]
-    assert [(one.passed, one.judged, one.keywords_passed) for one in level.turns] == [(0, 0, None)] * 3
+    assert [(one.passed, one.judged) for one in level.turns] == [(0, 0)] * 3
     assert (level.seconds_per_task, level.outcomes, summary.incomplete) == (None, (), "interrupted")
     assert summary.axes[5].value is None
     assert summary.advice.concurrency is None
 
 
-def test_reasoning_is_a_share_of_what_was_streamed():
-    rows = [turn(0, 0.0, 1.0, answer="x" * 25, reasoning="y" * 75), turn(1, 1.0, 2.0, answer=None)]
-    found = level_of(rows).turns
-    assert found[0].reasoning_share == pytest.approx(0.75)
-    assert found[1].reasoning_share is None
-
-
 # Beside it
-
-
-def test_overlap_is_the_mean_number_of_side_requests_in_flight_during_a_turn():
-    rows = [*talk(level=3), side(1, 0.0, 1.5, level=3), side(2, 0.0, 0.5, level=3)]
-    assert [one.overlap for one in level_of(rows).turns] == pytest.approx([1.5, 0.5, 0.0])
-
-
-def test_alone_nothing_overlaps_and_nothing_is_to_be_held():
-    found = level_of(talk())
-    assert ([one.overlap for one in found.turns], found.held_share, found.side) == ([0, 0, 0], None, ())
 
 
 def test_the_share_held_counts_only_time_with_all_side_tasks_in_flight():
@@ -141,11 +123,6 @@ def test_side_tasks_that_are_sent_again_hold_the_load_but_for_the_gaps():
     assert found.held_share == pytest.approx(2.75 / 3)
     assert (found.side[0].runs, found.side[0].seconds) == (3, 1.0)
     assert found.wall_s == 4.0  # the last one is waited for
-
-
-def test_side_requests_of_another_repeat_do_not_overlap():
-    rows = [*talk(level=2), side(1, 0.0, 3.0, repeat=1), *talk(level=2, repeat=1, at=50.0)]
-    assert level_of(rows).turns[0].overlap == 0.0
 
 
 def test_a_level_has_figures_for_each_of_its_side_tasks_even_without_rows():
@@ -165,12 +142,6 @@ def test_time_per_finished_task_counts_only_answers_that_passed():
     verdicts = [verdict(row, Outcome.WRONG if row.kind == "P1.3" else Outcome.PASSED) for row in rows]
     assert level_of(rows, verdicts).seconds_per_task == pytest.approx(4.0 / 3)
     assert level_of(rows, [verdict(row, Outcome.TRUNCATED) for row in rows]).seconds_per_task is None
-
-
-def test_keywords_are_counted_beside_and_decide_nothing():
-    rows = [*talk(), *talk(repeat=1, at=10.0)]
-    verdicts = [verdict(row, keywords=bool(row.repeat)) for row in rows]
-    assert [(one.passed, one.keywords_passed) for one in level_of(rows, verdicts).turns] == [(2, 1)] * 3
 
 
 def test_warm_up_rows_are_not_counted():
@@ -205,14 +176,6 @@ def test_what_gets_faster_under_load_is_no_better_than_1():
     assert summed(loaded(slower=0.5)).axes[2].value == 1.0
 
 
-def test_the_axis_of_latency_says_when_the_answers_were_not_as_long():
-    rows = loaded(slower=0.5)
-    short = [turn(row.index, row.started_s, row.ended_s, level=5, tokens=40) for row in rows[3:6]]
-    assert summed(rows).axes[2].shown == "1.5 s at C=5, 0.5x of C=1"
-    shown = summed([*rows[:3], *short, *rows[6:]]).axes[2].shown
-    assert shown == "1.5 s at C=5, 0.5x of C=1, for 120 tokens instead of 300"
-
-
 def test_with_one_level_only_the_axes_of_load_are_unknown():
     assert [axis.value for axis in summed(talk()).axes] == [1.0, None, None, None, None, None]
 
@@ -224,11 +187,113 @@ def test_no_rows_at_all_are_a_summary_without_levels():
 
 
 def test_solo_speed_is_a_share_of_the_fastest_model_shown():
-    both = with_solo_speeds([summed(loaded(speed=100)), summed(loaded(speed=50))])
+    both = side_by_side([summed(loaded(speed=100)), summed(loaded(speed=50))])
     assert [one.axes[0].value for one in both] == [1.0, 0.5]
-    assert "fastest model shown" in both[1].axes[0].definition
 
 
 def test_a_model_without_a_speed_has_no_place_on_that_axis():
-    both = with_solo_speeds([summed(loaded()), summed([row for row in loaded() if row.level > 1])])
+    both = side_by_side([summed(loaded()), summed([row for row in loaded() if row.level > 1])])
     assert [one.axes[0].value for one in both] == [1.0, None]
+
+
+# The advice
+
+
+def given(concurrency, primary_s, wall_s=None, *, passed=3, loss=None):
+    """A level with one repeat: `passed` of its turns, and all its side tasks."""
+    turns = [TaskFigures(f"P1.{n}", "", 1, 100.0, 1.0, 100, 50.0, int(n <= passed), 1) for n in (1, 2, 3)]
+    beside = [TaskFigures(f"S{n}", "", 1, 100.0, 1.0, 50, 50.0, int(passed > 0), 1) for n in range(1, concurrency)]
+    finished = sum(one.passed for one in (*turns, *beside))
+    wall = wall_s or primary_s or 1.0
+    return MixedLevel(
+        f"level {concurrency}", concurrency, 1, tuple(turns), tuple(beside), primary_s, primary_s, primary_s, wall,
+        100.0, wall / finished if finished else None, None, loss=loss,
+    )  # fmt: skip
+
+
+# Published for an RTX 4090: total time of the conversation, and the slowest of all beside it; every answer was right.
+PUBLISHED = {
+    "gpt-oss-20b": [given(1, 3.2), given(2, 7.1), given(3, 7.4), given(5, 8.2)],
+    "qwen3-coder-30b": [given(1, 2.2), given(2, 4.4), given(3, 3.7), given(5, 6.3)],
+}
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_the_published_figures_give_the_published_choice(model):
+    assert advice_of(PUBLISHED[model]).concurrency == 3
+
+
+def test_the_reasons_carry_the_figures_and_what_more_would_cost():
+    reasons = advice_of(PUBLISHED["qwen3-coder-30b"]).reasons
+    assert reasons[2] == "C=3: the conversation takes 1.68x of C=1; 81.1 passed tasks a minute"
+    assert reasons[3].endswith(
+        "66.7 passed tasks a minute; not advised: more than 2.5x of C=1, no more finished than at C=3"
+    )
+
+
+def test_a_level_whose_answers_fail_more_often_than_chance_explains_is_not_advised():
+    lost = PassLoss(3, 9, 9, 9, 0.0045, 5)
+    advice = advice_of([given(1, 2.0), given(2, 2.2), given(3, 2.4, loss=lost)])
+    assert advice.concurrency == 2
+    assert "3 of 9 answers passed, 9 of 9 with less load: fewer than chance explains (p = 0.0045)" in advice.reasons[-1]
+
+
+def test_a_model_that_does_nothing_right_is_given_no_level():
+    """As the smallest models are: by speed alone any level would look good."""
+    advice = advice_of([given(1, 1.0, passed=0), given(3, 1.1, passed=0)])
+    assert (advice.concurrency, advice.reasons) == (
+        None,
+        ("none of 8 answers passed, at any level: no level does this work",),
+    )
+
+
+def test_without_a_finished_conversation_at_c_1_there_is_no_advice():
+    assert "C=1 was not measured" in advice_of([given(3, 2.0)]).reasons[0]
+    assert advice_of([]).concurrency is None
+    assert advice_of([given(1, None), given(2, 2.0)]).concurrency is None
+    assert advice_of([given(1, 1.0), given(2, None)]).concurrency == 1
+
+
+def losing(repeats, lost_at_5):
+    """Everything passes, but for the first `lost_at_5` answers at C=5."""
+    rows = [row for level in (1, 5) for n in range(repeats) for row in talk(level, n, at=100.0 * level + 10 * n)]
+    left = lost_at_5
+    verdicts = []
+    for row in rows:
+        fails = row.level == 5 and left > 0
+        left -= fails
+        verdicts.append(verdict(row, Outcome.WRONG if fails else Outcome.PASSED))
+    return summed(rows, verdicts).levels[-1].loss
+
+
+def test_how_small_a_loss_could_have_been_seen_is_said_with_what_was_seen():
+    """Seven answers a level cannot show a loss of 3 points, and it is never called none."""
+    said = loss_words(losing(3, 1))
+    assert (
+        said
+        == "8 of 9 answers passed, 9 of 9 with less load: no loss is shown, and none of less than 44 points could be"
+    )
+    assert losing(3, 4).is_shown
+    assert not losing(3, 3).is_shown
+
+
+def test_answers_too_few_for_any_claim_are_called_so():
+    loss = PassLoss(1, 1, 1, 1, 1.0, None)
+    assert loss_words(loss).endswith("too few to tell any loss from chance")
+
+
+def test_each_task_is_held_against_the_lowest_level_that_had_it():
+    """The conversation against C=1, S1 against C=2; S2 was at no lower level and is left out."""
+    rows = [*talk(), *talk(level=2, at=10.0), side(1, 10.0, 11.0)]
+    rows += [*talk(level=3, at=20.0), side(1, 20.0, 21.0, level=3), side(2, 20.0, 21.0, level=3)]
+    loss = level_of(rows).loss
+    assert (loss.passed, loss.judged, loss.base_passed, loss.base_judged) == (4, 4, 4, 4)
+    assert summed(rows).levels[0].loss is None
+
+
+def test_fisher_agrees_with_the_counts_of_the_tea_tasting_lady():
+    """Eight cups, four of each: all right by chance once in 70, three or more in 17 of 70."""
+    assert fisher_less(0, 4, 4, 4) == pytest.approx(1 / 70)
+    assert fisher_less(1, 4, 3, 4) == pytest.approx(17 / 70)
+    assert fisher_less(4, 4, 0, 4) == 1.0
+    assert fisher_less(0, 3, 0, 3) == 1.0

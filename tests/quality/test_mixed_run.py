@@ -10,8 +10,8 @@ from skep.bench.endpoint import find_endpoint
 from skep.errors import EndpointError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.quality.mixed_run import MixedPlan, answers_of, run_mixed
-from skep.records import Request, RunState
+from skep.quality.mixed_run import MixedPlan, run_mixed
+from skep.records import RunState
 from skep.sandbox.detect import open_sandbox
 from skep.sandbox.script import Ending, Result
 from skep.store.database import open_store
@@ -156,12 +156,6 @@ def test_repeats_go_up_and_down_in_turns():
     ]  # fmt: skip
 
 
-def test_how_many_answers_will_be_executed_is_known_where_side_tasks_are_sent_once():
-    assert MixedPlan(repeats=3).answers() == 3 * (3 + 4 + 5 + 7)
-    assert MixedPlan(repeats=3, form="sustained").answers() is None
-    assert MixedPlan(repeats=3, form="sustained", levels=(1,)).answers() == 9
-
-
 def test_published_side_tasks_are_sent_once_with_the_first_turn(engine, store):
     _, rows = mixed(engine, store, repeats=1, levels=(5,))
     turns = [row for row in rows if row.traffic == "primary"]
@@ -183,7 +177,6 @@ def test_sustained_side_tasks_are_sent_again_until_the_conversation_is_over(engi
         assert again[-1].ended_s >= over
     level = summary.levels[0]
     assert level.held_share > 0.5
-    assert level.turns[2].overlap > 1
     assert level.side[0].runs == len([row for row in rows if row.kind == "S1"])
 
 
@@ -212,11 +205,10 @@ def test_thoughts_inside_an_answer_are_not_sent_back(tmp_path, store):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"prompt": "e", "answer": "<think> of bees </think> done"}))
     with FakeEngine(slots=8, token_ms=0.2, answers=path) as thoughtful:
-        summary, rows = mixed(thoughtful, store, repeats=1, levels=(1,))
+        _, rows = mixed(thoughtful, store, repeats=1, levels=(1,))
     assert "bees" in rows[0].answer
     assert "done" in rows[2].prompt
     assert "bees" not in rows[2].prompt
-    assert summary.levels[0].turns[0].reasoning_share > 0.3
 
 
 @pytest.mark.slow
@@ -286,7 +278,7 @@ def test_a_failed_turn_ends_its_conversation_and_the_run_goes_on(engine, store):
     struck = []
 
     def show(progress):
-        if progress.level == 1 and progress.repeat == 0 and not struck:
+        if progress.level == 1 and not struck:
             struck.append(engine.fault(kind="500", times=1))
 
     summary, rows = mixed(engine, store, show, repeats=2, levels=(1,))
@@ -332,13 +324,3 @@ def test_a_run_that_is_cut_short_keeps_its_rows_and_what_was_asked(engine, store
     assert len([row for row in store.requests(last.id) if row.level]) == 3
     assert len(store.items(last.id)) == 4
     assert store.verdicts(last.id) == []
-
-
-def test_a_turn_is_judged_with_the_answers_before_it():
-    talk = [
-        Request(2, 0, turn, item.id, 0.0, 1.0, answer=f"answer {turn}", session=0, turn=turn)
-        for turn, item in enumerate(PRIMARY)
-    ]
-    beside = Request(2, 0, 1000, SIDE[0].id, 0.0, 1.0, answer="beside")
-    found = {one.row.index: one.earlier for one in answers_of([*reversed(talk), beside], [*PRIMARY, *SIDE])}
-    assert found == {0: (), 1: ("answer 0",), 2: ("answer 0", "answer 1"), 1000: ()}

@@ -39,12 +39,6 @@ def test_reasoning_is_kept_apart(answer, reasoning, text, thought):
     assert (said.text, said.reasoning) == (text, thought)
 
 
-def test_the_share_of_reasoning_counts_characters():
-    assert spoken("1234", "123456").reasoning_share == pytest.approx(0.6)
-    assert spoken("1234", None).reasoning_share == 0
-    assert spoken("", None).reasoning_share is None
-
-
 def test_halves_of_characters_can_be_written_down():
     said = spoken("\ud800x \ud83d\ude00", None).text
     assert said == "\ufffdx \U0001f600"

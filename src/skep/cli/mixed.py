@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import os
 import random
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.sweep import OnProgress, Progress
 from skep.cli.bench_common import Target, meter_for, positive_seconds, run_measuring
-from skep.cli.liveview import left, picture, where
-from skep.cli.mixed_tables import print_mixed
-from skep.cli.output import note, number, print_json, progress_of
+from skep.cli.output import note, print_json, print_table
+from skep.cli.quality import progress_view
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.places import user_paths
 from skep.quality.judging import missing_packages
-from skep.quality.mixed_axes import with_solo_speeds
-from skep.quality.mixed_figures import LEVEL_NAMES
-from skep.quality.mixed_run import Form, MixedPlan, OnJudged, items_of, run_mixed
+from skep.quality.mixed_figures import side_by_side
+from skep.quality.mixed_run import Form, MixedPlan, items_of, run_mixed
+from skep.report.mixed import spot_words, tables_of
 from skep.sandbox.detect import open_sandbox
 from skep.sandbox.runner import Sandbox
 from skep.store.database import Store, open_store
 from skep.units import parse_int_list
 from skep.verdicts import MixedSummary, Verdict
-from skep.workload.coding_tasks import PRIMARY, SIDE, TEMPERATURE
+from skep.workload.coding_tasks import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE
 
 MOST_REPEATS = 1000
-TOLD_EVERY_S = 10.0  # where nobody watches a bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +57,7 @@ def run_mixed_command(wishes: MixedWishes, *, as_json: bool) -> int:
             await sandbox.close()
 
     found = run_measuring(run)
-    summaries = with_solo_speeds([one for one in found if isinstance(one, MixedSummary)])
+    summaries = side_by_side([one for one in found if isinstance(one, MixedSummary)])
     with open_store(user_paths(os.environ).store, read_only=True) as store:
         _show(summaries, store, as_json=as_json)
     for fault in found:
@@ -134,11 +128,8 @@ async def _measured(plan: MixedPlan, endpoint: Endpoint, sandbox: Sandbox) -> Mi
     """An endpoint's fault is kept for the end: other models may have answered."""
     note(f"{endpoint.model}:")
     try:
-        with open_store(user_paths(os.environ).store) as store, ExitStack() as view:
-            show = view.enter_context(_load_view(_afterwards(plan)))
-            summary = await run_mixed(
-                plan, endpoint, store, read_host(), sandbox, show, _judging(view), meter=meter_for(endpoint)
-            )
+        with open_store(user_paths(os.environ).store) as store, progress_view() as show:
+            summary = await run_mixed(plan, endpoint, store, read_host(), sandbox, show, meter=meter_for(endpoint))
             rows = [row for row in store.requests(summary.run_id) if row.level]
     except EndpointError as fault:
         return fault
@@ -150,82 +141,26 @@ async def _measured(plan: MixedPlan, endpoint: Endpoint, sandbox: Sandbox) -> Mi
     return summary
 
 
-def _afterwards(plan: MixedPlan) -> str:
-    """The time left is told of the load alone."""
-    answers = plan.answers()
-    return "then the answers are executed" if answers is None else f"then {answers} answers are executed"
-
-
-@contextmanager
-def _load_view(then: str) -> Iterator[OnProgress]:
-    """A picture that redraws itself on a terminal; a line for each run of a level elsewhere."""
-    if not sys.stderr.isatty():
-        yield load_lines(then)
-        return
-    from rich.console import Console, Group
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
-        yield lambda progress: live.update(Group(picture(progress), Text(then)))
-
-
-def load_lines(then: str) -> OnProgress:
-    said: set[tuple[int, int]] = set()
-
-    def show(progress: Progress) -> None:
-        key = (progress.level, progress.repeat)
-        if key not in said:
-            said.add(key)
-            how_many = f"{progress.total} requests" if progress.total else "until the conversation ends"
-            to_come = left(progress)
-            note(f"{where(progress)}: {how_many}{to_come}{f', {then}' if to_come else ''}")
-        elif progress.ended and progress.figures.get(progress.level):
-            failed = f", {progress.failed} failed so far" if progress.failed else ""
-            note(f"{where(progress)}: {number(progress.figures[progress.level][-1])} tok/s{failed}")
-
-    return show
-
-
-def _judging(view: ExitStack) -> OnJudged:
-    """The picture of the load gives way to a bar: a terminal shows one of them at a time."""
-    shown: list[Callable[[int], None]] = []
-
-    def judged(done: int, total: int) -> None:
-        if not shown:
-            view.close()
-            note(f"executing {total} answers")
-            is_watched = sys.stderr.isatty()
-            shown.append(view.enter_context(progress_of("answers", total)) if is_watched else judged_lines(total))
-        shown[0](done)
-
-    return judged
-
-
-def judged_lines(total: int, clock: Callable[[], float] = time.monotonic) -> Callable[[int], None]:
-    """A line every ten seconds or so; none for what takes less."""
-    told_at = clock()
-
-    def show(done: int) -> None:
-        nonlocal told_at
-        if clock() - told_at >= TOLD_EVERY_S:
-            told_at = clock()
-            note(f"executed {done} of {total} answers")
-
-    return show
-
-
 def _show(summaries: Sequence[MixedSummary], store: Store, *, as_json: bool) -> None:
     verdicts = {summary.run_id: store.verdicts(summary.run_id) for summary in summaries}
     if as_json:
         if summaries:
             print_json({"runs": [mixed_json(one, verdicts[one.run_id]) for one in summaries]})
         return
-    if summaries:
-        print_mixed(summaries, verdicts)
-        ids = " ".join(summary.run_id for summary in summaries)
-        plural = "s" if len(summaries) > 1 else ""
-        note(f"stored as run{plural} {ids}; `skep report {ids}` writes the pictures")
+    if not summaries:
+        return
+    for place, one in enumerate(summaries):
+        letter = f"{chr(ord('A') + place)}  " if len(summaries) > 1 else ""
+        print(f"{letter}{one.model}, side tasks {one.form}, run {one.run_id}: {spot_words(one)}")  # noqa: T201
+        for reason in one.advice.reasons:
+            print(f"  {reason}")  # noqa: T201
+        if one.simulated:
+            note("SIMULATED: no model ran, these figures are a prediction")
+    for table in tables_of(summaries, verdicts):
+        print(f"\n{table.title}")  # noqa: T201
+        print_table(table.head, table.rows, right=[name for name in table.head if name not in table.left])
+    ids = " ".join(one.run_id for one in summaries)
+    note(f"stored as run{'s' if len(summaries) > 1 else ''} {ids}; `skep report {ids}` writes the page")
 
 
 def mixed_json(summary: MixedSummary, verdicts: Sequence[Verdict]) -> dict[str, Any]:

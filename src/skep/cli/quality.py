@@ -19,9 +19,10 @@ from skep.host.facts import read_host
 from skep.places import user_paths
 from skep.quality.bank_choice import Bank, choose_bank, makes_its_items
 from skep.quality.judging import Judge, missing_packages, needs_sandbox
-from skep.quality.trial import TrialProgress, run_trial
+from skep.quality.shell import TrialProgress
+from skep.quality.trial import run_trial
 from skep.quality.trial_figures import POWER
-from skep.quality.trial_plan import LEAST_DELTA, MOST_DELTA, TrialPlan
+from skep.quality.trial_plan import AGAIN, BASE, LEAST_DELTA, LOAD, MOST_DELTA, TrialPlan
 from skep.quality.trial_words import noise_words, outlook, remarks, signed
 from skep.report.quality_words import claim_words, conclusion
 from skep.sandbox.detect import open_sandbox
@@ -297,14 +298,14 @@ def progress_view() -> Iterator[Callable[[TrialProgress], None]]:
 
 
 def stage_lines() -> Callable[[TrialProgress], None]:
-    said: set[tuple[str, int]] = set()
+    said: set[str] = set()
 
     def show(progress: TrialProgress) -> None:
-        key = (progress.stage, progress.level)
-        if key not in said and progress.total:
+        key = where(progress)
+        if key not in said and (progress.total or progress.level):
             said.add(key)
             what = "answers" if progress.stage == "judging" else "requests"
-            note(f"{where(progress)}: {progress.total:,} {what}")
+            note(f"{key}: {progress.total:,} {what}" if progress.total else f"{key}: until the conversation ends")
 
     return show
 
@@ -326,4 +327,8 @@ def where(progress: TrialProgress) -> str:
         return progress.stage
     if progress.stage == "judging":
         return f"C={progress.level}: judging"
-    return f"C={progress.level} and C=1 in turns"
+    return (
+        f"C={progress.level} and C=1 in turns"
+        if progress.arm in (BASE, AGAIN, LOAD)
+        else f"C={progress.level}, {progress.arm}"
+    )

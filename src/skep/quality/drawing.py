@@ -180,10 +180,10 @@ def _without_families(found: QualitySummary) -> QualitySummary:
 def _mixed_entries(
     store: Store, runs: Sequence[Run]
 ) -> tuple[list[tuple[Run, MixedSummary]], dict[str, list[Verdict]]]:
-    from skep.quality.mixed_axes import with_solo_speeds
+    from skep.quality.mixed_figures import side_by_side
 
     verdicts = {run.id: store.verdicts(run.id) for run in runs}
-    summaries = with_solo_speeds([_mixed_summary(store, run, verdicts[run.id]) for run in runs])
+    summaries = side_by_side([_mixed_summary(store, run, verdicts[run.id]) for run in runs])
     entries = list(zip(runs, summaries, strict=True))
     for run, summary in entries:
         if not summary.levels:

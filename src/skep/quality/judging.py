@@ -23,8 +23,8 @@ from skep.records import Request
 from skep.sandbox.runner import Sandbox
 from skep.sandbox.script import Ending, Limits, Result, Script
 from skep.verdicts import Check, Outcome, Verdict
-from skep.workload.extraction import code_blocks, python_blocks, spoken
-from skep.workload.items import Item
+from skep.workload.extraction import python_blocks, spoken
+from skep.workload.items import EXECUTED, READ, Item
 from skep.workload.reading_checks import LONGEST_READ, keyword_check, read_check
 
 VERSION = 2  # of the checks: a verdict names it, so that old verdicts are not held against new rules
@@ -33,25 +33,15 @@ _TRIES = 3
 _PAUSE_S = 0.2  # before a run is tried again
 _MOST_CHECKS = 100
 _LIGHT = Limits(seconds=10, memory_bytes=512 << 20)
-_HEAVY = Limits(seconds=20, memory_bytes=768 << 20)  # FastAPI or pytest has to be loaded first
-_OF_TEXT = ("docstring", "regex")  # judged without code too
-_LIMITS = {"fastapi": _HEAVY, "mutants": _HEAVY, "async-reader": _HEAVY}
-# What must be installed beside skep for a kind; kinds without an entry run with the standard library alone.
-_PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "python": (),
-    "fastapi": ("fastapi", "uvicorn", "email_validator"),
-    "mutants": ("pytest",),
-    "async-reader": ("aiofiles",),
-}
+_HEAVY = Limits(seconds=20, memory_bytes=768 << 20)  # of items with packages: they have to be loaded first
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A request with the item it asked; `earlier`: the answers to the turns before it."""
+    """A request with the item it asked."""
 
     row: Request
     item: Item
-    earlier: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +60,7 @@ def needs_sandbox(items: Iterable[Item]) -> bool:
 
 def missing_packages(items: Iterable[Item]) -> tuple[str, ...]:
     """What answers to these items may import, and is not installed: a verdict without it would blame the model."""
-    kinds = {item.checker.kind for item in items}
-    wanted = sorted({name for kind in kinds for name in _PACKAGES.get(kind, ())})
+    wanted = sorted({name for item in items for name in item.checker.values.get("packages", ())})
     return tuple(name for name in wanted if find_spec(name) is None)
 
 
@@ -113,6 +102,10 @@ class Judge:
             return await self._walled(self._said(text, item))
 
     def _check_means(self, items: Sequence[Item]) -> None:
+        gone = sorted({item.checker.kind for item in items} - {*READ, *EXECUTED})
+        if gone:
+            hint = "stored verdicts stay as they are: see `skep report RUN`"
+            raise UserError(f"this version has no checker `{gone[0]}`, so these answers cannot be judged", hint=hint)
         if not needs_sandbox(items):
             return
         if self._sandbox is None:
@@ -171,21 +164,21 @@ class Judge:
         said = spoken(row.answer or "", row.reasoning)
         if not said.text.strip():
             return Finding(Outcome.NO_ANSWER, _silence(row, thought=bool((said.reasoning or "").strip())))
-        return await self._said(said.text, item, which.earlier)
+        return await self._said(said.text, item)
 
-    async def _said(self, text: str, item: Item, earlier: Sequence[str] = ()) -> Finding:
+    async def _said(self, text: str, item: Item) -> Finding:
         if not item.checker.is_executed:
             passed, detail = read_check(item.checker, text)
             return Finding(Outcome.PASSED if passed else Outcome.WRONG, detail)
-        return await self._executed(text, item, earlier)
+        return await self._executed(text, item)
 
-    async def _executed(self, text: str, item: Item, earlier: Sequence[str]) -> Finding:
+    async def _executed(self, text: str, item: Item) -> Finding:
         checker = item.checker
         asked = "\n".join(one.get("content", "") for one in item.messages)
         blocks = python_blocks(text, asked)
-        if not blocks and checker.kind not in _OF_TEXT:
+        if not blocks and checker.kind != "regex":
             return Finding(Outcome.NO_ANSWER, "no code in the answer")
-        limits = self._limits or _LIMITS.get(checker.kind, _LIGHT)
+        limits = self._limits or (_HEAVY if checker.values.get("packages") else _LIGHT)
         mark = secrets.token_hex(16)
         job = {
             "mark": mark,
@@ -193,14 +186,12 @@ class Judge:
             "values": dict(checker.values),
             "blocks": blocks,
             "said": text[-LONGEST_READ:],
-            "text": "\n".join(block.code for block in code_blocks(text)) or text,
-            "earlier": [python_blocks(spoken(one, None).text) for one in earlier],
         }
         script = Script(
             argv=("-m", "harness.driver", checker.kind),
             files=harness_files(),
             stdin=json.dumps(job).encode(),
-            packages=checker.kind in _PACKAGES,
+            packages=checker.kind == "python",
         )
         assert self._sandbox is not None
         result = await _run(self._sandbox, script, limits)

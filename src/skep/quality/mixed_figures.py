@@ -1,26 +1,32 @@
-"""From the rows and verdicts of a mixed run to its figures. Pure: the same rows give the same figures at any time.
+"""From the rows and verdicts of a mixed run to its figures, axes and advice. Pure: the same rows give the same figures.
 
 A figure of a turn or a side task is the median over repeats, of requests that succeeded. A failed turn ends its
 conversation: the turns after it were not asked, have no rows, and count as failed.
+
+A level is advised if its answers pass no less often than those of lower levels, as far as chance allows to tell, if
+its conversation takes at most 2.5 times as long as alone, and if it finishes more tasks a minute than the level below.
+Fisher's exact test takes answers for independent, which turns of one conversation are not quite; with few repeats it
+sees only a collapse, and each reason says how far a fall would have to go.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import comb
 from statistics import median
 
-from skep.quality.mixed_advice import advice_of
-from skep.quality.mixed_axes import axes_of
 from skep.records import Request
-from skep.verdicts import MixedLevel, MixedSummary, Outcome, SideFigures, TurnFigures, Verdict
-from skep.workload.coding_tasks import LEVELS, PRIMARY, SIDE, SIDE_TITLES
-from skep.workload.extraction import spoken
+from skep.units import format_seconds
+from skep.verdicts import Advice, Axis, MixedLevel, MixedSummary, Outcome, PassLoss, TaskFigures, Verdict
+from skep.workload.coding_tasks import AXES, LEVEL_NAMES, PRIMARY, SIDE, TITLES, AxisRule
 
 PRIMARY_TRAFFIC = "primary"
 SIDE_TRAFFIC = "side"
 NOT_ASKED = "not asked"  # beside the outcomes of verdicts
-LEVEL_NAMES: Mapping[int, str] = {1 + beside: name for beside, name in LEVELS}  # by C
+MOST_SLOWDOWN = 2.5  # of the whole conversation, against C=1
+CHANCE = 0.05
 
 Key = tuple[int, int, int]  # level, repeat, index
 Span = tuple[float, float]
@@ -42,12 +48,15 @@ def mixed_summary(
     for row in rows:
         if row.level > 0:
             by_level.setdefault(row.level, []).append(row)
-    levels = tuple(_level(level, by_level[level], known) for level in sorted(by_level))
+    levels: list[MixedLevel] = []
+    for level in sorted(by_level):
+        found = _level(level, by_level[level], known)
+        levels.append(replace(found, loss=_loss(found, levels)))
     return MixedSummary(
         run_id=run_id,
         model=model,
         form=form,
-        levels=levels,
+        levels=tuple(levels),
         axes=axes_of(levels),
         advice=advice_of(levels),
         simulated=simulated,
@@ -55,11 +64,125 @@ def mixed_summary(
     )
 
 
+def side_by_side(summaries: Sequence[MixedSummary]) -> list[MixedSummary]:
+    """The same models with solo speeds as shares of the fastest of them."""
+    fastest = max((one.alone.tok_s or 0.0 for one in summaries if one.alone), default=0.0)
+    return [replace(one, axes=axes_of(one.levels, fastest)) for one in summaries]
+
+
+def axes_of(levels: Sequence[MixedLevel], fastest_tok_s: float = 0.0) -> tuple[Axis, ...]:
+    """`levels` in order of C; full load is the last of them."""
+    solo = next((level for level in levels if level.concurrency == 1), None)
+    full = levels[-1] if levels and levels[-1].concurrency > 1 else None
+    return tuple(_axis(rule, solo, full, fastest_tok_s) for rule in AXES)
+
+
+def _axis(rule: AxisRule, solo: MixedLevel | None, full: MixedLevel | None, fastest_tok_s: float) -> Axis:
+    value, shown = None, "not measured"
+    if rule.rule == "share passed":
+        parts: Sequence[TaskFigures] = getattr(full, rule.figure, ())
+        passed, judged = sum(part.passed for part in parts), sum(part.judged for part in parts)
+        if full is not None and judged:
+            value, shown = passed / judged, f"{passed} of {judged} at C={full.concurrency}"
+        return Axis(rule.name, rule.definition, value, shown)
+    alone, loaded = (getattr(level, rule.figure, None) for level in (solo, full))
+    if rule.rule == "over the fastest":
+        if alone:
+            value, shown = alone / (fastest_tok_s or alone), _said(alone, rule)
+    elif alone and loaded and full is not None:
+        is_rate = rule.rule == "loaded over C times alone"
+        value = min(1.0, loaded / (full.concurrency * alone) if is_rate else alone / loaded)
+        shown = f"{_said(loaded, rule)} at C={full.concurrency}, {_said(alone, rule)} at C=1"
+    return Axis(rule.name, rule.definition, value, shown)
+
+
+def _said(value: float, rule: AxisRule) -> str:
+    return format_seconds(value) if rule.unit == "s" else f"{value:,.1f} {rule.unit}"
+
+
+def advice_of(levels: Sequence[MixedLevel]) -> Advice:
+    """`levels` in order of C, with their losses."""
+    solo = next((level for level in levels if level.concurrency == 1), None)
+    judged = sum(part.judged for level in levels for part in level.tasks)
+    if solo is None:
+        return Advice(None, None, ("C=1 was not measured: there is nothing to hold the other levels against",))
+    if solo.primary_s is None:
+        return Advice(None, None, ("the conversation was never finished at C=1",))
+    if not judged:
+        return Advice(None, None, ("no answer was judged: speed alone is no reason to choose a level",))
+    if not any(part.passed for level in levels for part in level.tasks):
+        return Advice(None, None, (f"none of {judged} answers passed, at any level: no level does this work",))
+    best, reasons = solo, []
+    for place, level in enumerate(levels):
+        faults = [] if level is solo else _faults(level, levels[place - 1] if place else None, solo)
+        best = best if faults else level
+        rate, taken = level.passed_per_minute, level.slowdown(solo)
+        facts = [
+            "the conversation was never finished" if taken is None else f"the conversation takes {taken:.2f}x of C=1",
+            f"{rate or 0.0:.1f} passed tasks a minute",
+            *([] if level.loss is None else [loss_words(level.loss)]),
+            *([f"not advised: {', '.join(faults)}"] if faults else []),
+        ]
+        reasons.append(f"C={level.concurrency}: {'; '.join(facts)}")
+    return Advice(best.concurrency, best.name, tuple(reasons))
+
+
+def _faults(level: MixedLevel, below: MixedLevel | None, solo: MixedLevel) -> list[str]:
+    found = []
+    if level.loss is not None and level.loss.is_shown:
+        found.append("fewer answers pass")
+    taken = level.slowdown(solo)
+    if taken is None or taken > MOST_SLOWDOWN:
+        found.append(f"more than {MOST_SLOWDOWN}x of C=1")
+    if below is not None and (level.passed_per_minute or 0.0) <= (below.passed_per_minute or 0.0):
+        found.append(f"no more finished than at C={below.concurrency}")
+    return found
+
+
+def loss_words(loss: PassLoss) -> str:
+    """What may be said of a level's answers: never that nothing is lost, only how much would have been seen."""
+    counts = f"{loss.passed} of {loss.judged} answers passed, {loss.base_passed} of {loss.base_judged} with less load"
+    if loss.is_shown:
+        return f"{counts}: fewer than chance explains (p = {loss.chance:.2g})"
+    if loss.shows_at is None:
+        return f"{counts}: too few to tell any loss from chance"
+    seen = 100 * (loss.base_passed / loss.base_judged - loss.shows_at / loss.judged)
+    return f"{counts}: no loss is shown, and none of less than {seen:.0f} points could be"
+
+
+def _loss(level: MixedLevel, lower: Sequence[MixedLevel]) -> PassLoss | None:
+    """Each task against the lowest level that had it; tasks that no lower level had are left out."""
+    pairs = []
+    for part in level.tasks:
+        before = (one for other in lower for one in other.tasks if one.item == part.item and one.judged)
+        base = next(before, None)
+        if base is not None and part.judged:
+            pairs.append((part, base))
+    if not pairs:
+        return None
+    passed, judged = sum(part.passed for part, _ in pairs), sum(part.judged for part, _ in pairs)
+    base_passed, base_judged = sum(base.passed for _, base in pairs), sum(base.judged for _, base in pairs)
+    falls = [
+        fewer
+        for fewer in range(judged + 1)
+        if fewer * base_judged < base_passed * judged and fisher_less(fewer, judged, base_passed, base_judged) <= CHANCE
+    ]
+    chance = fisher_less(passed, judged, base_passed, base_judged)
+    return PassLoss(passed, judged, base_passed, base_judged, chance, max(falls, default=None))
+
+
+def fisher_less(passed: int, judged: int, base_passed: int, base_judged: int) -> float:
+    """The chance of `passed` or fewer, if both levels were alike and as many passed in all."""
+    both, in_all = passed + base_passed, judged + base_judged
+    ways = sum(comb(judged, one) * comb(base_judged, both - one) for one in range(passed + 1) if one <= both)
+    return ways / comb(in_all, both)
+
+
 def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdict]) -> MixedLevel:
     repeats = _by_repeat(rows)
     not_asked = _not_asked(repeats.values()) if known else [0] * len(PRIMARY)
-    turns = tuple(_turn(place, repeats.values(), known, not_asked[place]) for place in range(len(PRIMARY)))
-    side = tuple(_side(item.id, rows, known) for item in SIDE[: concurrency - 1])
+    turns = tuple(_task(item.id, rows, known, missed) for item, missed in zip(PRIMARY, not_asked, strict=True))
+    side = tuple(_task(item.id, rows, known) for item in SIDE[: concurrency - 1])
     totals = [total for some in repeats.values() if (total := _conversation_s(some)) is not None]
     wall_s = sum(max(row.ended_s for row in some) - min(row.started_s for row in some) for some in repeats.values())
     tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
@@ -82,49 +205,20 @@ def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdic
     )
 
 
-def _turn(
-    place: int, repeats: Iterable[Sequence[Request]], known: Mapping[Key, Verdict], not_asked: int
-) -> TurnFigures:
-    made = [(row, some) for some in repeats for row in some if row.traffic == PRIMARY_TRAFFIC and row.turn == place]
-    rows = [row for row, _ in made]
-    beside = [_mean_in_flight(row, _sides(some)) for row, some in made if row.ok]
-    passed, judged, keywords = _counts(rows, known)
-    return TurnFigures(
-        item=PRIMARY[place].id,
+def _task(item: str, level_rows: Sequence[Request], known: Mapping[Key, Verdict], not_asked: int = 0) -> TaskFigures:
+    rows = [row for row in level_rows if row.kind == item]
+    found = [verdict for row in rows if (verdict := known.get(_key(row))) is not None]
+    return TaskFigures(
+        item=item,
+        title=TITLES[item],
         runs=len(rows),
         ttft_ms=_median_of(rows, _ttft_ms),
-        seconds=_median_of(rows, _seconds),
+        seconds=_median_of(rows, lambda row: row.ended_s - row.started_s),
         output_tokens=_median_of(rows, lambda row: row.output_tokens),
         tok_s=_median_of(rows, _tok_s),
-        reasoning_share=_median_of(rows, _reasoning_share),
-        overlap=_median([share for share in beside if share is not None]),
-        passed=passed,
-        judged=judged + not_asked,
-        keywords_passed=keywords,
+        passed=sum(verdict.passed for verdict in found),
+        judged=len(found) + not_asked,
     )
-
-
-def _side(item: str, level_rows: Sequence[Request], known: Mapping[Key, Verdict]) -> SideFigures:
-    rows = [row for row in level_rows if row.traffic == SIDE_TRAFFIC and row.kind == item]
-    passed, judged, keywords = _counts(rows, known)
-    return SideFigures(
-        item=item,
-        title=SIDE_TITLES[item],
-        runs=len(rows),
-        seconds=_median_of(rows, _seconds),
-        ttft_ms=_median_of(rows, _ttft_ms),
-        output_tokens=_median_of(rows, lambda row: row.output_tokens),
-        passed=passed,
-        judged=judged,
-        keywords_passed=keywords,
-    )
-
-
-def _counts(rows: Iterable[Request], known: Mapping[Key, Verdict]) -> tuple[int, int, int | None]:
-    """Passed, judged, and how many a search for keywords would have let pass."""
-    found = [verdict for row in rows if (verdict := known.get(_key(row))) is not None]
-    by_words = [verdict.keywords for verdict in found if verdict.keywords is not None]
-    return sum(verdict.passed for verdict in found), len(found), sum(by_words) if by_words else None
 
 
 def _not_asked(repeats: Iterable[Sequence[Request]]) -> list[int]:
@@ -146,20 +240,13 @@ def _conversation_s(rows: Iterable[Request]) -> float | None:
     return turns[-1].ended_s - turns[0].started_s
 
 
-def _mean_in_flight(row: Request, sides: Sequence[Request]) -> float | None:
-    length = row.ended_s - row.started_s
-    if length <= 0:
-        return None
-    return sum(max(0.0, min(row.ended_s, one.ended_s) - max(row.started_s, one.started_s)) for one in sides) / length
-
-
 def _held_share(wanted: int, repeats: Iterable[Sequence[Request]]) -> float | None:
     """Of the primary's time, how much had all side tasks in flight; None where there are none."""
     if wanted < 1:
         return None
     held = total = 0.0
     for some in repeats:
-        sides = [(row.started_s, row.ended_s) for row in _sides(some)]
+        sides = [(row.started_s, row.ended_s) for row in some if row.traffic == SIDE_TRAFFIC]
         for row in _turns(some):
             total += row.ended_s - row.started_s
             held += _time_with(wanted, sides, (row.started_s, row.ended_s))
@@ -197,10 +284,6 @@ def _turns(rows: Iterable[Request]) -> list[Request]:
     return sorted((row for row in rows if row.traffic == PRIMARY_TRAFFIC), key=lambda row: row.turn or 0)
 
 
-def _sides(rows: Iterable[Request]) -> list[Request]:
-    return [row for row in rows if row.traffic == SIDE_TRAFFIC]
-
-
 def _key(row: Request) -> Key:
     return row.level, row.repeat, row.index
 
@@ -209,20 +292,11 @@ def _ttft_ms(row: Request) -> float | None:
     return None if row.first_token_s is None else (row.first_token_s - row.due_s) * 1000
 
 
-def _seconds(row: Request) -> float:
-    return row.ended_s - row.started_s
-
-
 def _tok_s(row: Request) -> float | None:
     if not row.output_tokens or row.first_token_s is None or row.last_token_s is None:
         return None
     took = row.last_token_s - row.first_token_s
     return row.output_tokens / took if took > 0 else None
-
-
-def _reasoning_share(row: Request) -> float | None:
-    """None where the text was not stored."""
-    return None if row.answer is None else spoken(row.answer, row.reasoning).reasoning_share
 
 
 def _median_of(rows: Iterable[Request], figure: Callable[[Request], float | None]) -> float | None:

@@ -14,39 +14,31 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from skep.bench.driver import Driver, Meter
+from skep.bench.driver import Meter
 from skep.bench.endpoint import Endpoint
 from skep.bench.loads import Load, OnRow
-from skep.bench.metrics import repeat_of
-from skep.bench.pace import Pace
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Sender, Task
-from skep.bench.sweep import TICK_S, OnProgress, Progress
-from skep.bench.tasks import TaskMaker, Workload
-from skep.bench.warming import WARM_UP_TOKENS
-from skep.errors import EndpointError
 from skep.host.facts import lasting_json
 from skep.quality.judging import Answered, Judge
-from skep.quality.mixed_figures import LEVEL_NAMES, PRIMARY_TRAFFIC, SIDE_TRAFFIC, mixed_summary
+from skep.quality.mixed_figures import PRIMARY_TRAFFIC, SIDE_TRAFFIC, mixed_summary
+from skep.quality.shell import OnProgress, RunShell
 from skep.records import HostFacts, Request
 from skep.sandbox.runner import Sandbox
 from skep.store.database import Store
 from skep.verdicts import MixedSummary
-from skep.workload.coding_tasks import PRIMARY, SIDE, TEMPERATURE
+from skep.workload.coding_tasks import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE
 from skep.workload.extraction import spoken
 from skep.workload.items import Item, item_json
 
 Form = Literal["published", "sustained"]
 SIDE_STEP = 1000  # indexes of one side task do not meet those of the next
 AGAIN_S = 1.0  # after a failed side task, where the load is sustained: a server in trouble is not hammered
-
-OnJudged = Callable[[int, int], None]  # how many, of how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +54,9 @@ class MixedPlan:
         up = sorted(self.levels)
         return [(level, repeat) for repeat in range(self.repeats) for level in (up[::-1] if repeat % 2 else up)]
 
-    def requests(self, level: int) -> int | None:
-        """Of one run of a level, if no turn fails; None: as many as the time of the conversation has room for."""
-        return len(PRIMARY) + level - 1 if self.form == "published" or level == 1 else None
-
-    def answers(self) -> int | None:
-        """To be executed when all has been measured; None: not known before."""
-        each = [self.requests(level) for level in self.levels]
-        return None if None in each else self.repeats * sum(filter(None, each))
+    def requests(self, level: int) -> int:
+        """Of one run of a level, if no turn fails; 0: as many as the time of the conversation has room for."""
+        return len(PRIMARY) + level - 1 if self.form == "published" or level == 1 else 0
 
 
 async def run_mixed(
@@ -79,7 +66,6 @@ async def run_mixed(
     host: HostFacts,
     sandbox: Sandbox,
     on_progress: OnProgress = lambda _: None,
-    on_judged: OnJudged = lambda _done, _total: None,
     *,
     meter: Meter | None = None,
 ) -> MixedSummary:
@@ -90,14 +76,20 @@ async def run_mixed(
     identity = Identity("mixed", _fingerprint(plan, items, endpoint, host), _config(plan, items, sandbox))
     async with Recording(store, endpoint, host, identity) as recording:
         store.append_items(recording.run_id, items)
-        mixed = _Mixed(plan, endpoint, recording, on_progress, meter)
-        try:
-            await mixed.run()
-        finally:
-            await mixed.close()
-        answered = answers_of(recording.rows, items)
-        on_judged(0, len(answered))
-        verdicts = await Judge(sandbox).judge(answered, lambda done: on_judged(done, len(answered)))
+        shell = RunShell(
+            endpoint, recording, on_progress, timeout_s=plan.timeout_s, widest=max(plan.levels), meter=meter
+        )
+        async with shell.open(plan.seed):
+            course = plan.course()
+            for number, (level, repeat) in enumerate(course, start=1):
+                name = f"{LEVEL_NAMES[level]}, run {number} of {len(course)}"
+                shell.begin(stage="asking", level=level, arm=name, done=0, total=plan.requests(level))
+                load = mixed_load(plan, level, repeat)
+                await shell.driver.run_load(level, repeat, load, level, shell.took, is_closed=False)
+                shell.check_recording()
+            answered = answers_of(recording.rows, items)
+            shell.begin(stage="judging", level=0, done=0, total=len(answered))
+            verdicts = await Judge(sandbox).judge(answered, shell.judged)
         store.append_verdicts(recording.run_id, verdicts)
     return mixed_summary(
         recording.run_id, endpoint.model, plan.form, recording.rows, verdicts, simulated=recording.simulated
@@ -110,21 +102,9 @@ def items_of(levels: Sequence[int]) -> list[Item]:
 
 
 def answers_of(rows: Iterable[Request], items: Iterable[Item]) -> list[Answered]:
-    """Every stored answer with its item and, in a conversation, the answers to the turns before it."""
+    """Every stored answer with its item."""
     by_id = {item.id: item for item in items}
-    kept = [row for row in rows if row.level and row.kind in by_id]
-    turns: dict[tuple[int, int, int], dict[int, str]] = {}
-    for row in kept:
-        if row.session is not None and row.turn is not None:
-            turns.setdefault((row.level, row.repeat, row.session), {})[row.turn] = row.answer or ""
-    return [Answered(row, by_id[row.kind], _earlier(row, turns)) for row in kept]
-
-
-def _earlier(row: Request, turns: Mapping[tuple[int, int, int], Mapping[int, str]]) -> tuple[str, ...]:
-    if row.session is None or row.turn is None:
-        return ()
-    said = turns[row.level, row.repeat, row.session]
-    return tuple(said.get(turn, "") for turn in range(row.turn))
+    return [Answered(row, by_id[row.kind]) for row in rows if row.level and row.kind in by_id]
 
 
 def mixed_load(plan: MixedPlan, level: int, repeat: int) -> Load:
@@ -231,114 +211,3 @@ def _fingerprint(plan: MixedPlan, items: Sequence[Item], endpoint: Endpoint, hos
     engine = {key: value for key, value in endpoint.engine.items() if key != "model_path"}
     parts = ["mixed", asked, endpoint.model, engine, lasting_json(host)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-class _Mixed:
-    """The timed part, and what is told of it meanwhile."""
-
-    def __init__(
-        self,
-        plan: MixedPlan,
-        endpoint: Endpoint,
-        recording: Recording,
-        on_progress: OnProgress,
-        meter: Meter | None,
-    ) -> None:
-        self._plan = plan
-        self._endpoint = endpoint
-        self._recording = recording
-        self._on_progress = on_progress
-        self._widest = max(plan.levels)
-        self._driver = Driver(
-            endpoint,
-            recording,
-            timeout_s=plan.timeout_s,
-            keep_text=True,
-            most_connections=self._widest,
-            meter=meter,
-        )
-        self._pace = Pace()
-        self._now = (0, 0, self._widest)  # level, repeat, requests of the run under way
-        self._left: list[tuple[int, int]] = []
-        self._took_s: dict[int, float] = {}  # by level, the last time
-        self._figures: dict[int, list[float]] = {}
-        self._done = self._failed = self._runs = 0
-
-    async def run(self) -> None:
-        course = self._plan.course()
-        ticker = asyncio.create_task(self._tick())
-        try:
-            await self._warm_up()
-            for place, (level, repeat) in enumerate(course):
-                self._left = course[place:]
-                await self._run_level(level, repeat)
-        finally:
-            ticker.cancel()
-
-    async def close(self) -> None:
-        await self._driver.close()
-
-    async def _run_level(self, level: int, repeat: int) -> None:
-        self._begin(level, repeat, self._plan.requests(level) or 0)
-        began = time.monotonic()
-        load = mixed_load(self._plan, level, repeat)
-        rows, _ = await self._driver.run_load(level, repeat, load, level, self._took, is_closed=False)
-        self._took_s[level] = time.monotonic() - began
-        self._runs += 1
-        self._figures.setdefault(level, []).append(repeat_of(repeat, rows, None).effective_tok_s)
-        self._tell(ended=True)
-        if self._recording.broken is not None:
-            raise self._recording.broken
-
-    async def _warm_up(self) -> None:
-        """As many at once as the widest level has, with prompts about as long as the first turn's: level 0."""
-        self._begin(0, 0, self._widest)
-        tasks = TaskMaker(Workload(size="medium", seed=self._plan.seed)).warm_up(self._widest, 0, WARM_UP_TOKENS)
-        rows, _ = await self._driver.run_tasks(0, 0, tasks, self._widest, self._took)
-        if all(not row.ok for row in rows):
-            hint = "look at its log; `skep doctor` checks this machine"
-            raise EndpointError(f"{self._endpoint.url} did not answer: {rows[0].error}", hint=hint)
-
-    def _begin(self, level: int, repeat: int, total: int) -> None:
-        self._now = (level, repeat, total)
-        self._done = 0
-        self._pace.reset()
-        self._tell()
-
-    def _took(self, row: Request) -> None:
-        self._done += 1
-        self._failed += not row.ok and row.level > 0
-        self._pace.ended(len(row.arrivals_s))
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            self._pace.seen(self._driver.sender.reads(), time.monotonic())
-            with suppress(Exception):  # a picture that cannot be drawn is no reason to lose a run
-                self._tell()
-
-    def _tell(self, *, ended: bool = False) -> None:
-        level, repeat, total = self._now
-        progress = Progress(
-            level=level,
-            repeat=repeat,
-            done=self._done,
-            total=total,
-            failed=self._failed,
-            in_flight=len(self._driver.sender.in_flight),
-            tok_s=self._pace.per_s,
-            runs_done=self._runs,
-            runs_left=len(self._left),
-            left_s=self._left_s(),
-            figures=self._figures,
-            ended=ended,
-            label=LEVEL_NAMES.get(level, ""),
-        )
-        self._on_progress(progress)
-
-    def _left_s(self) -> float | None:
-        """From what runs of the levels took; a level not run yet is taken for the slowest one that was."""
-        if not self._took_s:
-            return None
-        slowest = max(self._took_s.values())
-        return sum(self._took_s.get(level, slowest) for level, _ in self._left)

@@ -8,26 +8,23 @@ however many levels were asked for.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from random import Random
 from typing import Any, Protocol
 
-from skep.bench.driver import Driver, Meter
+from skep.bench.driver import Meter
 from skep.bench.endpoint import Endpoint
-from skep.bench.pace import Pace
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Task
-from skep.bench.tasks import TaskMaker, Workload
 from skep.errors import EndpointError, UserError
 from skep.host.facts import lasting_json
 from skep.quality.judging import Answered
+from skep.quality.shell import OnProgress, RunShell, TrialProgress
 from skep.quality.trial_figures import CUT_SHORT, PAIRED_WITH, WHOLE_BLOCK, quality_summary
 from skep.quality.trial_plan import BASE, LOAD, Cold, Pass, Passes, TrialPlan, blocks_of, order_of
 from skep.records import HostFacts, Request
@@ -37,10 +34,6 @@ from skep.store.rows import LevelFact
 from skep.units import format_seconds
 from skep.verdicts import QualitySummary, Verdict
 from skep.workload.items import Item, item_json
-
-TICK_S = 0.25
-WARM_UP_TOKENS = 16
-WARM_UP_WIDTH = 16  # requests at once, at most
 
 
 class Questions(Protocol):
@@ -56,22 +49,6 @@ class Judges(Protocol):
     async def judge(self, answered: Sequence[Answered], on_done: Callable[[int], None] = ...) -> list[Verdict]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TrialProgress:
-    """Where a trial stands; level 0 is the warm-up."""
-
-    stage: str  # "warming up" | "asking" | "judging"
-    level: int
-    arm: str  # "base" | "again" | "load"
-    done: int  # requests of this level, all its arms and rounds; or answers judged
-    total: int
-    failed: int  # requests, of the whole trial
-    in_flight: int
-    tok_s: float | None
-    left_s: float | None  # of this level
-
-
-OnProgress = Callable[[TrialProgress], None]
 OnLevel = Callable[[QualitySummary], None]
 
 
@@ -100,10 +77,7 @@ async def run_trial(
         store.append_items(recording.run_id, items)
         shown = (on_progress, on_level)
         trial = _Trial(plan, bank.name, items, endpoint, recording, store, judge, shown, meter)
-        try:
-            await trial.run()
-        finally:
-            await trial.close()
+        await trial.run()
     return trial.summary()
 
 
@@ -138,40 +112,32 @@ class _Trial:
         self._recording = recording
         self._store = store
         self._judge = judge
-        self._on_progress, self._on_level = shown
-        self._driver = Driver(
+        on_progress, self._on_level = shown
+        self._shell = RunShell(
             endpoint,
             recording,
+            on_progress,
             timeout_s=plan.timeout_s,
-            keep_text=True,
-            most_connections=max(plan.levels),
+            widest=max(plan.levels),
             meter=meter,
+            left_s=self._left_s,
         )
         self._passes = Passes()
         self._cold = Cold.for_engine(endpoint.engine, secrets.token_hex(8))
-        self._pace = Pace()
         self._verdicts: list[Verdict] = []
         self._began = time.monotonic()
         self._block = (0.0, 0)  # when the one under way began, and how many of it have ended
         self._last_load = (0, 0, 0)  # level, failed and all requests of the last block under load
         self._spent: dict[int, tuple[int, float]] = {}  # by width: requests and seconds, of this level
-        self._now = TrialProgress("warming up", 0, "", 0, 0, 0, 0, None, None)
 
     async def run(self) -> None:
         self._began = time.monotonic()
-        ticker = asyncio.create_task(self._tick())
-        try:
-            await self._warm_up()
+        async with self._shell.open(self._plan.seed):
             for level in self._plan.levels:
                 in_time = await self._walk(level)
                 claim = await self._judged()
                 if not in_time or claim is not Claim.HOLDS:
                     return
-        finally:
-            ticker.cancel()
-
-    async def close(self) -> None:
-        await self._driver.close()
 
     def summary(self) -> QualitySummary:
         recording = self._recording
@@ -187,28 +153,13 @@ class _Trial:
             simulated=recording.simulated,
         )
 
-    async def _warm_up(self) -> None:
-        """Other prompts than the items', so that none of those is known beforehand; one alone, then some at once."""
-        maker = TaskMaker(Workload(seed=self._plan.seed))
-        widest = min(WARM_UP_WIDTH, max(self._plan.levels))
-        begin = 0
-        for width in (1, widest):
-            tasks = maker.warm_up(width, begin, WARM_UP_TOKENS)
-            begin += width
-            rows, _ = await self._driver.run_tasks(0, 0, tasks, width, self._took)
-            if not any(row.ok for row in rows):
-                raise EndpointError(
-                    f"{self._endpoint.url} answered no request of the warm-up: {rows[0].error}",
-                    hint="look at its log; `skep doctor` checks this machine",
-                )
-
     async def _walk(self, level: int) -> bool:
         """All rounds of a level. False: the budget ended it after a block."""
         is_first = level == self._plan.levels[0]
         arms = 3 if is_first else 2
         self._spent.clear()
         total = arms * self._plan.repeats * len(self._items)
-        self._now = replace(self._now, stage="asking", level=level, done=0, total=total)
+        self._shell.now = replace(self._shell.now, stage="asking", level=level, done=0, total=total)
         blocks = blocks_of(len(self._items), level)
         for round_ in range(self._plan.repeats):
             passes = self._passes.round(level, again=is_first)
@@ -228,18 +179,15 @@ class _Trial:
         return True
 
     async def _ask(self, one: Pass, begin: int, end: int) -> None:
-        self._now = replace(self._now, arm=one.arm)
-        self._pace.reset()
-        self._tell()
+        self._shell.begin(arm=one.arm)
         tasks = [self._task(one, index) for index in range(begin, end)]
         began = time.monotonic()
         self._block = (began, 0)
-        rows, _ = await self._driver.run_tasks(one.level, one.repeat, tasks, one.level, self._took)
+        rows, _ = await self._shell.driver.run_tasks(one.level, one.repeat, tasks, one.level, self._took)
         self._block = (began, 0)
         count, seconds = self._spent.get(one.level, (0, 0.0))
         self._spent[one.level] = (count + len(rows), seconds + time.monotonic() - began)
-        if self._recording.broken is not None:
-            raise self._recording.broken
+        self._shell.check_recording()
         failed = sum(not row.ok for row in rows)
         if one.arm == LOAD:
             self._last_load = (one.level, failed, len(rows))
@@ -276,10 +224,9 @@ class _Trial:
         """What was asked since the last time; then what may be claimed of the level. None: nothing of it is whole."""
         known = {(verdict.level, verdict.repeat, verdict.index) for verdict in self._verdicts}
         rows = [row for row in self._recording.rows if row.level and (row.level, row.repeat, row.index) not in known]
-        self._now = replace(self._now, stage="judging", done=0, total=len(rows))
-        self._tell()
+        self._shell.begin(stage="judging", done=0, total=len(rows))
         answered = [Answered(row, self._items[row.index]) for row in rows]
-        verdicts = await self._judge.judge(answered, self._done)
+        verdicts = await self._judge.judge(answered, self._shell.judged)
         self._store.append_verdicts(self._recording.run_id, verdicts)
         self._verdicts.extend(verdicts)
         summary = self.summary()
@@ -298,31 +245,13 @@ class _Trial:
 
     def _took(self, row: Request) -> None:
         self._block = (self._block[0], self._block[1] + 1)
-        failed = self._now.failed + (not row.ok and row.level > 0)
-        self._now = replace(self._now, done=self._now.done + 1, failed=failed)
-        self._pace.ended(len(row.arrivals_s))
+        self._shell.took(row)
 
-    def _done(self, count: int) -> None:
-        self._now = replace(self._now, done=count)
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            self._pace.seen(self._driver.sender.reads(), time.monotonic())
-            with suppress(Exception):  # a picture that cannot be drawn is no reason to lose a run
-                self._tell()
-
-    def _tell(self) -> None:
-        sender = self._driver.sender
-        self._on_progress(
-            replace(self._now, in_flight=len(sender.in_flight), tok_s=self._pace.per_s, left_s=self._left_s())
-        )
-
-    def _left_s(self) -> float | None:
+    def _left_s(self, now: TrialProgress) -> float | None:
         """By what a request took at this level so far, those of the block under way included: rough until every width
         was tried.
         """
-        now, (begun, ended) = self._now, self._block
+        begun, ended = self._block
         asked = ended + sum(count for count, _ in self._spent.values())
         if now.stage != "asking" or not asked:
             return None

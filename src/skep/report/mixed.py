@@ -1,303 +1,321 @@
-"""The report of the mixed workload, of one model or of several side by side: one page, and one picture for a README.
+"""The report of the mixed workload, of one model or of several side by side: its tables, one page, one picture.
 
-Pure: takes records and verdicts, gives text. The sweet spot leads; it was computed, and its reasons have the figures.
+Pure: takes records and verdicts, gives text. The tables are the same on a terminal and on the page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from skep.records import Run
+from skep.records import Run, SweepSummary
 from skep.report import theme
-from skep.report.charts import Spec, sized
-from skep.report.comparison import Series, comparison_banners, legend_chart
-from skep.report.figures import fact_list, moment, printable, public_url, shortened
-from skep.report.markup import Markup, banner, definitions, join, section, tag, text, trusted, wide_figure
-from skep.report.mixed_charts import side_chart, total_chart, ttft_chart
-from skep.report.mixed_tables import (
-    axes_table,
-    degradation_table,
-    disagreements,
-    pass_table,
-    primary_table,
-    side_table,
-    throughput_table,
-    total_table,
-    ttft_table,
-    turn_table,
-    verdict_table,
+from skep.report.charts import Spec, label, layer
+from skep.report.comparison import Series, comparison_banners, series_of
+from skep.report.figures import (
+    UNKNOWN,
+    known,
+    milliseconds,
+    moment,
+    number,
+    percent,
+    printable,
+    public_url,
+    seconds,
+    shortened,
+    times,
 )
-from skep.report.radar import radar_chart
+from skep.report.levels import counted
+from skep.report.markup import Markup, banner, join, section, table, tag, text, trusted, wide_figure
 from skep.report.style import document, mark
-from skep.report.subjects import Entries, Subject, full_load, subjects_of
-from skep.report.svg import chart_figure, picture, standalone
+from skep.report.svg import picture, standalone
 from skep.report.sweep import heading, incomplete, provenance
-from skep.verdicts import Advice, Verdict
+from skep.verdicts import MixedLevel, MixedSummary, TaskFigures, Verdict
 
+Entries = Sequence[tuple[Run, MixedSummary]]
+Row = tuple[str, ...]
+Verdicts = Mapping[str, Sequence[Verdict]]  # by run
+
+MOST_FAILURES = 20  # listed one by one, of a model
+_DETAIL = 120  # characters of one
 _FORMS = {
     "published": "Published form: each side task was sent once, together with turn 1.",
     "sustained": "Sustained form: each side task was sent again once it had ended, until the conversation was over.",
 }
-_CURVES_PX = 115  # of the part that curves are drawn in
-_SPREAD = "Upright: fastest to slowest repeat"
-_RADAR = "0 at the centre, 1 at the rim, the more the better; what each axis is stands in the table below."
+_WIDTH, _NAME_PX, _LETTER_PX, _BAR_PX = 980, 190, 26, 320
+_BAR, _GAP, _BETWEEN = 18, 5, 14
 
 
-def mixed_page(entries: Entries, verdicts: Mapping[str, Sequence[Verdict]] | None = None) -> str:
-    """One HTML document. `verdicts` by run, to name each answer that execution and keywords judge differently."""
-    subjects = subjects_of(entries)
-    header = tag("header", mark("mixed workload"), tag("h1", text(_heading(subjects))), *_top(subjects))
+@dataclass(frozen=True, slots=True)
+class MixedTable:
+    """One table as texts. `left`: the columns that hold words."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: list[Row]
+    left: frozenset[str]
+
+
+_Cell = Callable[[MixedLevel, MixedLevel | None], str]  # of a level, and of C=1
+_CONVERSATION: Mapping[str, _Cell] = {
+    "C": lambda level, _: str(level.concurrency),
+    "level": lambda level, _: level.name,
+    "TTFT of turn 1": lambda level, alone: milliseconds(level.ttft_ms) + _change(level, alone),
+    "turns": lambda level, _: " / ".join(seconds(turn.seconds) for turn in level.turns),
+    "total": lambda level, _: seconds(level.primary_s),
+    "fastest–slowest": lambda level, _: f"{seconds(level.primary_low_s)}–{seconds(level.primary_high_s)}",
+    "of C=1": lambda level, alone: times(level.slowdown(alone)),
+    "tokens": lambda level, _: number(sum(turn.output_tokens or 0 for turn in level.turns) or None, digits=0),
+}
+_WORK: Mapping[str, _Cell] = {
+    "C": lambda level, _: str(level.concurrency),
+    "turn 1 tok/s": lambda level, _: number(level.tok_s),
+    "aggregate tok/s": lambda level, _: number(level.aggregate_tok_s),
+    "passed tasks/min": lambda level, _: number(level.passed_per_minute),
+    "time per passed task": lambda level, _: seconds(level.seconds_per_task),
+    "all side tasks in flight": lambda level, _: percent(None if not level.side else 100 * (level.held_share or 0.0)),
+    "turns passed": lambda level, _: _share(level.turns),
+    "side tasks passed": lambda level, _: _share(level.side),
+    "outcomes": lambda level, _: counted(level.outcomes),
+}
+
+
+def tables_of(summaries: Sequence[MixedSummary], verdicts: Verdicts | None = None) -> list[MixedTable]:
+    """One row a level, task, axis or failed answer; where there are several models, each row begins with its letter."""
+    failed = [_failed((verdicts or {}).get(one.run_id, ())) for one in summaries]
+    head = ("C", "task", "repeat", "outcome", "why")
+    return [
+        _levels("conversation", _CONVERSATION, summaries),
+        _levels("work", _WORK, summaries),
+        _tasks(summaries),
+        _table("axes", ("axis", "0 to 1", "figures", "what it is"), [*map(_axes, summaries)], right=("0 to 1",)),
+        *([_table("answers that did not pass", head, failed, right=("C", "repeat"))] if any(failed) else []),
+    ]
+
+
+def _table(title: str, head: Sequence[str], by_model: Sequence[Sequence[Row]], right: Sequence[str] = ()) -> MixedTable:
+    left = frozenset({"model", *head} - set(right))
+    if len(by_model) == 1:
+        return MixedTable(title, tuple(head), list(by_model[0]), left)
+    rows = [(chr(ord("A") + place), *row) for place, some in enumerate(by_model) for row in some]
+    return MixedTable(title, ("model", *head), rows, left)
+
+
+def _levels(title: str, columns: Mapping[str, _Cell], summaries: Sequence[MixedSummary]) -> MixedTable:
+    rows = [[tuple(cell(level, one.alone) for cell in columns.values()) for level in one.levels] for one in summaries]
+    return _table(title, [*columns], rows, [name for name in columns if name not in ("level", "outcomes")])
+
+
+def _tasks(summaries: Sequence[MixedSummary]) -> MixedTable:
+    """One column a level: passed of judged, and the median time."""
+    at = sorted({level.concurrency for one in summaries for level in one.levels})
+    by_model = []
+    for one in summaries:
+        found = {(part.item, level.concurrency): part for level in one.levels for part in level.tasks}
+        titles = {part.item: part.title for part in found.values()}
+        by_model.append(
+            [
+                (f"{item} {title}", *(_outcome(found.get((item, c))) for c in at))
+                for item, title in sorted(titles.items())
+            ]
+        )
+    return _table("tasks: passed when executed, time", ("task", *(f"C={c}" for c in at)), by_model)
+
+
+def _axes(summary: MixedSummary) -> list[Row]:
+    return [(axis.name, number(axis.value, digits=2), axis.shown, axis.definition) for axis in summary.axes]
+
+
+def _failed(verdicts: Sequence[Verdict]) -> list[Row]:
+    failed = [one for one in verdicts if one.level and not one.passed]
+    rows: list[Row] = [
+        (str(one.level), one.item, str(one.repeat + 1), one.outcome.value, shortened(one.detail, _DETAIL))
+        for one in failed[:MOST_FAILURES]
+    ]
+    more = len(failed) - len(rows)
+    return [*rows, ("", "", "", f"{more} more", "`skep bench judge` and --json have them all")] if more > 0 else rows
+
+
+def _outcome(part: TaskFigures | None) -> str:
+    if part is None:
+        return UNKNOWN
+    if not part.runs:
+        return "not asked"
+    return f"{_share([part])} ({seconds(part.seconds)})"
+
+
+def _share(parts: Sequence[TaskFigures]) -> str:
+    passed, judged = sum(part.passed for part in parts), sum(part.judged for part in parts)
+    return f"{passed}/{judged}" if judged else UNKNOWN
+
+
+def _change(level: MixedLevel, alone: MixedLevel | None) -> str:
+    """Of the TTFT of turn 1 against C=1: " (+41 %)"."""
+    value, base = level.ttft_ms, None if alone is None else alone.ttft_ms
+    if value is None or not base or level is alone:
+        return ""
+    return f" ({100 * (value / base - 1):+.0f} %)"
+
+
+def spot_words(summary: MixedSummary) -> str:
+    advice = summary.advice
+    return "no level is advised" if advice.concurrency is None else f"{advice.concurrency} at once ({advice.level})"
+
+
+def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
+    """One HTML document. `verdicts`: to list the answers that did not pass."""
+    looks = _looks(entries)
+    title = _heading(entries)
+    header = tag("header", mark("mixed workload"), tag("h1", text(title)), *_top(entries, looks))
+    chart = axes_chart(entries)
+    caption = "From 0 to 1, the more the better; full load is the highest level that was measured."
     main = tag(
         "main",
-        _advice(subjects),
-        section("pictures", "What side tasks do to a conversation", _legend(subjects), _pictures(subjects)),
-        section("axes", "The axes of the radar", axes_table(subjects)),
-        section("compared", "Against C = 1", _compared(subjects)),
-        section("primary", "Primary task", _each(subjects, primary_table)),
-        section("side", "Side tasks, by execution", _each(subjects, side_table)),
-        section("throughput", "Throughput", _each(subjects, throughput_table)),
-        section("verdicts", "Executed against keywords", _verdicts(subjects, verdicts or {})),
-        section("turns", "Every turn", _each(subjects, turn_table)),
-        section("where", "What ran where", _where(subjects)),
+        *_advice(entries, looks),
+        section("picture", "Axes", wide_figure(trusted(picture(chart, "Axes")), "Axes", caption)),
+        section("tables", "Figures", *map(_html, tables_of([one for _, one in entries], verdicts))),
+        *(section(f"where-{look.letter}", f"What ran where: {look.name}", provenance(look.run)) for look in looks),
         section("how", "How this was measured", _terms()),
     )
     ids = " · ".join(f"run {run.id} · fingerprint {run.fingerprint} · skep {run.skep_version}" for run, _ in entries)
-    return document(f"{_heading(subjects)}: skep mixed", header, main, tag("footer", text(ids)))
+    return document(f"{title}: skep mixed", header, main, tag("footer", text(ids)))
 
 
 def mixed_picture(entries: Entries) -> str:
-    """One SVG document: the radar, degradation against C, and the side tasks at full load."""
-    subjects = subjects_of(entries)
-    radar = radar_chart(subjects)
-    wide = sized(radar, "Radar", "1 at the rim; the more the better", 470, int(radar["height"]) if radar else 300)
-    first = sized(ttft_chart(subjects, 105), "TTFT of turn 1", "", 240, 105)
-    whole = sized(total_chart(subjects, 105), "Time of the conversation", _SPREAD, 240, 105)
-    side = side_chart(subjects, 830)
-    below = sized(side, f"Side tasks{_full(subjects)}", "Median time; verdict by execution", 830, _height(side, 80))
-    above = {
-        "hconcat": [wide, {"vconcat": [first, whole], "spacing": 130, "bounds": "flush"}],
-        "spacing": 70,
-        "bounds": "flush",
-    }
-    parts = [above, below] if len(subjects) == 1 else [legend_chart([one.look for one in subjects]), above, below]
-    spec = {"title": _title(subjects), "vconcat": parts, "spacing": 34}
-    names = ", ".join(one.look.name for one in subjects)
-    return standalone(spec, f"Mixed workload of {names}: radar, degradation against C, side tasks at full load")
-
-
-def _height(chart: Spec | None, otherwise: int) -> int:
-    return otherwise if chart is None else int(chart["height"])
-
-
-def _title(subjects: Sequence[Subject]) -> Spec:
-    marks = []
-    for word, holds in (("SIMULATED", _simulated), ("INCOMPLETE", _broken_off)):
-        letters = [one.look.letter for one in subjects if holds(one)]
-        if letters:
-            marks.append(word if len(subjects) == 1 else f"{word}: {', '.join(letters)}")
-    spots = "; ".join(_spot(one, letter=len(subjects) > 1) for one in subjects)
-    when = [moment(subjects[0].run.created_at)] if len(subjects) == 1 else []
-    subtitle = [
-        [*marks, " · ".join([f"{_form(subjects)} form", *when, f"skep {subjects[0].run.skep_version}"])],
-        [spots],
+    """One SVG document: the axes of every model."""
+    marks = [
+        word
+        for word, holds in (("SIMULATED", _simulated), ("INCOMPLETE", _broken_off))
+        if any(holds(*entry) for entry in entries)
     ]
-    lines = [shortened(printable(" · ".join(line)), 130) for line in subtitle]
+    runs = [f"{one.form} form, {moment(run.created_at)}, skep {run.skep_version}" for run, one in entries]
+    letters = [f"{look.letter} {look.name}: " if len(entries) > 1 else "" for look in _looks(entries)]
+    spots = [f"{letter}{spot_words(one)}" for letter, (_, one) in zip(letters, entries, strict=True)]
+    lines = [shortened(printable(line), 130) for line in (" · ".join([*marks, *dict.fromkeys(runs)]), *spots)]
     warning = {"subtitleColor": theme.ROSE, "subtitleFontWeight": 600} if marks else {}
-    return {"text": shortened(_heading(subjects), 80), "subtitle": lines, "fontSize": 18, "offset": 24, **warning}
+    title = {"text": shortened(_heading(entries), 80), "subtitle": lines, "fontSize": 18, "offset": 24, **warning}
+    names = ", ".join(summary.model for _, summary in entries)
+    chart = {name: value for name, value in axes_chart(entries).items() if name != "padding"}
+    return standalone({**chart, "title": title}, f"Axes of the mixed workload of {names}")
 
 
-def _heading(subjects: Sequence[Subject]) -> str:
-    if len(subjects) == 1:
-        return printable(heading(subjects[0].run))
-    names = list(dict.fromkeys(one.summary.model for one in subjects))
+def axes_chart(entries: Entries) -> Spec:
+    """One bar an axis and model, its value and figures behind it; an axis that was not measured has no bar."""
+    looks = _looks(entries)
+    bars: list[Spec] = []
+    texts: list[tuple[Spec, Spec]] = []
+    y = 4.0
+    for place, first in enumerate(entries[0][1].axes):
+        begin = y
+        for look, (_, one) in zip(looks, entries, strict=True):
+            axis = one.axes[place]
+            value = min(max(axis.value, 0.0), 1.0) if axis.value is not None and known(axis.value) else None
+            left, middle = _NAME_PX + _LETTER_PX, y + _BAR / 2
+            if value is not None:
+                end = round(left + max(value * _BAR_PX, 1.0), 2)
+                bars.append({"x": left, "x2": end, "y": y, "y2": y + _BAR, "colour": look.colour})
+            if len(entries) > 1:
+                letter = label("right", weight=700, color=look.colour)
+                texts.append(({"x": left - 8, "y": middle, "label": look.letter}, letter))
+            said = number(value, digits=2) if value is not None else ""
+            at = left + (value or 0.0) * _BAR_PX
+            texts.append(({"x": at, "y": middle, "label": said}, label("left", dx=7, weight=600)))
+            shown = shortened(printable(axis.shown), 60)
+            texts.append(({"x": left + _BAR_PX + 50, "y": middle, "label": shown}, label("left", color=theme.MUTED)))
+            y += _BAR + _GAP
+        named = {"x": 0, "y": (begin + y - _GAP) / 2, "label": shortened(printable(first.name), 24)}
+        texts.append((named, label("left", weight=600)))
+        y += _BETWEEN
+    frame: Spec = {
+        "x": {"field": "x", "type": "quantitative", "scale": {"domain": [0, _WIDTH], "nice": False}, "axis": None},
+        "y": {"field": "y", "type": "quantitative", "scale": {"domain": [y, 0], "nice": False}, "axis": None},
+    }
+    ends: Spec = {
+        "x2": {"field": "x2"},
+        "y2": {"field": "y2"},
+        "color": {"field": "colour", "type": "nominal", "scale": None},
+    }
+    layers = [layer(bars, {"type": "rect", "cornerRadius": 3}, **frame, **ends)]
+    layers += [layer([row], one, text="label", **frame) for row, one in texts]
+    return {"width": _WIDTH, "height": y, "padding": 2, "layer": layers}
+
+
+def _looks(entries: Entries) -> tuple[Series, ...]:
+    """Letter, name and colour of each run: called by its model, and by its time and id where two are alike."""
+    models = [summary.model for _, summary in entries]
+    names = [
+        model if models.count(model) == 1 else f"{model} @ {moment(run.created_at)} ({run.id})"
+        for model, (run, _) in zip(models, entries, strict=True)
+    ]
+    bare = [(run, SweepSummary(run.id, (), None, None, None, client_limited=False)) for run, _ in entries]
+    return series_of(bare, names)
+
+
+def _heading(entries: Entries) -> str:
+    if len(entries) == 1:
+        return printable(heading(entries[0][0]))
+    names = list(dict.fromkeys(summary.model for _, summary in entries))
     return printable(" / ".join(names)) if len(names) < 3 else f"{len(names)} models beside each other"
 
 
-def _form(subjects: Sequence[Subject]) -> str:
-    return " and ".join(dict.fromkeys(one.summary.form for one in subjects))
+def _simulated(run: Run, summary: MixedSummary) -> bool:
+    return summary.simulated or run.simulated
 
 
-def _simulated(one: Subject) -> bool:
-    return one.summary.simulated or one.run.simulated
+def _broken_off(run: Run, summary: MixedSummary) -> bool:
+    return bool(summary.incomplete) or incomplete(run)
 
 
-def _broken_off(one: Subject) -> bool:
-    return bool(one.summary.incomplete) or incomplete(one.run)
-
-
-def _top(subjects: Sequence[Subject]) -> list[Markup]:
+def _top(entries: Entries, looks: Sequence[Series]) -> Iterator[Markup]:
     """Above the first figure: where and when, in which form, and what is not plain about it."""
-    parts = []
-    if len(subjects) == 1:
-        run = subjects[0].run
-        parts.append(tag("p", text(f"{public_url(run.url)} · {moment(run.created_at)}"), class_="where"))
-    forms = list(dict.fromkeys(one.summary.form for one in subjects))
-    parts += [tag("p", text(_FORMS.get(form, f"Form: {form}.")), class_="where") for form in forms]
-    if len(forms) > 1:
-        told = "; ".join(f"{one.look.letter} {one.summary.form}" for one in subjects)
-        parts.append(banner("differs", "Forms differ", f"The load beside the conversation was not the same: {told}."))
-    if len(subjects) > 1:
-        parts += comparison_banners([one.look for one in subjects])
-        told = "; ".join(f"{one.look.letter}: {one.summary.incomplete}" for one in subjects if one.summary.incomplete)
-        return [*parts, *([banner("incomplete", "Cut short", f"{told}.")] if told else [])]
-    return [*parts, *_own_banners(subjects[0])]
+    for (run, summary), look in zip(entries, looks, strict=True):
+        said = f"{look.letter} {look.name} · " if len(entries) > 1 else ""
+        form = _FORMS.get(summary.form, f"Form: {summary.form}.")
+        yield tag("p", text(f"{said}{public_url(run.url)} · {moment(run.created_at)} · {form}"), class_="where")
+        if _broken_off(run, summary):
+            told = dict.fromkeys(
+                part for part in (summary.incomplete, f"the run is {run.state.value}", run.error) if part
+            )
+            why = "; ".join(shortened(part, 300) for part in told)
+            yield banner("incomplete", "Incomplete", f"{said}{run.requests} requests are stored; {why}.")
+        if _simulated(run, summary):
+            yield banner("simulated", "Simulated", f"{said}No model ran. The times are a prediction.")
+    if len(entries) > 1:
+        yield from comparison_banners(looks)
+        if len({summary.form for _, summary in entries}) > 1:
+            yield banner("differs", "Forms differ", "The load beside the conversation was not the same.")
 
 
-def _own_banners(one: Subject) -> list[Markup]:
-    banners = []
-    if _broken_off(one):
-        why = [
-            one.summary.incomplete,
-            f"the run is {one.run.state.value}" if incomplete(one.run) else "",
-            one.run.error,
-        ]
-        told = "; ".join(shortened(part, 300) for part in why if part)
-        banners.append(banner("incomplete", "Incomplete", f"{one.run.requests} requests are stored; {told}."))
-    if _simulated(one):
-        story = "No model ran. The times are a prediction, served in real time over the real protocol."
-        banners.append(banner("simulated", "Simulated", story))
-    return banners
+def _advice(entries: Entries, looks: Sequence[Series]) -> Iterator[Markup]:
+    for (_, summary), look in zip(entries, looks, strict=True):
+        name = f"{look.letter} {look.name}: " if len(entries) > 1 else ""
+        yield tag("p", text(f"{name}{spot_words(summary)}."), class_="lead")
+        reasons = (tag("li", text(reason)) for reason in summary.advice.reasons)
+        yield tag("ul", *reasons, class_="checks", style="margin-top:12px")
 
 
-def _spot(one: Subject, *, letter: bool) -> str:
-    advice = one.summary.advice
-    said = "no level is recommended" if advice.concurrency is None else f"sweet spot C = {advice.concurrency}"
-    name = f" ({advice.level})" if advice.level else ""
-    return f"{one.look.letter}: {said}{name}" if letter else f"{said[0].upper()}{said[1:]}{name}"
-
-
-def _advice(subjects: Sequence[Subject]) -> Markup:
-    parts = []
-    for one in subjects:
-        parts.append(tag("p", text(f"{_spot(one, letter=len(subjects) > 1)}."), class_="lead"))
-        parts.append(_reasons(one.summary.advice))
-    return join(parts)
-
-
-def _reasons(advice: Advice) -> Markup:
-    if not advice.reasons:
-        return Markup("")
-    return tag("ul", *(tag("li", text(reason)) for reason in advice.reasons), class_="checks", style="margin-top:12px")
-
-
-def _full(subjects: Sequence[Subject]) -> str:
-    """ " at full load (C = 5)"."""
-    found = sorted({level.concurrency for _, level in full_load(subjects) if level is not None})
-    return f" at full load (C = {', '.join(map(str, found))})" if found else ""
-
-
-def _legend(subjects: Sequence[Subject]) -> Markup | None:
-    if len(subjects) == 1:
-        return None
-    looks = [one.look for one in subjects]
-    named = (tag("li", _sample(look), tag("b", text(look.letter)), text(look.name)) for look in looks)
-    return tag("ol", *named, class_="legend")
-
-
-def _sample(look: Series) -> Markup:
-    """A piece of the model's line; the letter names it in all pictures."""
-    dash = f' stroke-dasharray="{" ".join(map(str, look.dash))}"' if look.dash else ""
-    return trusted(
-        f'<svg viewBox="0 0 52 16" aria-hidden="true"><path d="M2 8h48" fill="none" stroke="{look.colour}" '
-        f'stroke-width="3" stroke-linecap="round"{dash}/></svg>'
-    )
-
-
-def _pictures(subjects: Sequence[Subject]) -> Markup:
-    gaps = sorted({axis.name for one in subjects for axis in one.summary.axes if axis.value is None})
-    told = f" Gaps: {', '.join(gaps)} not measured." if gaps else ""
-    lines = "One line a model." if len(subjects) > 1 else "With its change against C = 1."
-    side = side_chart(subjects)
-    caption = "Median time; at the right the verdict by execution, and what keywords say where that differs."
-    bars = (
-        chart_figure(None, f"Side tasks{_full(subjects)}", caption)
-        if side is None
-        else wide_figure(trusted(picture(side, "Side tasks at full load")), f"Side tasks{_full(subjects)}", caption)
-    )
-    return tag(
-        "div",
-        chart_figure(radar_chart(subjects), "Radar", f"{_RADAR}{told}"),
-        tag(
-            "div",
-            chart_figure(_low(ttft_chart(subjects, _CURVES_PX)), "TTFT of turn 1", lines),
-            chart_figure(_low(total_chart(subjects, _CURVES_PX)), "Time of the conversation", f"{_SPREAD}."),
-            style="display:grid;gap:16px",
-        ),
-        bars,
-        class_="charts",
-    )
-
-
-def _low(chart: Spec | None) -> Spec | None:
-    return None if chart is None else {**chart, "height": _CURVES_PX + 70}
-
-
-def _each(subjects: Sequence[Subject], made: Callable[[Subject], Markup]) -> Markup:
-    return join(part for one in subjects for part in (_name(subjects, one), made(one)) if part)
-
-
-def _name(subjects: Sequence[Subject], one: Subject) -> Markup | None:
-    return _small(f"{one.look.letter}  {one.look.name}") if len(subjects) > 1 else None
-
-
-def _small(title: str) -> Markup:
-    return tag("h3", text(title), style="margin-top:22px")
-
-
-def _compared(subjects: Sequence[Subject]) -> Markup:
-    """One table for one model; for several, one table a figure."""
-    if len(subjects) == 1:
-        return degradation_table(subjects[0])
-    named = ((ttft_table, "TTFT of turn 1, with its change against C = 1"),
-             (total_table, "Time of the conversation, with how many times that of C = 1"),
-             (pass_table, "Side tasks passed by execution"))  # fmt: skip
-    return join(join([_small(title), made(subjects)]) for made, title in named)
-
-
-def _verdicts(subjects: Sequence[Subject], verdicts: Mapping[str, Sequence[Verdict]]) -> Markup:
-    return _each(
-        subjects, lambda one: join([verdict_table(one), disagreements(one, verdicts.get(one.summary.run_id, ()))])
-    )
-
-
-def _where(subjects: Sequence[Subject]) -> Markup:
-    if len(subjects) == 1:
-        return provenance(subjects[0].run)
-    return tag(
-        "div",
-        *(definitions(f"{one.look.letter}  {one.look.name}", _facts(one.run)) for one in subjects),
-        class_="columns",
-    )
-
-
-def _facts(run: Run) -> list[tuple[str, str]]:
-    return [
-        ("model", run.model),
-        ("url", public_url(run.url)),
-        ("run", run.id),
-        ("state", run.state.value),
-        ("began", moment(run.created_at)),
-        ("fingerprint", run.fingerprint),
-        *fact_list(run.engine),
-        *fact_list(run.config),
+def _html(one: MixedTable) -> Markup:
+    styles = ["left" if name in one.left else None for name in one.head]
+    names = (tag("th", text(name), scope="col", class_=style) for name, style in zip(one.head, styles, strict=True))
+    body = [
+        tag("tr", *(tag("td", text(cell), class_=style) for cell, style in zip(row, styles, strict=True)))
+        for row in one.rows
     ]
+    title = f"{one.title[0].upper()}{one.title[1:]}"
+    return join([tag("h3", text(title), style="margin-top:22px"), table(title, [tag("tr", *names)], body)])
 
 
 _TERMS = {
-    "Levels": """P1 is the conversation alone; S1 to S4 are the side tasks beside it. C counts both.""",
-    "Executed": """Code is taken out of the answer and run in a sandbox: the application answers requests, written
-        tests must pass on right code and fail on wrong code, functions are run on cases. Only what passes all of it
-        is a PASS; an answer cut at the token limit, timed out or failed is none.""",
-    "Keywords": """What a search of the answer for a few words would have said. Kept for comparison; nothing is
-        decided by it.""",
+    "Levels": "P1 is the conversation alone; S1 to S4 are the side tasks beside it. C counts both.",
+    "Executed": """Code is taken out of the answer and run in a sandbox with tests of the task. Only what passes all of
+        them counts; an answer cut at the token limit, timed out or failed does not.""",
     "In flight": """The share of the conversation's time in which all side tasks of the level ran beside it. Where it
-        is small, the level's C was not held. For each turn: how many side requests ran beside it on average.""",
-    "Times": """Medians over repeats. TTFT from sending to the first token, reasoning included; tok/s of a turn is
-        tokens over the time from first to last token.""",
-    "Aggregate tok/s": """Output tokens of all requests of a level over its wall time.""",
-    "Time per passed task": """Wall time of a level over the answers that passed: a fast wrong answer makes nothing
-        cheaper.""",
-    "Reasoning": "Share of the characters that came as reasoning, apart from the answer; it is never judged.",
+        is small, the level's C was not held and its figures flatter.""",
+    "Times": """Medians over repeats. TTFT from sending to the first token, reasoning included; answers of another
+        length take another time, so compare the tokens too.""",
+    "Advice": """The highest level whose answers pass no less often than with less load, as far as chance allows to
+        tell (Fisher's exact test), whose conversation takes at most 2.5 times as long as alone, and that finishes more
+        tasks a minute than the level below. So few answers show a collapse, not a loss of 3 points.""",
 }
 
 

@@ -42,12 +42,6 @@ class Spoken:
     text: str
     reasoning: str
 
-    @property
-    def reasoning_share(self) -> float | None:
-        """Of all characters; None: there are none."""
-        whole = len(self.text) + len(self.reasoning)
-        return len(self.reasoning) / whole if whole else None
-
 
 @dataclass(frozen=True, slots=True)
 class Block:

@@ -13,7 +13,7 @@ from typing import Any
 # Judged by looking at the text: nothing is run.
 READ = ("exact", "choice", "number", "contains")
 # Judged in the sandbox; a regular expression too, as some take for ever.
-EXECUTED = ("regex", "python", "completion", "cases", "fastapi", "mutants", "async-reader", "docstring")
+EXECUTED = ("regex", "python", "completion", "cases")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,10 @@ class Checker:
     number     answer; tolerance (0)               the last number in the text
     contains   all: list of texts; ignore_case (true)
     regex      pattern                             searched for, multi-line
-    python     tests: code run after the answer's; entry_point (None)
+    python     tests: code run after the answer's; entry_point (None); before: code run first; packages: what the
+               answer may import, which must be installed
     completion prompt, entry_point, tests          HumanEval's form: a body, or the whole function again
     cases      entry_point, cases: [[args, result], ...]; raises: [args, ...]
-    fastapi    turn: 1, 2 or 3
-    mutants    module, entry_point, right, must: {name: code}, may: {name: code}, fewest_tests
-    async-reader  entry_point, sync: code
-    docstring  entry_point, arguments, source
     """
 
     kind: str

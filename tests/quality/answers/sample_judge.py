@@ -40,14 +40,8 @@ def sample(name):
 
 
 def samples_judged(names):
-    """Name → verdict. A second turn follows a first one that was answered in whole, a third one changed parts."""
-    turns = (sample("fastapi1/passed-plain"), sample("fastapi2/passed-only-the-model"))
-    before = {"fastapi2": turns[:1], "fastapi3": turns}
-    kinds = [name.partition("/")[0] for name in names]
-    answered = [
-        Answered(request(sample(name)), ITEMS[kind], before.get(kind, ()))
-        for name, kind in zip(names, kinds, strict=True)
-    ]
+    """Name → verdict."""
+    answered = [Answered(request(sample(name)), ITEMS[name.partition("/")[0]]) for name in names]
     return dict(zip(names, judged(answered), strict=True))
 
 

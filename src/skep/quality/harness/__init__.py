@@ -4,6 +4,6 @@ Two processes: `driver` is forked into one that runs the answer's code (`worker`
 tells what it found through a pipe; the second asks, compares and reports, and alone knows the mark of a true report.
 What that promises: whatever code prints, writes to its descriptors or returns on leaving makes no pass. Code that goes
 looking for the harness inside its own process, and imitates it, can make one where tests run beside it (`python`,
-`completion`, `mutants`); for the other kinds what should come out is known to the reporting process alone.
+`completion`); for the other kinds what should come out is known to the reporting process alone.
 A kind of checker is a module with `try_out` (beside the answer's code) and `look` (in the other process).
 """

@@ -21,16 +21,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from .sources import Unit, as_one_file, has_app, names_of, parsed
+from .sources import Unit, as_one_file, names_of, parsed
 from .worker import described
 
 Wanted = Callable[[str], bool]
 # With one block, by the number of those that hung; an example that waits for somebody is left out, a program is not.
 _PATIENCE_S = (3.0, 1.0, 1.0, 1.0)
 _DEFINED = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
-_SERVED = re.compile(r"\bFastAPI\(|^@\w+\.(?:get|post|put|patch|delete)\(", re.MULTILINE)
-_VERBS = frozenset({"get", "post", "put", "patch", "delete", "api_route"})
-_INCLUDES = frozenset({"include_router", "add_api_route", "mount"})
 
 
 def giving(names: set[str]) -> Wanted:
@@ -40,18 +37,6 @@ def giving(names: set[str]) -> Wanted:
         return bool(names & _given(code))
 
     return wanted
-
-
-def serving(code: str) -> bool:
-    """A block with an app or with routes."""
-    tree = parsed(code)
-    if tree is None:
-        return _SERVED.search(code) is not None
-    return has_app(code) or _has_routes(tree)
-
-
-def testing(code: str) -> bool:
-    return any(name.startswith(("test_", "Test")) for name in _given(code))
 
 
 def free_names(code: str) -> set[str]:
@@ -76,39 +61,11 @@ def _given(code: str) -> set[str]:
     return set(_DEFINED.findall(code)) if tree is None else names_of(tree)
 
 
-def _has_routes(tree: ast.Module) -> bool:
-    decorators = [one for node in ast.walk(tree) if isinstance(node, Unit) for one in node.decorator_list]
-    return any(_attribute(one) in _VERBS for one in decorators) or any(
-        _attribute(node) in _INCLUDES for node in ast.walk(tree)
-    )
-
-
-def _attribute(node: ast.AST) -> str:
-    """`post` of `app.post(...)`."""
-    return node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
-
-
-def without_bare_apps(blocks: list[str]) -> list[str]:
-    """Without an app that has no routes, behind one that has: it shows a setting, and would take the other's place."""
-    kept: list[str] = []
-    served = False
-    for code in blocks:
-        tree = parsed(code)
-        own, routes = tree is not None and has_app(code), tree is not None and _has_routes(tree)
-        if served and own and not routes:
-            continue
-        kept.append(code)
-        served = served or (own and routes)
-    return kept
-
-
 def joined(blocks: Sequence[str]) -> str:
     return "\n\n".join(code.strip("\n") for code in blocks) + "\n"
 
 
-def chosen(
-    blocks: Sequence[str], wanted: Wanted, *before: str, prepared: Callable[[str], str] | None = None
-) -> tuple[str, str]:
+def chosen(blocks: Sequence[str], wanted: Wanted, *before: str) -> tuple[str, str]:
     """The program, and a remark on what was left out of it. `before` is code of ours that runs first.
 
     Where nothing gives what was asked for there is nothing to be left out either.
@@ -118,12 +75,11 @@ def chosen(
     if len(blocks) < 2 or not asked:
         return joined(blocks), ""
     everything = frozenset(name for code in blocks for name in _given(code))
-    ready = prepared or (lambda code: as_one_file(code, everything))
     out = {n: "is no Python" for n, code in enumerate(blocks) if n not in asked and parsed(code) is None}
     order: list[int] = []
     for patience_s in _PATIENCE_S:
         todo = [n for n, code in enumerate(blocks) if n not in out and parsed(code) is not None]
-        told, stuck = _tried([(n, ready(blocks[n]), n in asked) for n in todo], before, patience_s)
+        told, stuck = _tried([(n, as_one_file(blocks[n], everything), n in asked) for n in todo], before, patience_s)
         order = [n for n, _error in told]
         out |= {n: error for n, error in told if error and n not in asked}
         if stuck is None or stuck[0] in asked:

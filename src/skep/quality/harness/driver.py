@@ -18,10 +18,6 @@ MODULES = {
     "python": "plain",
     "completion": "plain",
     "cases": "cases",
-    "fastapi": "web",
-    "mutants": "written_tests",
-    "async-reader": "reader",
-    "docstring": "docstrings",
     "regex": "pattern",
 }
 
@@ -30,32 +26,27 @@ def main() -> None:
     kind = sys.argv[1]
     os.closerange(3, 256)  # whatever was handed down is not for the answer's code
     os.environ["TMPDIR"] = os.environ["HOME"] = str(os.getcwd())  # noqa: PTH109 - quick to start
-    listening = _listening() if kind == "fastapi" else None
     job_out, job_in = os.pipe()
     told_out, told_in = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(job_in)
         os.close(told_out)
-        _as_worker(kind, job_out, told_in, listening)
+        _as_worker(kind, job_out, told_in)
     os.close(job_out)
     os.close(told_in)
     _shut_off()
-    port = None
-    if listening is not None:
-        port = listening.getsockname()[1]
-        listening.close()
-    _report(kind, Link(pid, job_in, told_out), port)
+    _report(kind, Link(pid, job_in, told_out))
 
 
-def _report(kind: str, link: Link, port: int | None) -> None:
+def _report(kind: str, link: Link) -> None:
     job: dict[str, Any] = json.loads(sys.stdin.buffer.read())
     mark = job.pop("mark")
     link.begin(job.pop("seconds"))
     report = Report()
     try:
         module = importlib.import_module(f".{MODULES[kind]}", __package__)
-        module.look({**job, "kind": kind, "port": port}, link, report)
+        module.look({**job, "kind": kind}, link, report)
     except Silent as silent:
         report.end(silent.outcome, silent.detail)
     link.kill()
@@ -64,7 +55,7 @@ def _report(kind: str, link: Link, port: int | None) -> None:
     os._exit(0)
 
 
-def _as_worker(kind: str, job: int, told: int, listening: Any) -> None:
+def _as_worker(kind: str, job: int, told: int) -> None:
     """Never returns. What the answer prints goes nowhere, and there is nothing for it to read."""
     try:
         nowhere = os.open(os.devnull, os.O_RDWR)
@@ -72,18 +63,9 @@ def _as_worker(kind: str, job: int, told: int, listening: Any) -> None:
             os.dup2(nowhere, number)
         from .worker import work
 
-        work(f"{__package__}.{MODULES[kind]}", job, told, listening)
+        work(f"{__package__}.{MODULES[kind]}", job, told)
     finally:
         os._exit(1)
-
-
-def _listening() -> Any:
-    import socket
-
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    listening.listen(64)
-    return listening
 
 
 def _shut_off() -> None:

@@ -26,30 +26,26 @@ class Silent(Exception):
 
 
 class Report:
-    """Passed if all that decides did, and at least one thing was looked at."""
+    """Passed if all checks did, and there was at least one."""
 
     def __init__(self) -> None:
         self.checks: list[dict[str, Any]] = []
         self.note = ""
         self._ended: tuple[str, str] | None = None
 
-    def check(self, name: str, passed: bool, detail: str = "", *, decides: bool = True) -> bool:
-        """One that does not decide is a remark: its name says so."""
-        shown = name if decides else f"{name} (does not decide)"
-        self.checks.append({"name": shown, "passed": bool(passed), "detail": detail, "decides": decides})
-        return bool(passed)
+    def check(self, name: str, passed: bool, detail: str = "") -> None:
+        self.checks.append({"name": name, "passed": bool(passed), "detail": detail})
 
     def end(self, outcome: str, detail: str) -> None:
         self._ended = (outcome, detail)
 
     def document(self) -> dict[str, Any]:
-        deciding = [one for one in self.checks if one["decides"]]
-        failed = [one for one in deciding if not one["passed"]]
+        failed = [one for one in self.checks if not one["passed"]]
         if self._ended is not None:
             outcome, detail = self._ended
-        elif failed or not deciding:
+        elif failed or not self.checks:
             outcome = "wrong"
-            detail = _told(failed, alone=len(deciding) == 1) if failed else "nothing could be looked at"
+            detail = _told(failed, alone=len(self.checks) == 1) if failed else "nothing could be looked at"
         else:
             outcome, detail = "passed", ""
         told = "; ".join(part for part in (detail, self.note) if part)
@@ -83,10 +79,6 @@ class Link:
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
 
-    @property
-    def left_s(self) -> float:
-        return max(0.0, self._deadline - time.monotonic())
-
     def send(self, job: Mapping[str, Any]) -> None:
         """All that the other process is told, once."""
         data = json.dumps({**job, "token": self._token.decode()}).encode()
@@ -102,12 +94,6 @@ class Link:
             outcome = message["outcome"] if message["outcome"] in _ENDS else "broken"
             raise Silent(outcome, str(message.get("detail", "")))
         return message
-
-    def aside(self, patience_s: float) -> dict[str, Any] | None:
-        """A message that may come, or not. An ended process is no reason to stop here."""
-        with suppress(Silent):
-            return self._next(min(self._deadline, time.monotonic() + patience_s))
-        return None
 
     def kill(self) -> None:
         if self._waited is None:

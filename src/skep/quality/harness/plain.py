@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import textwrap
 import types
+from pathlib import Path
 from typing import Any
 
 from .blocks import chosen, free_names, giving, joined
@@ -22,14 +24,18 @@ def look(job: dict[str, Any], link: Link, report: Report) -> None:
 
 def try_out(job: dict[str, Any], say: Say) -> None:
     values = job["values"]
+    for name in values.get("packages", ()):  # once for all that is tried: they may take seconds
+        importlib.import_module(name)
     entry_point = values.get("entry_point")
-    before: tuple[str, ...] = ()
+    before: tuple[str, ...] = (values["before"],) if "before" in values else ()
     if job["kind"] == "completion":
         before, code, note = _completion(values["prompt"], entry_point, job["blocks"])
     else:
-        code, note = chosen(job["blocks"], giving(free_names(values["tests"]) | {entry_point}))
+        code, note = chosen(job["blocks"], giving(free_names(values["tests"]) | {entry_point}), *before)
     say(note=note)
-    module = load(as_one_file(code), *before)
+    code = as_one_file(code)
+    Path("answer.py").write_text(code, encoding="utf-8", errors="surrogatepass")  # for tests that start it anew
+    module = load(code, *before)
     if entry_point is not None:
         function(module, entry_point)
     say(**_tested(module, values["tests"], entry_point if job["kind"] == "completion" else None))

@@ -1,4 +1,4 @@
-"""Answers as source text: a body made a function again, parts put onto what came before, imports that lead nowhere."""
+"""Answers as source text: a body made a function again, imports that lead nowhere."""
 
 from __future__ import annotations
 
@@ -132,74 +132,3 @@ def is_installed(module: str) -> bool:
         return bool(root) and find_spec(root) is not None
     except (ImportError, ValueError):
         return False
-
-
-def has_app(code: str) -> bool:
-    """Whether a FastAPI app is made anywhere in it. Code that does not parse is for the compiler to complain about."""
-    tree = parsed(code)
-    if tree is None:
-        return True
-    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return any(getattr(called, "id", getattr(called, "attr", "")) == "FastAPI" for called in calls)
-
-
-def merged(before: str, code: str) -> str:
-    """Changed parts put onto the whole: what has a name of before takes its place, the rest follows.
-
-    A new definition goes before the first old statement that needs its name, so that a model may be added for an
-    endpoint that was there already. A route is known by its decorator as well as by its function's name.
-    """
-    old, new = parsed(before), parsed(code)
-    if old is None or new is None:
-        return code
-    body, added = list(old.body), []
-    imports = [node for node in new.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    for node in new.body:
-        if node in imports:
-            continue
-        place = _place_of(node, body)
-        if place is None:
-            added.append(node)
-        else:
-            body[place] = node
-    for node in added:
-        body.insert(_first_use(node, body), node)
-    future = [node for node in [*imports, *body] if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
-    rest = [node for node in [*imports, *body] if node not in future]
-    return ast.unparse(ast.Module([*future, *rest], []))
-
-
-def _place_of(node: ast.stmt, body: list[ast.stmt]) -> int | None:
-    names, routes = set(named(node)), _routes(node)
-    for number, one in enumerate(body):
-        if names & set(named(one)) or routes & _routes(one):
-            return number
-    return None
-
-
-def _routes(node: ast.stmt) -> set[str]:
-    """`post /users` of `@app.post("/users", ...)`."""
-    found = set()
-    for decorator in node.decorator_list if isinstance(node, Unit) else ():
-        if isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Attribute) and decorator.args:
-            found.add(f"{decorator.func.attr} {ast.unparse(decorator.args[0])}")
-    return found
-
-
-def _first_use(node: ast.stmt, body: list[ast.stmt]) -> int:
-    names = set(named(node))
-    guard = len(body)
-    while guard and _is_start(body[guard - 1]):
-        guard -= 1
-    for number, one in enumerate(body[:guard]):
-        used = {name.id for name in ast.walk(one) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)}
-        if names & used:
-            return number
-    return guard
-
-
-def _is_start(node: ast.stmt) -> bool:
-    """`if __name__ == "__main__":` or a call such as `uvicorn.run(app)` at the end."""
-    return (isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)) or (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ".run(" in ast.unparse(node)
-    )

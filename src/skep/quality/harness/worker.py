@@ -23,12 +23,12 @@ class Broken(Exception):
         self.outcome = outcome
 
 
-def work(module: str, job_fd: int, told_fd: int, listening: Any) -> None:
+def work(module: str, job_fd: int, told_fd: int) -> None:
     with os.fdopen(job_fd, "rb") as pipe:
         job = json.loads(pipe.read())
     say = _saying(told_fd, job.pop("token").encode())
     try:
-        importlib.import_module(module).try_out({**job, "listening": listening}, say)
+        importlib.import_module(module).try_out(job, say)
     except Broken as broken:
         say(outcome=broken.outcome, detail=broken.detail)
     except BaseException as error:

@@ -25,10 +25,6 @@ def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(one, str) and one for one in value)
 
 
-def _is_named_code(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
-
-
 def _is_calls(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, list) for one in value)
 
@@ -59,14 +55,9 @@ def _is_pattern(value: Any) -> bool:
     return True
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 _TEXT: Demand = ("a text", _is_text)
 _NAME: Demand = ("a name", lambda value: isinstance(value, str) and value.isidentifier())
 _YES_NO: Demand = ("true or false", lambda value: isinstance(value, bool))
-_CODE: Demand = ("an object of names and code", _is_named_code)
 
 _NEEDED: Mapping[str, Mapping[str, Demand]] = {
     "exact": {"answer": ("a text or a number", _is_answer)},
@@ -77,16 +68,6 @@ _NEEDED: Mapping[str, Mapping[str, Demand]] = {
     "python": {"tests": _TEXT},
     "completion": {"prompt": _TEXT, "entry_point": _NAME, "tests": _TEXT},
     "cases": {"entry_point": _NAME},
-    "fastapi": {"turn": ("1, 2 or 3", lambda value: value in (1, 2, 3) and not isinstance(value, bool))},
-    "mutants": {
-        "module": _NAME,
-        "entry_point": _NAME,
-        "right": _TEXT,
-        "must": _CODE,
-        "fewest_tests": ("a number of tests", _is_count),
-    },
-    "async-reader": {"entry_point": _NAME, "sync": _TEXT},
-    "docstring": {"entry_point": _NAME, "arguments": ("a list of texts", _is_texts), "source": _TEXT},
 }
 _ALLOWED: Mapping[str, Mapping[str, Demand]] = {
     "exact": {"ignore_case": _YES_NO},
@@ -94,8 +75,6 @@ _ALLOWED: Mapping[str, Mapping[str, Demand]] = {
     "number": {"tolerance": ("a number from 0 on", _is_tolerance)},
     "python": {"entry_point": _NAME},
     "cases": {"cases": ("a list of [[arguments], result]", _is_cases), "raises": ("a list of [arguments]", _is_calls)},
-    "mutants": {"may": _CODE},
-    "async-reader": {"sync_entry_point": _NAME},
 }
 
 
