@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
+from skep.workload.data import read_data
 from skep.workload.items import Checker, Item
 
 
@@ -41,7 +40,7 @@ def _filled(text: str, texts: Mapping[str, str]) -> str:
     return re.sub(r"<<(repr )?(\w+)>>", filling, text)
 
 
-_DATA = tomllib.loads(files(__package__).joinpath("coding.toml").read_text(encoding="utf-8"))
+_DATA = read_data("coding.toml")
 _ITEMS = [_item(task, _DATA["texts"]) for task in _DATA["task"]]
 
 TEMPERATURE: float = _DATA["temperature"]
