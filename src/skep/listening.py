@@ -18,9 +18,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from skep.settings import Gateway
+from skep.engines.logfile import bind
 from skep.wire.limits import Patience, ServerLimits, Stage, Verdict
-from skep.wiring import bind
 
 LIMITS = ServerLimits(max_connections=512)  # far more than browsers and MCP clients need, fewer than a process may open
 
@@ -46,7 +45,7 @@ class Listening:
         on_ready: Callable[[str], None],
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._listener = bind(Gateway(host=host, port=port), guarded=guarded)
+        self._listener = bind(host, port, guarded=guarded)
         config = uvicorn.Config(
             app,
             loop="uvloop",

@@ -20,7 +20,7 @@ from pathlib import Path
 from skep.catalog.presets import Preset
 from skep.engines.base import Launch
 from skep.engines.lifecycle import State
-from skep.engines.logfile import held
+from skep.engines.logfile import bind, held
 from skep.engines.member import Member
 from skep.engines.placement import RAM
 from skep.engines.replica import Replica
@@ -37,7 +37,7 @@ from skep.settings import OWN_ENGINES, Gateway, Monitor, Settings
 from skep.tuner.failures import failure_of
 from skep.tuner.house import DidNotStart, Served
 from skep.tunings import Failure
-from skep.wiring import bind, build_hive
+from skep.wiring import build_hive
 
 CLEAR_S = 60.0  # for a card to be given back by the engine that was there before
 SPARE_RAM = 0.2  # of what is available stays so, where several are up at once
@@ -93,7 +93,7 @@ class Tryout:
         self._open += 1
         try:
             make_private(paths.logs)
-            with bind(_GATEWAY, guarded=False) as listener:
+            with bind(_GATEWAY.host, _GATEWAY.port, guarded=False) as listener:
                 hive = await self._hive(preset, paths, listener)
                 async with _Trial(hive, listener).up() as served:
                     yield served

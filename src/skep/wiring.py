@@ -4,33 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from skep.engines.base import Launch
 from skep.engines.control import only_one
 from skep.engines.enginekey import kept_key, new_key
 from skep.engines.lifecycle import RestartPolicy
-from skep.engines.supervisor import Hive, Rebuild, Supervisor
-from skep.errors import GatewayError, SkepError, StoreError, UserError
+from skep.engines.logfile import bind
+from skep.engines.member import Elsewhere
+from skep.engines.supervisor import Aide, Hive, Rebuild, Supervisor
+from skep.errors import StoreError, UserError
 from skep.host.processes import kill_marked
 from skep.keyfile import keys_path, loose_mode, read_keys
 from skep.launching import Machine, PullProgress, plan_launches, read_machine
 from skep.places import LOOPBACK, Paths, make_private, make_runtime
-from skep.settings import OWN_ENGINES, Gateway, Monitor, Settings, settings_of
+from skep.settings import OWN_ENGINES, Gateway, Settings, settings_of
 
-if TYPE_CHECKING:
-    from skep.cluster.embassy import Embassy
-    from skep.cluster.surveying import Surveys
-    from skep.monitor.probe_lock import Turns
-    from skep.store.database import Store
+
+class RemoteReplicas(Aide, Protocol):
+    """The replicas that run on other machines, as the supervisor sees them."""
+
+    @property
+    def member(self) -> Elsewhere: ...
+
+
+class RemoteNodes(Protocol):
+    """Machines of a cluster that replicas can be placed on."""
+
+    def launches(
+        self,
+        settings: Settings,
+        paths: Paths,
+        progress: PullProgress,
+        *,
+        running: Sequence[Launch],
+        starting: bool,
+        avoid: Collection[str],
+        tell: Callable[[str], None],
+    ) -> tuple[Launch, ...]: ...
+
+    def connect(self, paths: Paths, policy: RestartPolicy) -> RemoteReplicas: ...
+
+
+def _no_progress(_done: int, _total: int | None) -> None:
+    pass
+
 
 SLOW_START_S = 1800.0
 SLOW_WARM_UP_S = 600.0
@@ -43,6 +68,7 @@ def build_hive(
     listener: socket.socket,
     progress: PullProgress,
     tell: Callable[[str], None] = lambda _line: None,
+    nodes: RemoteNodes | None = None,
 ) -> Hive:
     """Every replica checked before the first one starts. May fetch weights. `tell` hears what is done without."""
     gateway = settings.gateway
@@ -51,7 +77,7 @@ def build_hive(
     machine = read_machine()
     engine_key = new_key() if settings.cluster is None else ""  # a cluster has its own
     return Hive(
-        replicas=launches_for(settings, paths, progress, machine=machine, engine_key=engine_key, tell=tell),
+        replicas=_launches(settings, paths, progress, nodes, machine=machine, engine_key=engine_key, tell=tell),
         gateway_argv=(sys.executable, "-m", "skep.frontdoor"),
         gateway_setup=gateway_setup(settings, paths),
         url=f"{scheme}://{host}:{listener.getsockname()[1]}",
@@ -70,66 +96,25 @@ def build_hive(
     )
 
 
-def launches_for(
+def _launches(
     settings: Settings,
     paths: Paths,
-    progress: PullProgress = lambda _done, _total: None,
+    progress: PullProgress,
+    nodes: RemoteNodes | None,
     *,
     running: Sequence[Launch] = (),
     machine: Machine | None = None,
     starting: bool = True,
-    surveys: Surveys | None = None,
     avoid: Collection[str] = (),
     engine_key: str = "",
     tell: Callable[[str], None] = lambda _line: None,
 ) -> tuple[Launch, ...]:
-    """The replicas that these settings mean, on this machine or on the nodes of a cluster as they are now.
-
-    What is lost of a cluster is no reason to refuse settings under which every replica stays where it stands.
-    """
-    if settings.cluster is None:
-        return plan_launches(
-            settings, paths, progress, running=running, machine=machine, starting=starting, engine_key=engine_key
-        )
-    from skep.cluster.surveying import SPARED_S, SURVEY_S, Surveys
-    from skep.placing import kept_launches, place_launches, shared_paths
-
-    where, surveys = settings.cluster, surveys or Surveys()
-    kept = None if starting else kept_launches(settings, paths, running)
-    wait_s = SURVEY_S if kept is None else SPARED_S
-    try:
-        asked = shared_paths(settings)
-        found = surveys.look(where.address, paths=asked, hive=where.hive, wait_s=wait_s)
-        placed = place_launches(settings, paths, found, progress, running=running, avoid=avoid, tell=tell)
-    except SkepError:
-        if kept is None:
-            raise
-        placed = kept
-    surveys.forget()
-    return placed
-
-
-def surveys_for(settings: Settings) -> Surveys | None:
-    if settings.cluster is None:
-        return None
-    from skep.cluster.surveying import Surveys
-
-    return Surveys()
-
-
-def embassy_of(settings: Settings, paths: Paths) -> Embassy | None:
-    """The link to the cluster that the replicas stand on."""
-    if settings.cluster is None:
-        return None
-    from skep.cluster.embassy import Embassy
-    from skep.cluster.ledger import ABANDONED_AFTER_S
-
-    setup = {
-        **asdict(settings.cluster),
-        "policy": asdict(_policy(settings)),
-        "abandoned_after_s": ABANDONED_AFTER_S,
-    }
-    return Embassy(setup, paths.logs / "envoy.log")
+    """The replicas that these settings mean, on this machine or on the nodes of a cluster as they are now."""
+    if nodes is not None:
+        return nodes.launches(settings, paths, progress, running=running, starting=starting, avoid=avoid, tell=tell)
+    return plan_launches(
+        settings, paths, progress, running=running, machine=machine, starting=starting, engine_key=engine_key
+    )
 
 
 def monitor_argv(settings: Settings) -> tuple[str, ...]:
@@ -145,11 +130,10 @@ def something_to_watch(path: Path) -> bool:
     if not path.exists():
         return False
     from skep.store.database import open_store
-    from skep.store.series import SeriesStore
 
     try:
         with open_store(path, read_only=True) as store:
-            return bool(SeriesStore(store).targets())
+            return bool(store.read("SELECT 1 FROM targets WHERE removed_at IS NULL LIMIT 1"))
     except StoreError:
         return False
 
@@ -170,7 +154,7 @@ def rebuild_hive(
     hive: Hive,
     paths: Paths,
     running: Sequence[Launch],
-    surveys: Surveys | None = None,
+    nodes: RemoteNodes | None = None,
 ) -> Hive:
     """The hive that these settings make of a running one. Its door stays as it began, and where."""
     old, new = began.gateway, settings.gateway
@@ -190,9 +174,10 @@ def rebuild_hive(
     nobody = setup["keys_wanted"] and not setup["keys"] and not setup["api_key"]
     locked = ["no key is left: every request is refused; `skep key add NAME` makes one"] if nobody else []
     loose = loose_mode(keys_path(paths))
-    launches = launches_for(
-        settings, paths, running=running, starting=False, surveys=surveys, avoid=hive.avoid, engine_key=hive.engine_key
-    )
+    launches = _launches(
+        settings, paths, _no_progress, nodes,
+        running=running, starting=False, avoid=hive.avoid, engine_key=hive.engine_key,
+    )  # fmt: skip
     return replace(
         hive,
         replicas=launches,
@@ -271,29 +256,6 @@ def check_tls(gateway: Gateway) -> dict[str, str] | None:
     return {"certificate": gateway.tls_certificate, "key": gateway.tls_key}
 
 
-def bind(gateway: Gateway, *, guarded: bool) -> socket.socket:
-    """The gateway's listening socket, taken before anything is started. `guarded`: it wants a key."""
-    if gateway.open_to_others and not guarded:
-        hint = "`skep key add NAME` makes a key; or set SKEP_API_KEY to one of your own, or bind 127.0.0.1"
-        raise UserError(f"binding `{gateway.host}` without an API key would let anybody in", hint=hint)
-    family = socket.AF_INET6 if ":" in gateway.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((gateway.host, gateway.port))
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            hint = "choose another one with --port, or --port 0 for any"
-            raise GatewayError(f"port {gateway.port} on {gateway.host} is in use", hint=hint) from None
-        why = error.strerror or str(error)
-        raise GatewayError(
-            f"cannot bind {gateway.host}:{gateway.port}: {why}", hint="choose another --host or --port"
-        ) from None
-    listener.listen(1024)
-    return listener
-
-
 def run_hive(
     settings: Settings,
     paths: Paths,
@@ -302,18 +264,18 @@ def run_hive(
     progress: PullProgress = lambda _done, _total: None,
     tell: Callable[[str], None] = lambda _line: None,
     parent_fd: int | None = None,
+    nodes: RemoteNodes | None = None,
 ) -> None:
     """Serve until a signal, `skep down`, or the end of the pipe `parent_fd`. Returns when nothing runs any more."""
     make_runtime(paths.runtime)
     make_private(paths.logs)
     try:
         guarded = bool(settings.gateway.api_key or read_keys(keys_path(paths)))
-        with only_one(paths.lock, paths.socket), bind(settings.gateway, guarded=guarded) as listener:
+        host, port = settings.gateway.host, settings.gateway.port
+        with only_one(paths.lock, paths.socket), bind(host, port, guarded=guarded) as listener:
             kill_marked(f"{paths.logs}:")  # left by a skep whose keepers were killed with it
             paths.socket.unlink(missing_ok=True)  # left by a process that was killed: the lock says nobody serves it
-            hive = build_hive(settings, paths, listener, progress, tell)
-
-            surveys = surveys_for(settings)
+            hive = build_hive(settings, paths, listener, progress, tell, nodes)
 
             def rebuild(document: dict[str, Any], now: Hive, running: Sequence[Launch]) -> Hive:
                 try:
@@ -321,10 +283,10 @@ def run_hive(
                 except (KeyError, TypeError) as error:
                     hint = "`skep down && skep up -d` starts the new one"
                     raise UserError(f"these settings are of another version of skep: {error}", hint=hint) from None
-                return rebuild_hive(settings, wanted, now, paths, running, surveys)
+                return rebuild_hive(settings, wanted, now, paths, running, nodes)
 
             with kept_key(paths.state, hive.engine_key):
-                asyncio.run(_supervise(hive, listener, notify, parent_fd, rebuild, lambda: embassy_of(settings, paths)))
+                asyncio.run(_supervise(hive, listener, notify, parent_fd, rebuild, nodes, paths))
     finally:
         with contextlib.suppress(OSError):  # not empty: the socket of another one, which is running
             paths.runtime.rmdir()
@@ -336,10 +298,11 @@ async def _supervise(
     notify: Callable[[Supervisor], None],
     parent_fd: int | None,
     rebuild: Rebuild,
-    embassy: Callable[[], Embassy | None],
+    nodes: RemoteNodes | None,
+    paths: Paths,
 ) -> None:
-    abroad = embassy()
-    elsewhere, aides = (None, ()) if abroad is None else (abroad.member, (abroad,))
+    remote = nodes.connect(paths, hive.policy) if nodes is not None else None
+    elsewhere, aides = (None, ()) if remote is None else (remote.member, (remote,))
     supervisor = Supervisor(hive, listener, notify, rebuild, elsewhere=elsewhere, aides=aides)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -352,61 +315,3 @@ async def _supervise(
 def _parent_gone(loop: asyncio.AbstractEventLoop, parent_fd: int, supervisor: Supervisor) -> None:
     loop.remove_reader(parent_fd)
     supervisor.stop(0.0)
-
-
-def monitor_lock(paths: Paths) -> Path:
-    return paths.state / "monitor.lock"
-
-
-def probing_turns(paths: Paths) -> Turns:
-    """Shared by the loop and by probes that somebody asks for."""
-    from skep.monitor.probe_lock import Turns
-
-    return Turns(paths.state / "probing")
-
-
-def replaced(path: Path) -> Callable[[], bool]:
-    """Whether another file stands there by now, or none. Where it cannot be asked, nothing is said."""
-    began = path.stat()
-
-    def is_gone() -> bool:
-        try:
-            now = path.stat()
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return (now.st_dev, now.st_ino) != (began.st_dev, began.st_ino)
-
-    return is_gone
-
-
-def run_monitor(
-    wanted: Monitor, paths: Paths, say: Callable[[str], None], *, env: Mapping[str, str], once: bool = False
-) -> None:
-    """Probe what is due until SIGTERM or Ctrl-C. Raises EngineError where another one does already."""
-    from skep.monitor.loop import only_writer
-    from skep.store.database import open_store
-
-    with only_writer(monitor_lock(paths)), open_store(paths.store) as store:
-        asyncio.run(_watch_over(store, wanted, say, env, probing_turns(paths), once=once))
-
-
-async def _watch_over(
-    store: Store, wanted: Monitor, say: Callable[[str], None], env: Mapping[str, str], turns: Turns, *, once: bool
-) -> None:
-    """What waits to be told when it ends gets a moment."""
-    from skep.monitor.alerts import Watch, free_bytes_of
-    from skep.monitor.loop import Loop, prober_with
-    from skep.store.series import SeriesStore
-
-    series = SeriesStore(store)
-    async with Watch(series, wanted, env=env, log=say, free_bytes=lambda: free_bytes_of(store.path)) as watch:
-        is_gone = replaced(store.path)
-        watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=turns, is_gone=is_gone)
-        watching = asyncio.ensure_future(watcher.run(once=once))
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, watching.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from skep.cluster.main import RayNodes
 from skep.cluster.surveying import SPARED_S, SURVEY_S, Surveys
 from skep.cluster.values import Node, NodeFacts, Survey, survey_document, survey_of
 from skep.errors import DoesNotFit, EngineError
 from skep.places import user_paths
 from skep.settings import Cluster, Serve, Settings, Upstream
-from skep.wiring import launches_for
 
 SETTINGS = Settings(serve=(Serve(model="m", engine="fake", replicas=2),), cluster=Cluster("auto"))
 NODE = Node("id-a", "a", "10.0.0.1", False, 8, 0, 0, 8, 0, 0, facts=NodeFacts(8, 0, engines={"fake": None}))
@@ -39,7 +39,7 @@ def asked():
 def rebuilt(tmp_path, asked):
     def launches(settings, running=(), *, starting=False):
         paths = user_paths({"HOME": str(tmp_path)})
-        return launches_for(settings, paths, running=running, starting=starting, surveys=asked.surveys)
+        return RayNodes(settings.cluster, asked.surveys).launches(settings, paths, running=running, starting=starting)
 
     return launches
 

@@ -10,12 +10,12 @@ import pytest
 
 from skep.errors import StoreError
 from skep.monitor.loop import Loop, idle_before, probe_by_hand
+from skep.monitor.main import replaced
 from skep.monitor.probe_lock import Turns
 from skep.series import Probe, ProbeOutcome, Target
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
 from skep.testing.process import FakeEngine
-from skep.wiring import replaced
 
 HOLDER = """
 import asyncio, sys

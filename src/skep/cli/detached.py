@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from skep.cli.chronicle import Chronicle
+from skep.cli.hive import remote_nodes
 from skep.cli.output import note
 from skep.engines.supervisor import Supervisor
 from skep.errors import SkepError
@@ -66,6 +67,7 @@ def main() -> int:
             progress=lambda done, total: announcer.tell(done=done, total=total),
             tell=announcer.warn,
             parent_fd=args.parent_fd,
+            nodes=remote_nodes(settings),
         )
     except SkepError as error:
         announcer.tell(error=error.message, hint=error.hint, exit_code=error.exit_code)

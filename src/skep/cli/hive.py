@@ -20,6 +20,7 @@ from skep.settings import Settings
 from skep.units import format_seconds
 
 if TYPE_CHECKING:
+    from skep.cluster.main import RayNodes
     from skep.engines.supervisor import Supervisor
 
 REFRESH_S = 0.5
@@ -33,10 +34,26 @@ def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
     story = _Story(paths, as_json=as_json)
     try:
         with byte_progress("fetching the weights") as progress:
-            run_hive(settings, paths, story.changed, progress=progress, tell=lambda line: note(f"warning: {line}"))
+            run_hive(
+                settings,
+                paths,
+                story.changed,
+                progress=progress,
+                tell=lambda line: note(f"warning: {line}"),
+                nodes=remote_nodes(settings),
+            )
     finally:
         story.end()
     note("skep is down")
+
+
+def remote_nodes(settings: Settings) -> RayNodes | None:
+    """Return the nodes of the cluster that the settings name. Without one, nothing of Ray is loaded."""
+    if settings.cluster is None:
+        return None
+    from skep.cluster.main import RayNodes
+
+    return RayNodes(settings.cluster)
 
 
 def serve_detached(settings: Settings, paths: Paths, *, as_json: bool) -> None:

@@ -43,8 +43,8 @@ ASK_S = 5.0
 
 def run_loop(config: Path | None, *, once: bool, quiet: bool, parent_fd: int | None) -> None:
     from skep.configfile import find_config, load_settings
+    from skep.monitor.main import run_monitor
     from skep.places import user_paths
-    from skep.wiring import run_monitor
 
     paths = user_paths(os.environ)
     settings = load_settings(find_config(config, paths), paths, os.environ)
@@ -119,9 +119,9 @@ def _say(*, quiet: bool) -> Callable[[str], None]:
 def probe_now(name: str, *, as_json: bool) -> None:
     """Raises EndpointError where it failed: what is wrong is one line."""
     from skep.monitor.loop import probe_by_hand
+    from skep.monitor.main import probing_turns
     from skep.monitor.probe_errors import BUSY
     from skep.places import user_paths
-    from skep.wiring import probing_turns
 
     with series_to_read() as series:
         target = series.target(name)

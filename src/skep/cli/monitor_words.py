@@ -59,8 +59,8 @@ def loop_pid() -> int | None:
 
     The lock itself is not tried: a loop that begins at that moment would find it taken.
     """
+    from skep.monitor.main import monitor_lock
     from skep.places import user_paths
-    from skep.wiring import monitor_lock
 
     path = monitor_lock(user_paths(os.environ))
     try:

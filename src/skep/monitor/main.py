@@ -1,0 +1,69 @@
+"""The monitor as a process: the loop of `skep monitor run` with its store, its lock and its alerts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from skep.monitor.alerts import Watch, free_bytes_of
+from skep.monitor.loop import Loop, only_writer, prober_with
+from skep.monitor.probe_lock import Turns
+from skep.places import Paths
+from skep.settings import Monitor
+from skep.store.database import Store, open_store
+from skep.store.series import SeriesStore
+
+
+def monitor_lock(paths: Paths) -> Path:
+    return paths.state / "monitor.lock"
+
+
+def probing_turns(paths: Paths) -> Turns:
+    """Shared by the loop and by probes that somebody asks for."""
+
+    return Turns(paths.state / "probing")
+
+
+def replaced(path: Path) -> Callable[[], bool]:
+    """Whether another file stands there by now, or none. Where it cannot be asked, nothing is said."""
+    began = path.stat()
+
+    def is_gone() -> bool:
+        try:
+            now = path.stat()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return (now.st_dev, now.st_ino) != (began.st_dev, began.st_ino)
+
+    return is_gone
+
+
+def run_monitor(
+    wanted: Monitor, paths: Paths, say: Callable[[str], None], *, env: Mapping[str, str], once: bool = False
+) -> None:
+    """Probe what is due until SIGTERM or Ctrl-C. Raises EngineError where another one does already."""
+
+    with only_writer(monitor_lock(paths)), open_store(paths.store) as store:
+        asyncio.run(_watch_over(store, wanted, say, env, probing_turns(paths), once=once))
+
+
+async def _watch_over(
+    store: Store, wanted: Monitor, say: Callable[[str], None], env: Mapping[str, str], turns: Turns, *, once: bool
+) -> None:
+    """What waits to be told when it ends gets a moment."""
+
+    series = SeriesStore(store)
+    async with Watch(series, wanted, env=env, log=say, free_bytes=lambda: free_bytes_of(store.path)) as watch:
+        is_gone = replaced(store.path)
+        watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=turns, is_gone=is_gone)
+        watching = asyncio.ensure_future(watcher.run(once=once))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, watching.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
