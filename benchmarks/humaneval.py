@@ -17,8 +17,8 @@ from pathlib import Path
 from skep.places import user_paths
 from skep.quality.humaneval import Task, fetch_humaneval, humaneval_items, humaneval_tasks
 from skep.quality.judging import Answered, Judge
-from skep.records import Request
 from skep.sandbox.detect import open_sandbox
+from skep.store.records import Request
 
 FORMS = {
     "canonical solution": lambda task: task.prompt + task.solution,

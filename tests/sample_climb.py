@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from skep.records import Interval
 from skep.tunings import Aim, Change, Config, CurvePoint, Decision, Failure, Knob, Stage, Tuning, Value
+from skep.units import Interval
 
 BASELINE = Config.of(
     {

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from skep.bench.records import LevelSummary, SweepSummary
 from skep.cli.main import app
 from skep.cli.reference import cli_reference
 from skep.configfile import (
@@ -20,7 +21,6 @@ from skep.configfile import (
 )
 from skep.gateway.admission import RejectCode
 from skep.gateway.dialect import ERRORS
-from skep.records import LevelSummary, SweepSummary
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

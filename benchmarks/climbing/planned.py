@@ -13,6 +13,7 @@ from pathlib import Path
 from climbing.rigs import ClimbingRig
 
 import skep.planner
+from skep.catalog.machine import HostFacts
 from skep.catalog.models import geometry
 from skep.planner.constants import published_constants
 from skep.planner.cpu_rig import cpu_rig
@@ -22,7 +23,6 @@ from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.rig_words import parse_rig
 from skep.planner.rules import check, refusal
 from skep.planner.setup import Layout, Load, Rig, Setup, Speculation
-from skep.records import HostFacts
 from skep.tuner.knobs import pairs_of
 from skep.tunings import Aim, Config
 

@@ -16,7 +16,7 @@ from skep.bench.metrics import repeat_of, tpot_values, ttft_values
 from skep.bench.request import Task
 from skep.bench.strands import Strand
 from skep.bench.worker import Job
-from skep.records import Request
+from skep.store.records import Request
 
 TIMEOUT_S = 120.0
 _WORDS = ("parser", "value", "list", "test", "empty", "index", "branch", "cache", "token", "field", "graph", "queue")

@@ -9,7 +9,7 @@ from typing import Any
 
 from doors.load import Level
 
-from skep.records import Interval
+from skep.units import Interval
 
 GOAL = 0.05
 CONFIDENCE = 0.95

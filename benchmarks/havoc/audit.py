@@ -11,7 +11,7 @@ from havoc.asks import Manners
 from havoc.clients import Note
 from havoc.verdicts import End
 
-from skep.records import GatewayRequest
+from skep.store.records import GatewayRequest
 
 SHOWN = 5
 UNREAD_S = 0.1

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skep.catalog.devices import Device
+from skep.catalog.machine import HostFacts
 from skep.catalog.names import model_id
 from skep.engines.base import Launch, engine_named
 from skep.engines.diagnosis import before_start
@@ -18,7 +19,6 @@ from skep.errors import SkepError, UserError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport, read_gpu_memory, visible_gpus
 from skep.places import LOOPBACK, Paths
-from skep.records import HostFacts
 from skep.settings import OWN_ENGINES, Gateway, Serve, Settings, Upstream
 from skep.units import parse_bytes
 from skep.weights.config_json import read_config

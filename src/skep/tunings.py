@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from skep.records import Interval
+from skep.units import Interval
 
 Value = str | int | float | bool | None
 

@@ -3,8 +3,32 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from skep.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """`estimate` is the statistic of the sample itself; low <= high."""
+
+    low: float
+    estimate: float
+    high: float
+
+    def contains(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    @property
+    def half_width(self) -> float:
+        """As a share of the estimate: 0.03 is +- 3 %."""
+        return (self.high - self.low) / 2 / abs(self.estimate) if self.estimate else float("inf")
+
+    @property
+    def upper_width(self) -> float:
+        """From the estimate up, as a share of it: the whole half of an interval that was cut at zero."""
+        return (self.high - self.estimate) / abs(self.estimate) if self.estimate else float("inf")
+
 
 KIB = 1024
 MIB = 1024 * KIB

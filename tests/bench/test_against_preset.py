@@ -9,8 +9,8 @@ from skep.bench.compare import Side
 from skep.bench.summary import summarise
 from skep.catalog.presets import Need, Preset, Published
 from skep.errors import UserError
-from skep.records import EngineTimings, Request
 from skep.report.levels import range_text
+from skep.store.records import EngineTimings, Request
 from skep.store.rows import ClientSample
 
 SHORT, LONG = {"input_tokens": 100, "output_tokens": 50}, {"input_tokens": 100, "output_tokens": 400}

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from skep.bench.clocks import disagreements
-from skep.records import Clock, EngineTimings, Request
+from skep.bench.records import Clock
+from skep.store.records import EngineTimings, Request
 
 ENGINE = EngineTimings(prompt_tokens=10, prompt_ms=100.0, output_tokens=11, decode_ms=1000.0)
 

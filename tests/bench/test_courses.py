@@ -3,9 +3,9 @@
 import pytest
 
 from skep.bench.course import Rounds, ToSaturation, WithinLimits, course_of, figure_of
-from skep.bench.limits import Limits
-from skep.records import Request
 from skep.stats.precision import Goal
+from skep.stats.slo import Limits
+from skep.store.records import Request
 
 GOAL = Goal(relative=0.03, fewest=4, most=8)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from skep.bench.energy import cost_per_million_tokens, energy_words, has_energy, price
-from skep.records import Energy
+from skep.bench.records import Energy
 
 
 def energy(per_token=1.1, throttled=()):

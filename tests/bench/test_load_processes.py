@@ -23,8 +23,8 @@ from skep.bench.worker import SEND_EVERY_S, Job, News, decode_news, framed
 from skep.errors import SkepError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.records import Request
 from skep.store.database import open_store
+from skep.store.records import Request
 from skep.testing.process import FakeEngine
 from skep.wire.heads import parse_url
 

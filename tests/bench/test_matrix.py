@@ -13,8 +13,8 @@ import urllib.request
 import pytest
 
 from skep.bench.matrix import Cell, Config, last_words, parse_matrix, run_matrix, started
+from skep.bench.records import SweepSummary
 from skep.errors import EngineError, SkepError, UserError
-from skep.records import SweepSummary
 from skep.testing.process import FakeEngine
 
 SUMMARY = SweepSummary("r", (), None, None, None, client_limited=False)

@@ -3,7 +3,7 @@
 import pytest
 
 from skep.bench.summary import summarise
-from skep.records import EngineTimings, Request
+from skep.store.records import EngineTimings, Request
 from skep.store.rows import ClientSample
 
 

@@ -13,8 +13,9 @@ from skep.bench.sweep import SweepPlan
 from skep.bench.tasks import TaskMaker, Workload
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.records import Judgement, Request, RunState
+from skep.stats.versus import Judgement
 from skep.store.database import open_store
+from skep.store.records import Request, RunState
 from skep.store.rows import ClientSample
 from skep.testing.process import FakeEngine
 

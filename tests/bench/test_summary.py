@@ -6,7 +6,7 @@ from skep.bench.course import figure_of
 from skep.bench.metrics import classes_of, complete_rows
 from skep.bench.summary import repeat_figure, summarise
 from skep.cli.summaries import print_summary, remarks
-from skep.records import Request
+from skep.store.records import Request
 from skep.store.rows import ClientSample, LevelFact
 
 

@@ -12,8 +12,8 @@ from skep.bench.tasks import Workload
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.records import RunState
 from skep.store.database import open_store
+from skep.store.records import RunState
 from skep.testing.process import FakeEngine
 
 HOST = read_host(NvidiaReport())

@@ -16,8 +16,8 @@ from skep.bench.timed import CLASS_STEP, TimedPlan, classes_part, open_part, rep
 from skep.errors import EndpointError, StoreError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.records import Request, RunState
 from skep.store.database import Store, open_store
+from skep.store.records import Request, RunState
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url

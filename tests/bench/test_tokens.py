@@ -3,7 +3,7 @@
 import pytest
 
 from skep.bench.tokens import delivered, full_spans, gaps_ms, plateau_tok_s, tpot_ms
-from skep.records import Request
+from skep.store.records import Request
 
 
 def row(*arrivals, tokens, start=0.0, end=None, index=0, **fields):

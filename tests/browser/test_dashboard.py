@@ -11,8 +11,8 @@ from sample_store import SECRET_URL
 from visits import PHONE, served
 
 from skep.places import user_paths
-from skep.records import Request
 from skep.store.database import open_store
+from skep.store.records import Request
 
 PAGES = {
     "/": "Now",

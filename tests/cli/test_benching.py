@@ -22,8 +22,8 @@ from skep.bench.matrix import parse_matrix
 from skep.cli.compare import plan_of
 from skep.cli.main import app
 from skep.errors import UserError
-from skep.records import Request, RunState
 from skep.store.database import open_store
+from skep.store.records import Request, RunState
 from skep.testing.process import FakeEngine
 from skep.workload.mix import parse_classes
 

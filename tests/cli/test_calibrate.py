@@ -11,6 +11,7 @@ import pytest
 from skep.bench.calibration import CalibrationPlan, check, measure
 from skep.bench.endpoint import find_endpoint
 from skep.bench.metrics import levels_of
+from skep.bench.records import SweepSummary
 from skep.bench.stored_tuning import fitted_now, measured_of, stored_tuning
 from skep.bench.tasks import TaskMaker
 from skep.catalog.gpus import device
@@ -24,8 +25,8 @@ from skep.planner.constants import Constants
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.setup import Rig, Setup
 from skep.planner.step import UNTUNED
-from skep.records import Request, SweepSummary
 from skep.store.database import open_store
+from skep.store.records import Request
 from skep.testing.process import FakeEngine
 
 WHAT = ("--geometry", "qwen3-8b", "--engine", "vllm", "--gpu", "rtx-3090", "--quant", "awq")

@@ -16,6 +16,7 @@ from skep.bench.stored_tuning import (
     stored_tuning,
 )
 from skep.catalog.gpus import device
+from skep.catalog.machine import Gpu
 from skep.catalog.models import geometry
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
@@ -23,8 +24,8 @@ from skep.planner.calibration import Fitted, Measured, Seen
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.setup import Layout, Link, Rig, Setup, Speculation
 from skep.planner.step import UNTUNED
-from skep.records import Gpu, Interval
 from skep.store.database import open_store
+from skep.units import Interval
 
 HOST = replace(read_host(NvidiaReport()), gpus=(Gpu(0, "NVIDIA GeForce RTX 3090", 24 << 30),))
 NVLINK = Link("nvlink", 56.0)

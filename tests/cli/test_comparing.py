@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from skep.cli.main import app
 from skep.errors import UserError
-from skep.records import Request
 from skep.store.database import open_store
+from skep.store.records import Request
 
 STEADY = (1.0, 1.01, 0.99, 1.0)
 WORK = {"shape": "steady", "size": "short", "prompt_tokens": None, "max_tokens": 128, "fixed_output": False}

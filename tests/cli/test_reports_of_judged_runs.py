@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 from skep.cli.main import app
 from skep.errors import SkepError, UserError
 from skep.places import user_paths
-from skep.records import Request
 from skep.store.database import open_store
+from skep.store.quality_rows import Outcome, Verdict
+from skep.store.records import Request
 from skep.store.rows import LevelFact
-from skep.verdicts import Outcome, Verdict
 from skep.workload.items import Checker, Item
 
 pytestmark = pytest.mark.slow

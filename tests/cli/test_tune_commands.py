@@ -15,7 +15,6 @@ from skep.cli.tune_ground import Wishes
 from skep.cli.tuning import prepare
 from skep.places import user_paths
 from skep.presetfile import preset, presets_folder
-from skep.records import Interval
 from skep.store.database import open_store
 from skep.store.tunings import TuningStore
 from skep.tuner.journal import Journal
@@ -23,6 +22,7 @@ from skep.tuner.running import resumed
 from skep.tuner.simulated import SimulatedBench
 from skep.tuner.simulated_planned import PlannedTruth
 from skep.tunings import Decision, Stage
+from skep.units import Interval
 
 CLIMB = ("qwen3-8b", "--gpu", "rtx-4090", "--simulate", "--knobs", "graphs,slots", "--budget", "40m", "--seed", "3")
 WISHES = Wishes("qwen3-8b", gpu="rtx-4090", simulate=True, knobs="graphs,slots", budget="40m", seed=3)

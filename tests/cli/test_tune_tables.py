@@ -19,9 +19,9 @@ from skep.cli.tune_tables import (
 from skep.cli.tune_view import Standing, live_view, stage_words
 from skep.cli.tune_words import unmet
 from skep.errors import UserError
-from skep.records import Interval
 from skep.tuner.ports import BenchProgress, Measure
 from skep.tunings import Aim, Change, Config, CurvePoint, Decision, Failure, Knob, Reading, Sitting, Stage, Tuning
+from skep.units import Interval
 
 SLOTS = Knob("slots", "slots", (1, 2, 4, 8), ordered=True)
 GRAPHS = Knob("graphs", "CUDA graphs", (False, True))

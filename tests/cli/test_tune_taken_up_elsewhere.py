@@ -7,10 +7,10 @@ import pytest
 from skep.cli.tune_ground import Wishes
 from skep.cli.tune_preset import free_name, write_preset, written_before
 from skep.cli.tuning import prepare, prepare_again
-from skep.records import Interval
 from skep.store.database import open_store
 from skep.store.tunings import TuningStore
 from skep.tunings import Decision, Stage
+from skep.units import Interval
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from skep.catalog.machine import Gpu
 from skep.catalog.options import Options
 from skep.cluster.facts import lendable, links_among
 from skep.cluster.nodes import busy_cards, choice_of, first_choice
@@ -18,7 +19,6 @@ from skep.errors import DoesNotFit, EngineError, UserError
 from skep.host.nvidia import GpuMemory
 from skep.places import user_paths
 from skep.placing import HOST_BYTES_A_CARD, kind_word, place_launches, shared_paths
-from skep.records import Gpu
 from skep.settings import Cluster, Serve, Settings
 from skep.units import GIB
 

@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from skep.catalog.machine import Gpu, HostFacts
 from skep.host.checks import (
+    Finding,
+    Verdict,
     cpu_finding,
     disk_finding,
     driver_finding,
@@ -19,7 +22,6 @@ from skep.host.checks import (
 )
 from skep.host.facts import parse_cpu_features, parse_cpu_model
 from skep.host.nvidia import parse_driver_version, parse_gpus, parse_links, read_nvidia
-from skep.records import Finding, Gpu, HostFacts, Verdict
 from skep.units import GIB
 
 HOST = HostFacts(

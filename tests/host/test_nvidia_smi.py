@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from skep.catalog.machine import Gpu
 from skep.host.nvidia import NvidiaReport, parse_cuda_version, parse_gpus, parse_links, read_nvidia
-from skep.records import Gpu
 from skep.units import MIB
 
 DRIVER_GONE = (

@@ -11,8 +11,8 @@ from functools import cache
 import pytest
 
 from skep.places import user_paths
-from skep.records import Request
 from skep.store.database import open_store
+from skep.store.records import Request
 from skep.store.swarm import Recorded, SwarmStore
 from skep.tasks import Ending, Result, Task
 

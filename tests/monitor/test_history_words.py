@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 
 from skep.monitor import describe
-from skep.records import Interval, Judgement
 from skep.series import HOUR_S, Change, Event, EventKind, Heat, Metric, SeriesKey, Shape
 from skep.stats.rolling import window_stats
-from skep.stats.versus import Versus, versus
+from skep.stats.versus import Judgement, Versus, versus
+from skep.units import Interval
 
 TUESDAY = datetime(2026, 11, 3, 3, tzinfo=UTC).timestamp()
 KEY = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)

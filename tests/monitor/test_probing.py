@@ -22,8 +22,8 @@ from skep.monitor.probe import (
     sample_of,
 )
 from skep.monitor.probe_errors import Fault, fault_of_row
-from skep.records import EngineTimings, Request
 from skep.series import Heat, ProbeOutcome, Shape, Target
+from skep.store.records import EngineTimings, Request
 from skep.testing.process import FakeEngine
 from skep.workload.drills import drills
 

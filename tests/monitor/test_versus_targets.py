@@ -9,7 +9,6 @@ import pytest
 
 from skep.errors import UserError
 from skep.monitor.compare import around_event, compare_targets
-from skep.records import Judgement
 from skep.series import (
     DAY_S,
     HOUR_S,
@@ -24,6 +23,7 @@ from skep.series import (
     Shape,
     Target,
 )
+from skep.stats.versus import Judgement
 from skep.store.database import open_store
 from skep.store.series import SeriesStore
 

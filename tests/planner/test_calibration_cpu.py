@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from skep.catalog.machine import HostFacts
 from skep.planner.cpu_rig import cpu_device, cpu_rig
-from skep.records import HostFacts
 from skep.units import GIB
 
 FACTS = HostFacts(

@@ -11,7 +11,7 @@ from skep.planner.constants import Constants
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.setup import Layout, Rig, Setup, Speculation
 from skep.planner.step import UNTUNED, Tuning
-from skep.records import Interval
+from skep.units import Interval
 
 CARD = device("rtx-3090")
 PLAIN = Setup(geometry("qwen3-8b"), QUANTS["awq"], KV_TYPES["bf16"], "vllm", slots=16)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from skep.catalog.machine import Gpu, HostFacts
 from skep.errors import UserError
 from skep.planner.rig_words import is_geforce, parse_rig, parse_spec, rig_of_host
-from skep.records import Gpu, HostFacts
 
 
 @pytest.mark.parametrize(

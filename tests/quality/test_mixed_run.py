@@ -11,12 +11,12 @@ from skep.errors import EndpointError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.quality.mixed_run import MixedPlan, run_mixed
-from skep.records import RunState
 from skep.sandbox.detect import open_sandbox
 from skep.sandbox.script import Ending, Result
 from skep.store.database import open_store
+from skep.store.quality_rows import Outcome
+from skep.store.records import RunState
 from skep.testing.process import FakeEngine
-from skep.verdicts import Outcome
 from skep.workload.coding_tasks import PRIMARY, SIDE
 
 HOST = read_host(NvidiaReport())

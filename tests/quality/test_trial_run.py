@@ -13,9 +13,9 @@ from skep.host.nvidia import NvidiaReport
 from skep.quality.judging import Judge
 from skep.quality.trial import TrialPlan, run_trial
 from skep.quality.trial_figures import summary_of_run
-from skep.records import RunState
 from skep.stats.noninferiority import Claim
 from skep.store.database import open_store
+from skep.store.records import RunState
 from skep.testing.process import FakeEngine
 from skep.workload.items import Checker, Item
 

@@ -6,22 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from skep.records import (
-    Clock,
-    Disagreement,
-    Energy,
-    Interval,
-    LevelSummary,
-    Percentiles,
-    RepeatSummary,
-    Request,
-    Run,
-    RunState,
-    Speedup,
-    SweepSummary,
-    Turning,
-)
+from skep.bench.records import Clock, Disagreement, Energy, LevelSummary, RepeatSummary, Speedup, SweepSummary
 from skep.report.sweep import sweep_page
+from skep.stats.percentiles import Percentiles
+from skep.stats.turning import Turning
+from skep.store.records import Request, Run, RunState
+from skep.units import Interval
 
 TASKS = 24
 

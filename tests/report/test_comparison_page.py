@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from skep.records import Comparison, Interval, Judgement, RunState, SweepSummary
+from skep.bench.records import Comparison, SweepSummary
 from skep.report import theme
 from skep.report.comparison import (
     MOST_RUNS,
@@ -18,6 +18,9 @@ from skep.report.comparison import (
     effective_overlay,
     series_of,
 )
+from skep.stats.versus import Judgement
+from skep.store.records import RunState
+from skep.units import Interval
 
 SVG = "{http://www.w3.org/2000/svg}"
 LATER = 1_763_186_400.0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from skep.records import Interval, SweepSummary, Turning
+from skep.bench.records import SweepSummary
 from skep.report.checks import (
     cache_sentence,
     check_list,
@@ -19,6 +19,8 @@ from skep.report.checks import (
 from skep.report.comparison import comparison_page
 from skep.report.sweep import sweep_page
 from skep.report.timed import timed_page
+from skep.stats.turning import Turning
+from skep.units import Interval
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from skep.records import Request, RunState, SweepSummary
+from skep.bench.records import SweepSummary
 from skep.report.sweep import sweep_page
+from skep.store.records import Request, RunState
 
 HOSTILE = """<script>alert(1)</script>"><img src=x onerror='alert(2)'></style>&amp;\x00"""
 VOID = {"meta", "link", "br"}

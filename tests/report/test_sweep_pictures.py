@@ -9,9 +9,13 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from skep.records import Interval, Percentiles, RunState, SweepSummary, Turning
+from skep.bench.records import SweepSummary
 from skep.report import charts, theme
 from skep.report.sweep import sweep_picture
+from skep.stats.percentiles import Percentiles
+from skep.stats.turning import Turning
+from skep.store.records import RunState
+from skep.units import Interval
 
 SVG = "{http://www.w3.org/2000/svg}"
 

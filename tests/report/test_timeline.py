@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from skep.records import Request
 from skep.report import theme
 from skep.report.timeline import MOST_BARS, choose_timeline, timeline_caption, timeline_chart
+from skep.store.records import Request
 
 
 def _rows(level, count, repeat=0):

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from skep.bench.records import SweepSummary
 from skep.errors import UserError
-from skep.records import SweepSummary
 from skep.report.tables import (
     Table,
     advantage_table,

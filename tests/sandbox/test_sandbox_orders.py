@@ -9,7 +9,7 @@ import pytest
 
 from skep.cli.maintenance import sandbox_finding
 from skep.errors import UserError
-from skep.records import Verdict
+from skep.host.checks import Verdict
 from skep.sandbox import detect, seccomp
 from skep.sandbox.bubblewrap import OUR_PROCESSES, rlimits, view
 from skep.sandbox.runner import check

@@ -6,8 +6,7 @@ from random import Random
 
 import pytest
 
-from skep.records import Judgement
-from skep.stats.versus import judge, judge_overall
+from skep.stats.versus import Judgement, judge, judge_overall
 
 SLOW, FAST = [99.0, 100.0, 101.0, 100.5], [119.0, 120.0, 121.0, 120.5]
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skep.records import Percentiles
-from skep.stats.percentiles import coefficient_of_variation, mad, median, percentile, percentiles
+from skep.stats.percentiles import Percentiles, coefficient_of_variation, mad, median, percentile, percentiles
 
 numbers = st.floats(min_value=-1e12, max_value=1e12)
 samples = st.lists(numbers, min_size=1, max_size=50)

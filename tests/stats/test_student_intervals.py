@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.records import Interval
 from skep.stats.intervals import (
     mean_t_interval,
     paired_ratio_interval,
@@ -16,6 +15,7 @@ from skep.stats.intervals import (
     runs_interval,
 )
 from skep.stats.student import t_quantile
+from skep.units import Interval
 
 speeds = st.lists(st.floats(min_value=1, max_value=1e5), min_size=2, max_size=8)
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.records import Turning
-from skep.stats.turning import LevelPoint, estimate_turning, find_turning
+from skep.stats.turning import LevelPoint, Turning, estimate_turning, find_turning
 
 DUAL_3090 = {1: 75.0, 2: 135.0, 4: 225.0, 8: 167.0, 16: 160.0}
 SATURATING = {1: 50.0, 2: 100.0, 4: 200.0, 8: 390.0, 16: 400.0, 32: 402.0}

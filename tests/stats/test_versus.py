@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.records import Judgement
-from skep.stats.versus import ratio_of_medians, slowness, versus
+from skep.stats.versus import Judgement, ratio_of_medians, slowness, versus
 
 
 def draws(rng, level, many, cv=0.04):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from skep.records import GatewayRequest, Request
 from skep.store.database import Store, open_store
+from skep.store.records import GatewayRequest, Request
 
 RUN = {
     "kind": "sweep",

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skep.errors import StoreError
-from skep.records import GatewayRequest
 from skep.store import database
 from skep.store.database import open_store
 from skep.store.faults import is_about_a_row, is_busy
+from skep.store.records import GatewayRequest
 from skep.store.rows import GATEWAY_ROWS_AT_ONCE
 
 count = st.none() | st.integers(0, 2**53)

@@ -7,8 +7,8 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from skep.records import RunState
 from skep.store.database import open_store
+from skep.store.records import RunState
 
 WRITER = Path(__file__).with_name("writer_process.py")
 

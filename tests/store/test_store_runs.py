@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skep.errors import StoreError, UserError
-from skep.records import EngineTimings, Request, RunState
 from skep.store.database import open_store
+from skep.store.records import EngineTimings, Request, RunState
 from skep.store.rows import ClientSample
 
 count = st.none() | st.integers(0, 2**53)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from skep.errors import StoreError
-from skep.records import RunState
 from skep.store.batches import BatchStore, Beginning
 from skep.store.database import open_store
 from skep.store.migrations import MIGRATIONS
+from skep.store.records import RunState
 
 DUMPS = sorted(Path(__file__).with_name("versions").glob("*.sql"), key=lambda file: int(file.stem))
 

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from skep.records import Request
 from skep.store.database import open_store
+from skep.store.records import Request
 
 
 def main(path: Path, rows: int) -> None:

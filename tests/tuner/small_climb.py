@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from skep.records import Interval
 from skep.tuner.ports import BenchProgress, Curve, Judge, Measure
 from skep.tunings import (
     Aim,
@@ -26,6 +25,7 @@ from skep.tunings import (
     Stage,
     Tuning,
 )
+from skep.units import Interval
 
 AT = 1_794_752_553.25  # 2026-11-15 14:22:33 UTC
 SLOTS = (1, 2, 4, 8, 16, 32)

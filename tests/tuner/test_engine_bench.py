@@ -12,8 +12,8 @@ from skep.catalog.presets import Preset
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.places import user_paths
-from skep.records import Request, RunState
 from skep.store.database import open_store
+from skep.store.records import Request, RunState
 from skep.tryout import Tryout
 from skep.tuner.measure import EngineBench, Patience, Tuned, foreseen_per_s, point_of, reading_of, seed_of
 from skep.tuner.ports import Curve, Judge, Measure

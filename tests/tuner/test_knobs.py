@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from skep.catalog.machine import Gpu, HostFacts
 from skep.catalog.models import geometry
 from skep.catalog.options import Draft
 from skep.engines.base import Launch
@@ -17,7 +18,6 @@ from skep.planner.candidates import offered_quants
 from skep.planner.preset_rules import contradictions
 from skep.planner.quants import QUANTS
 from skep.planner.rig_words import parse_rig, rig_of_host
-from skep.records import Gpu, HostFacts
 from skep.tuner.baselines import baseline_of, prepared
 from skep.tuner.knobs import Box, config_of, knobs_for, pairs_of, quant_of, space_of, turned
 from skep.tuner.predictions import foresight_for

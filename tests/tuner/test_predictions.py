@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from skep.catalog.machine import HostFacts
 from skep.planner.cpu_rig import cpu_rig
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.rig_words import parse_rig
 from skep.planner.setup import Layout, Speculation
-from skep.records import HostFacts
 from skep.tuner.baselines import baseline_of
 from skep.tuner.knobs import Box, config_of, knobs_for
 from skep.tuner.predictions import foresight_for, rig_of, setup_of

@@ -10,8 +10,9 @@ from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.quality.bank_choice import Bank
 from skep.quality.judging import Judge
-from skep.records import RunState
 from skep.store.database import open_store
+from skep.store.quality_rows import Outcome
+from skep.store.records import RunState
 from skep.testing.process import FakeEngine
 from skep.tuner.quality_check import (
     ITEMS,
@@ -25,7 +26,6 @@ from skep.tuner.quality_check import (
     open_guard,
 )
 from skep.tunings import Config
-from skep.verdicts import Outcome
 from skep.workload.drills import drills
 from skep.workload.items import Checker, Item
 

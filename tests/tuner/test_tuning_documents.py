@@ -8,7 +8,6 @@ import pytest
 from small_climb import BASELINE, OUT_OF_MEMORY, a_tuning
 
 from skep.errors import StoreError
-from skep.records import Interval
 from skep.store.tunings_rows import KeptAnswer, TuningState, document_text, packed, unpacked
 from skep.tuner.documents import asked_and_answered, curve_of, kept_answer, tuning_json
 from skep.tuner.ports import Curve, Judge, Measure
@@ -27,6 +26,7 @@ from skep.tunings import (
     Stage,
     Tuning,
 )
+from skep.units import Interval
 
 INF = float("inf")
 MIXED = Config.of({"a": 1, "b": 1.0, "c": True, "d": None, "e": "1", "f": 0.1 + 0.2, "g": INF, "h": "\ud83d ü"})

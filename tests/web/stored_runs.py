@@ -1,8 +1,8 @@
 """Stored benchmark runs with figures that are easy to foretell."""
 
 from skep.places import user_paths
-from skep.records import Request
 from skep.store.database import open_store
+from skep.store.records import Request
 
 HOST = {"cpu_model": "Test CPU", "cpu_cores": 4, "memory_bytes": 16 << 30, "gpus": [], "driver_version": "570"}
 RTX = {**HOST, "gpus": [{"name": "NVIDIA GeForce RTX 3090"}, {"name": "NVIDIA GeForce RTX 3090"}]}

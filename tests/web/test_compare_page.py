@@ -10,8 +10,8 @@ from running_site import folders, running
 from watched_store import NOW, fill
 
 from skep.places import user_paths
-from skep.records import Request
 from skep.store.database import open_store
+from skep.store.records import Request
 from skep.web.context import Site
 
 

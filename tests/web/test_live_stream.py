@@ -10,8 +10,8 @@ from running_site import running
 from skep.engines.control import NotRunning
 from skep.errors import EngineError
 from skep.places import user_paths
-from skep.records import GatewayRequest
 from skep.store.database import open_store
+from skep.store.records import GatewayRequest
 from skep.web import live as live_module
 from skep.web.context import Site
 from skep.web.live import Live, Stream

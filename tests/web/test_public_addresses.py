@@ -11,8 +11,8 @@ from running_site import running
 from stored_runs import ENGINE, RTX, WORKLOAD, installation, put_run, requests
 
 from sample_climb import sample_curve, sample_stages, sample_tuning
-from skep.records import GatewayRequest
 from skep.series import Alert, Event, EventKind, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
+from skep.store.records import GatewayRequest
 from skep.store.series import SeriesStore
 from skep.store.tunings import KeptAnswer, TuningStore
 from skep.store.tunings_rows import packed

@@ -9,8 +9,8 @@ import pytest
 from running_site import running
 from stored_runs import ANSWER, HOST, PROMPT, SIMULATED, installation, put_run
 
-from skep.records import RunState
 from skep.store.database import open_store
+from skep.store.records import RunState
 from skep.web import run_cache
 from skep.web.context import Site
 from skep.web.pictures import Shelf, body_of

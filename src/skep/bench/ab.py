@@ -15,12 +15,14 @@ from skep.bench.compare import Side, compare
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import repeat_of
 from skep.bench.recording import Identity, Recording
+from skep.bench.records import Comparison
 from skep.bench.summary import summarise
 from skep.bench.sweep import Progress, Sweep, SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker
-from skep.records import Comparison, HostFacts, Request
+from skep.catalog.machine import HostFacts
 from skep.stats.intervals import paired_ratio_interval
 from skep.store.database import Store
+from skep.store.records import Request
 
 FEWEST = 3
 

@@ -12,13 +12,15 @@ from statistics import fmean, median
 
 from skep.bench.compare import Side
 from skep.bench.metrics import repeat_of, task_tok_s
+from skep.bench.records import LevelSummary
 from skep.catalog.models import find_geometry
 from skep.catalog.names import squeeze
 from skep.catalog.needs import figures_lost, other_cards, stand_in_words, version_beside
 from skep.catalog.presets import Need, Preset, Published
 from skep.errors import UserError
-from skep.records import Interval, LevelSummary, Request
 from skep.stats.intervals import runs_interval
+from skep.store.records import Request
+from skep.units import Interval
 
 LENGTHS_WITHIN = 0.1  # of the published lengths: prompts are made to length, and miss it by a little
 LENGTHS_WITHIN_TOKENS = 8.0

@@ -12,15 +12,18 @@ from statistics import median
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import by_repeat, repeat_of, tpot_values, ttft_values
+from skep.bench.records import SweepSummary
 from skep.bench.request import Sender
 from skep.bench.sweep import OnProgress, SweepPlan, run_sweep
 from skep.bench.tasks import TaskMaker, Workload
 from skep.bench.tokens import tpot_ms
+from skep.catalog.machine import HostFacts
 from skep.errors import EndpointError, UserError
 from skep.planner.calibration import Measured, Seen
-from skep.records import HostFacts, Interval, Request, SweepSummary
 from skep.stats.intervals import mean_t_interval
 from skep.store.database import Store
+from skep.store.records import Request
+from skep.units import Interval
 from skep.wire.client import Pool
 
 KIND = "calibrate"

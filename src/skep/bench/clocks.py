@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
+from skep.bench.records import Clock, Disagreement
 from skep.bench.tokens import tpot_ms
-from skep.records import Clock, Disagreement, Request
+from skep.store.records import Request
 
 TOLERATED = 0.05  # of the engine's figure
 TOLERATED_MS = 20.0  # of a time to first token: the network and a loaded machine take some

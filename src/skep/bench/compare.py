@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from skep.bench.metrics import by_repeat, repeat_of, task_tok_s, tpot_values, ttft_values
-from skep.records import Comparison, Interval, Judgement, LevelSummary, Request, SweepSummary
+from skep.bench.records import Comparison, LevelSummary, SweepSummary
 from skep.stats.percentiles import percentile
-from skep.stats.versus import judge
+from skep.stats.versus import Judgement, judge
+from skep.store.records import Request
+from skep.units import Interval
 
 Figure = Callable[[Sequence[Request], int], float | None]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from skep.bench.limits import Limits
+from skep.bench.limits import worst_share
 from skep.bench.metrics import repeat_of
-from skep.records import Request
 from skep.stats.precision import Goal, Precision
 from skep.stats.search import Search
-from skep.stats.slo import SloSearch
+from skep.stats.slo import Limits, SloSearch
+from skep.store.records import Request
 
 
 class Course(Protocol):
@@ -110,7 +110,7 @@ class WithinLimits:
         return self._search.next_level()
 
     def took(self, level: int, rows: Sequence[Request], *, limited: bool) -> None:
-        self._search.measured(level, self._limits.share(rows), limited=limited)
+        self._search.measured(level, worst_share(self._limits, rows), limited=limited)
 
     def remaining(self) -> dict[int, float]:
         level = self._search.next_level()

@@ -16,7 +16,7 @@ from skep.bench.request import Sender, Task
 from skep.bench.strands import Span, Strand, carry, dealt
 from skep.bench.tokens import delivered
 from skep.bench.worker import Job
-from skep.records import Request
+from skep.store.records import Request
 from skep.store.rows import ClientSample, LevelFact
 from skep.wire.client import Pool
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skep.records import Energy
+from skep.bench.records import Energy
 
 JOULES_PER_KWH = 3_600_000.0
 TOKENS = 1_000_000

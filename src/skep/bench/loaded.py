@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from skep.bench.limits import Limits
 from skep.bench.metrics import complete_rows
+from skep.bench.records import SweepSummary
 from skep.bench.summary import summarise
 from skep.errors import UserError
-from skep.records import Request, Run, RunState, SweepSummary
+from skep.stats.slo import Limits
 from skep.store.database import Store
+from skep.store.records import Request, Run, RunState
 
 IMPORTED = "imported"  # in old stores: what another tool measured
 TIMED = ("open", "classes", "replay")  # their levels are no concurrencies

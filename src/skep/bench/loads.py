@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skep.bench.request import Letter, Sender, Task
-from skep.records import Request
+from skep.store.records import Request
 
 OnRow = Callable[[Request], None]
 Load = Callable[[Sender, OnRow], Awaitable[None]]

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from skep.bench.records import SweepSummary
 from skep.engines.logfile import open_log
 from skep.errors import EngineError, SkepError, UserError
 from skep.host.power import gpu_memory_used, wait_until_clear
 from skep.host.processes import MARK, kill_marked
-from skep.records import SweepSummary
 from skep.units import format_bytes, parse_seconds
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch_once

@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 from skep.bench.clocks import disagreements
+from skep.bench.records import Energy, LevelSummary, RepeatSummary
 from skep.bench.tokens import delivered, gaps_ms, plateau_tok_s, tpot_ms
-from skep.records import Energy, Interval, LevelSummary, Percentiles, RepeatSummary, Request
 from skep.stats.intervals import runs_interval
-from skep.stats.percentiles import percentiles
+from skep.stats.percentiles import Percentiles, percentiles
+from skep.store.records import Request
+from skep.units import Interval
 
 Key = tuple[int, int]  # a level and which of its runs
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skep.bench.limits import Limits
 from skep.errors import SkepError, UserError, WeightsError
 from skep.planner.candidates import ENGINES, Goal, Pins
 from skep.planner.choice import Choice, Plan, choose, fits_nowhere
@@ -19,6 +18,7 @@ from skep.planner.quants import QUANTS, Quant, find_kv, find_quant
 from skep.planner.ranking import BasisOf, published_basis
 from skep.planner.rig_words import Found, find_rig, parse_spec
 from skep.planner.setup import Speculation
+from skep.stats.slo import Limits
 
 if TYPE_CHECKING:
     from skep.catalog.geometry import Geometry

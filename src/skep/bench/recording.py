@@ -12,9 +12,10 @@ from typing import Any, Self
 
 from skep import __version__
 from skep.bench.endpoint import Endpoint
+from skep.catalog.machine import HostFacts
 from skep.host.facts import host_json
-from skep.records import HostFacts, Request
 from skep.store.database import Store
+from skep.store.records import Request
 from skep.store.rows import ClientSample, LevelFact
 
 FLUSH_EVERY_S = 0.5

@@ -12,7 +12,7 @@ from typing import Any
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.reading import Reading
-from skep.records import EngineTimings, Request
+from skep.store.records import EngineTimings, Request
 from skep.store.rows import storable
 from skep.wire.client import Call, Pool
 

@@ -14,6 +14,7 @@ from typing import Any
 from skep import __version__
 from skep.catalog.devices import Device
 from skep.catalog.geometry import Geometry
+from skep.catalog.machine import HostFacts
 from skep.host.facts import host_json, lasting_json
 from skep.planner.calibration import Fitted, Measured, Seen, fit, foresight
 from skep.planner.constants import Constants, published_constants
@@ -21,10 +22,9 @@ from skep.planner.quants import KvType, Quant
 from skep.planner.ranking import Basis, BasisOf
 from skep.planner.setup import Layout, Link, Rig, Setup, Speculation
 from skep.planner.step import Tuning
-from skep.records import HostFacts, Interval
 from skep.store.calibrations import Calibration
 from skep.store.database import Store, open_store
-from skep.units import GIB, format_seconds
+from skep.units import GIB, Interval, format_seconds
 
 _SOFTWARE = ("os", "python", "driver_version", "cuda_version")  # an update is no other machine
 

@@ -10,12 +10,15 @@ from typing import Any
 
 from skep.bench.client_health import limit_reason
 from skep.bench.counters import MEANS
-from skep.bench.limits import Limits, promise_of
+from skep.bench.limits import promise_of
 from skep.bench.metrics import Key, by_repeat, classes_of, levels_of, repeat_of
-from skep.records import Energy, Interval, LevelSummary, Promise, Request, Speedup, SweepSummary
+from skep.bench.records import Energy, LevelSummary, Promise, Speedup, SweepSummary
 from skep.stats.intervals import ratio_of_medians_interval
+from skep.stats.slo import Limits
 from skep.stats.turning import LevelPoint, find_turning
+from skep.store.records import Request
 from skep.store.rows import ClientSample, LevelFact
+from skep.units import Interval
 
 SAME_LENGTH = 0.05  # prompts whose mean lengths differ by no more are the same work
 

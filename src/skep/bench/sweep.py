@@ -18,18 +18,20 @@ from dataclasses import asdict, dataclass, field
 from skep.bench.course import Course, course_of
 from skep.bench.driver import Driver, Meter
 from skep.bench.endpoint import Endpoint
-from skep.bench.limits import Limits
 from skep.bench.metrics import repeat_of
 from skep.bench.pace import Pace
 from skep.bench.recording import Identity, Recording
+from skep.bench.records import SweepSummary
 from skep.bench.strands import Span
 from skep.bench.summary import summarise
 from skep.bench.tasks import Shape, TaskMaker, Workload, talk_strand
 from skep.bench.warming import warm_up
+from skep.catalog.machine import HostFacts
 from skep.host.facts import lasting_json
-from skep.records import HostFacts, Request, SweepSummary
 from skep.stats.precision import Goal
+from skep.stats.slo import Limits
 from skep.store.database import Store
+from skep.store.records import Request
 from skep.workload.fingerprint import workload_fingerprint
 
 TICK_S = 0.25

@@ -19,14 +19,16 @@ from skep.bench.driver import Driver, Meter
 from skep.bench.endpoint import Endpoint
 from skep.bench.pace import Pace
 from skep.bench.recording import Identity, Recording
+from skep.bench.records import SweepSummary
 from skep.bench.request import Task
 from skep.bench.strands import Again, Span, Strand, again_of
 from skep.bench.summary import summarise
 from skep.bench.sweep import TICK_S, OnProgress, Progress
 from skep.bench.tasks import TaskMaker
+from skep.catalog.machine import HostFacts
 from skep.errors import EndpointError, UserError
-from skep.records import HostFacts, Request, SweepSummary
 from skep.store.database import Store
+from skep.store.records import Request
 from skep.workload.arrivals import parse_arrivals
 from skep.workload.calibration import Calibration
 from skep.workload.conversations import Script, conversations

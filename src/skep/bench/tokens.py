@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 
-from skep.records import Request
+from skep.store.records import Request
 
 FULL = 0.95  # of C in flight: the plateau
 CHANGING_S = 0.005  # between the end of one request and the start of the next, the level counts as full

@@ -9,8 +9,8 @@ from skep.bench.driver import Driver
 from skep.bench.loads import OnRow
 from skep.bench.tasks import TaskMaker
 from skep.errors import EndpointError
-from skep.records import Request
 from skep.stats.precision import Settling
+from skep.store.records import Request
 
 WARM_UP_TOKENS = 16
 WARM_UP_BATCHES = 12

@@ -21,7 +21,7 @@ from skep.bench.client_health import ClientHealth, garbage_kept, watch_client
 from skep.bench.endpoint import Endpoint
 from skep.bench.request import Sender
 from skep.bench.strands import Span, Strand, beginning, carry
-from skep.records import Request
+from skep.store.records import Request
 from skep.wire.client import Pool
 
 LENGTH = struct.Struct(">I")

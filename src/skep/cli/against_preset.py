@@ -21,8 +21,8 @@ from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.places import LOOPBACK, user_paths
 from skep.presetfile import preset, presets_folder
-from skep.records import Run
 from skep.report.levels import range_text
+from skep.store.records import Run
 from skep.wire.heads import parse_url
 
 

@@ -13,6 +13,7 @@ import typer
 
 from skep.bench.calibrating import calibrate_on
 from skep.bench.endpoint import Endpoint
+from skep.bench.records import SweepSummary
 from skep.bench.tasks import TaskMaker, Workload
 from skep.bench.timed import Part, TimedPlan, classes_part, open_part, replay_part, run_timed
 from skep.cli import bench_common as of
@@ -25,7 +26,6 @@ from skep.cli.sweep import fail_for, sweep_json
 from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.places import user_paths
-from skep.records import SweepSummary
 from skep.store.database import open_store
 from skep.workload.arrivals import parse_arrivals
 from skep.workload.calibration import Calibration

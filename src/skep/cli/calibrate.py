@@ -24,6 +24,7 @@ from skep.bench.stored_tuning import (
     rig_of,
     setup_of,
 )
+from skep.catalog.machine import HostFacts
 from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable
 from skep.cli import bench_common as of
@@ -42,7 +43,6 @@ from skep.planner.memory_facts import has_pool
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.rig_words import Found, parse_rig, rig_of_host
 from skep.planner.setup import Layout, Rig, Setup
-from skep.records import HostFacts
 from skep.store.calibrations import Calibration
 from skep.store.database import Store, open_store
 from skep.store.ids import new_suffix

@@ -15,12 +15,12 @@ from skep.places import user_paths
 from skep.settings import Serve, default_context
 
 if TYPE_CHECKING:
+    from skep.catalog.machine import HostFacts
     from skep.catalog.options import Options
     from skep.catalog.presets import Preset
     from skep.planner.choice import Plan
     from skep.planner.ranking import Predicted
     from skep.planner.rig_words import Found
-    from skep.records import HostFacts
 
 ENGINES = ("embedded", "llamacpp", "ollama", "sglang", "vllm")
 FOR_PLANS = ("vllm", "sglang", "llamacpp")

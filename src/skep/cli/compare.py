@@ -13,6 +13,7 @@ from skep.bench.ab import Duel, run_ab
 from skep.bench.compare import Side, compare, is_higher_better, loss, regressions
 from skep.bench.loaded import JUDGED, OF_A_TUNING, TIMED, load_run
 from skep.bench.matrix import Cell, Config, parse_matrix, run_matrix
+from skep.bench.records import Comparison, SweepSummary
 from skep.bench.sweep import Progress, SweepPlan, run_sweep
 from skep.bench.tasks import Workload
 from skep.cli.bench_common import (
@@ -32,7 +33,6 @@ from skep.cli.sweep import levels_of, share_of, sweep_json
 from skep.errors import EngineError, Regression, UserError
 from skep.host.facts import read_host
 from skep.places import user_paths
-from skep.records import Comparison, Judgement, Run, RunState, SweepSummary
 from skep.report.tables import (
     Entry,
     Table,
@@ -45,7 +45,9 @@ from skep.report.tables import (
     shown,
     speedup_table,
 )
+from skep.stats.versus import Judgement
 from skep.store.database import Store, open_store
+from skep.store.records import Run, RunState
 
 WORKLOAD = (
     "shape", "size", "prompt_tokens", "max_tokens", "fixed_output", "temperature", "turns", "think_s", "tasks", "rates",

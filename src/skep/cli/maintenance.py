@@ -26,15 +26,15 @@ from skep.cli.sweep import measure_endpoint
 from skep.engines.base import engine_named
 from skep.engines.control import NotRunning, ask_down
 from skep.errors import SkepError, UserError
-from skep.host.checks import disk_finding, examine
+from skep.host.checks import Finding, Verdict, disk_finding, examine
 from skep.host.facts import host_json, read_host
 from skep.host.nvidia import read_nvidia
 from skep.places import Paths, user_paths
 from skep.quality.humaneval import WHEEL, fetch_humaneval, humaneval_at_hand
-from skep.records import Finding, Run, RunState, Verdict
 from skep.sandbox.detect import open_sandbox
 from skep.settings import EMBEDDED_MODEL, Gateway, Serve, Settings
 from skep.store.database import Store, open_store
+from skep.store.records import Run, RunState
 from skep.store.swarm import SwarmStore
 from skep.store.tunings import TuningState, TuningStore
 from skep.swarm.locks import as_it_stands, lock_path

@@ -22,8 +22,9 @@ from skep.report.mixed import spot_words, tables_of
 from skep.sandbox.detect import open_sandbox
 from skep.sandbox.runner import Sandbox
 from skep.store.database import Store, open_store
+from skep.store.quality_rows import Verdict
 from skep.units import parse_int_list
-from skep.verdicts import MixedSummary, Verdict
+from skep.verdicts import MixedSummary
 from skep.workload.coding_tasks import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE
 
 MOST_REPEATS = 1000

@@ -28,8 +28,9 @@ from skep.report.quality_words import claim_words, conclusion
 from skep.sandbox.detect import open_sandbox
 from skep.stats.noninferiority import Claim, items_needed
 from skep.store.database import open_store
+from skep.store.quality_rows import Outcome
 from skep.units import format_seconds
-from skep.verdicts import ArmFigures, LevelQuality, Outcome, QualitySummary
+from skep.verdicts import ArmFigures, LevelQuality, QualitySummary
 
 MOST_DRILLS = 2000  # made without being asked for so many
 MOST_ITEMS = 100_000

@@ -12,8 +12,8 @@ from typing import Any
 from skep.cli.output import note, print_json, print_table
 from skep.errors import UserError
 from skep.quality.drawing import run_page, run_picture, runs_page, runs_picture
-from skep.records import Run
 from skep.store.database import Store, open_store
+from skep.store.records import Run
 
 
 def print_runs(store_path: Path, limit: int, *, as_json: bool) -> None:

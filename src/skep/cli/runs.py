@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from skep.bench.loaded import JUDGED, TIMED, load_run
+from skep.bench.records import SweepSummary
 from skep.bench.tokens import tpot_ms
 from skep.cli import bench_common as of
 from skep.cli.bench import bench
@@ -21,8 +22,8 @@ from skep.cli.results import existing, write_whole
 from skep.cli.serve import JsonOption
 from skep.cli.sweep import sweep_json
 from skep.errors import UserError
-from skep.records import Request, Run, SweepSummary
-from skep.verdicts import Verdict
+from skep.store.quality_rows import Verdict
+from skep.store.records import Request, Run
 
 RunName = Annotated[str, typer.Argument(help="A run's id, the beginning of one, or `last` (`last~1`: the one before).")]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from skep.bench.energy import cost_per_million_tokens
+from skep.bench.records import Clock, LevelSummary, Promise, Speedup, SweepSummary
 from skep.cli.output import note, number, print_table
-from skep.records import Clock, LevelSummary, Promise, Speedup, SweepSummary, Turning
 from skep.report.checks import has_curve, left_out_sentences, unclear_words
 from skep.report.levels import runs_text, spread_text
+from skep.stats.turning import Turning
 from skep.units import format_seconds
 
 UNITS = {Clock.DECODE: "tok/s", Clock.FIRST_TOKEN: "ms", Clock.TOKENS: "tokens"}

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.limits import Limits
+from skep.bench.records import SweepSummary
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import Workload
 from skep.cli.bench_common import MAX_CONCURRENCY, Target, maker_for, meter_for, positive_seconds, run_measuring
@@ -18,9 +18,10 @@ from skep.cli.summaries import print_summary
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.places import user_paths
-from skep.records import Request, SweepSummary
 from skep.report.levels import runs_text
+from skep.stats.slo import Limits
 from skep.store.database import open_store
+from skep.store.records import Request
 from skep.units import format_seconds, parse_int_list
 
 MOST_TASKS = 100_000

@@ -16,6 +16,7 @@ from skep.bench.own_machine import own_basis
 from skep.bench.planning import Flags, ModelFound, engines_of, read_model
 from skep.bench.stored_tuning import calibrated_rig
 from skep.catalog.geometry import Geometry
+from skep.catalog.machine import HostFacts
 from skep.catalog.models import find_geometry
 from skep.catalog.needs import NO_CARDS
 from skep.catalog.presets import Preset
@@ -31,7 +32,6 @@ from skep.planner.ranking import Basis, published_basis
 from skep.planner.rig_words import Found, find_rig, rig_of_host
 from skep.planner.setup import Rig
 from skep.presetfile import find_preset, presets_folder
-from skep.records import HostFacts
 from skep.tuner.baselines import baseline_of, prepared
 from skep.tuner.knobs import Box, quant_of
 from skep.tunings import Aim

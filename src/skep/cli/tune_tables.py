@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 
 from skep.cli.output import number, print_table
 from skep.cli.swarm_words import one_line
-from skep.records import Interval
 from skep.report.tuning_words import (
     KEPT,
     accepted,
@@ -24,6 +23,7 @@ from skep.report.tuning_words import (
 from skep.tuner.predictions import FORESEEN
 from skep.tuner.verdicts import share_words
 from skep.tunings import FAILURES, Aim, Config, CurvePoint, Decision, Failure, Knob, Stage, Tuning, value_words
+from skep.units import Interval
 
 BAR, WHY_WIDTH, CHANGE_WIDTH = 40, 68, 44
 LADDER = ("STAGE", "CHANGE", "FIGURE", "95 %", "RATIO", "95 % OF RATIO", "FORESEEN", "TPOT", "TTFT", "DECISION", "WHY")

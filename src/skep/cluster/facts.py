@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from skep import __version__
+from skep.catalog.machine import Gpu
 from skep.cluster.values import NodeCard, NodeFacts
 from skep.engines.base import engine_named
 from skep.engines.installed import find_program, version_of
 from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.host.nvidia import GpuMemory, read_gpu_memory, read_nvidia, visible_gpus
-from skep.records import Gpu
 
 PROGRAMS = ("vllm", "sglang", "llamacpp", "ollama")
 WITHIN = ("fake", "simulated")  # part of skep

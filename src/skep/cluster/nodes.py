@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from skep.catalog.machine import Gpu, HostFacts
 from skep.cluster.values import Node, Survey, same_post
 from skep.engines.base import Launch, Place
-from skep.records import Gpu, HostFacts
 from skep.units import format_bytes
 
 SHOWN = 8  # nodes that an error lists

@@ -5,9 +5,28 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 
-from skep.records import Finding, Gpu, HostFacts, Verdict
+from skep.catalog.machine import Gpu, HostFacts
 from skep.units import GIB, format_bytes
+
+
+class Verdict(Enum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of `skep doctor`. `hint` says what to do; None when there is nothing to do."""
+
+    check: str
+    verdict: Verdict
+    detail: str
+    hint: str | None = None
+
 
 DRIVER_FOR_CUDA_12_9 = 575
 DRIVER_FOR_CUDA_13_0 = 580

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from skep.catalog.machine import HostFacts
 from skep.host.nvidia import NvidiaReport, read_nvidia
-from skep.records import HostFacts
 from skep.units import MIB
 
 FEATURES = (

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from skep.bench.records import LevelSummary
 from skep.engines.control import NotRunning
 from skep.errors import EndpointError, SkepError, UserError
 from skep.mcp_server.context import Place
@@ -28,8 +29,8 @@ from skep.mcp_server.schemas import (
     Planned,
     Status,
 )
-from skep.records import LevelSummary, Run, RunState
 from skep.store.database import Store
+from skep.store.records import Run, RunState
 from skep.swarm.locks import as_it_stands
 from skep.tasks import RunState as SwarmState
 from skep.wire.client import Pool, WireFailure

@@ -9,9 +9,8 @@ from datetime import tzinfo
 from skep.monitor import describe
 from skep.monitor.changes import interval_of
 from skep.monitor.history import read_window
-from skep.records import Judgement
 from skep.series import DAY_S, Event, EventKind, Heat, Metric, SeriesKey, Shape, Target
-from skep.stats.versus import Versus, versus
+from skep.stats.versus import Judgement, Versus, versus
 from skep.store.series import SeriesStore
 
 AROUND_S = 7 * DAY_S

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 
-from skep.records import Interval, Judgement
 from skep.series import DAY_S, HOUR_S, Change, Event, EventKind, Metric
 from skep.stats.rolling import WindowStats
-from skep.stats.versus import Versus
+from skep.stats.versus import Judgement, Versus
+from skep.units import Interval
 
 CAUSES = (EventKind.VERSION, EventKind.NOTE, EventKind.RESTART)  # what may have changed a figure
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")

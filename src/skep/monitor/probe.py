@@ -26,8 +26,8 @@ from skep.host.nvidia import NvidiaReport, read_nvidia
 from skep.host.power import open_meter
 from skep.monitor.probe_errors import Fault, ProbeFailed, fault_of, fault_of_row
 from skep.monitor.versions import BEGAN_AT, HERE, TOKENS_TOTAL, machine_of, read_versions
-from skep.records import Request
 from skep.series import PROBES_FLOW, Heat, Probe, ProbeOutcome, Sample, Shape, Target, TargetKind
+from skep.store.records import Request
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
 from skep.workload.calibration import Calibration, calibrate

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from skep.errors import EndpointError, SkepError, UserError
-from skep.records import Request
+from skep.store.records import Request
 from skep.wire.client import WireFailure
 
 LONGEST = 300

@@ -18,7 +18,7 @@ from skep.planner.forecast import Outcome
 from skep.planner.prospect import Prospect, prospect
 from skep.planner.setup import Load, Rig, Setup
 from skep.planner.step import UNTUNED, Tuning
-from skep.records import Interval
+from skep.units import Interval
 
 _LEAST, _MOST = 0.1, 10.0
 _USUAL = 1.0  # deviation of the factor on further sequences from machine to machine, before anything was measured

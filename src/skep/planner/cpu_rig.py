@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from skep.catalog.devices import Device, Origin
+from skep.catalog.machine import HostFacts
 from skep.planner.setup import Rig
-from skep.records import HostFacts
 from skep.units import GIB
 
 _CLOCK_GHZ = 3.0  # a guess: the clock under load is not known

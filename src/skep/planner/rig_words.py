@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from skep.catalog.devices import Device, Origin
 from skep.catalog.gpus import also_meant, device, devices, find_device
+from skep.catalog.machine import Gpu, HostFacts
 from skep.errors import UserError
 from skep.planner.links import PCIE_GBS, default_link, pcie_gbs
 from skep.planner.setup import Link, Rig
-from skep.records import Gpu, HostFacts
 from skep.units import GIB, parse_bytes
 
 MOST_CARDS = 64

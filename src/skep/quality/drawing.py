@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from skep.bench.loaded import JUDGED, MIXED, QUALITY, TIMED, check_drawn_together, load_run, nothing_measured
+from skep.bench.records import SweepSummary
 from skep.errors import UserError
-from skep.records import Request, Run, RunState, SweepSummary
 from skep.report.figures import public_name
 from skep.store.database import Store
-from skep.verdicts import MixedSummary, QualitySummary, Verdict
+from skep.store.quality_rows import Verdict
+from skep.store.records import Request, Run, RunState
+from skep.verdicts import MixedSummary, QualitySummary
 
 _HIDDEN = object()
 # Names under which skep, an engine or a driver writes words of its own.

@@ -19,10 +19,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from skep.errors import SkepError, UserError, first_of
-from skep.records import Request
 from skep.sandbox.runner import Sandbox
 from skep.sandbox.script import Ending, Limits, Result, Script
-from skep.verdicts import Check, Outcome, Verdict
+from skep.store.quality_rows import Check, Outcome, Verdict
+from skep.store.records import Request
 from skep.workload.extraction import python_blocks, spoken
 from skep.workload.items import EXECUTED, READ, Item
 from skep.workload.reading_checks import LONGEST_READ, keyword_check, read_check

@@ -17,9 +17,10 @@ from dataclasses import replace
 from math import comb
 from statistics import median
 
-from skep.records import Request
+from skep.store.quality_rows import Outcome, Verdict
+from skep.store.records import Request
 from skep.units import format_seconds
-from skep.verdicts import Advice, Axis, MixedLevel, MixedSummary, Outcome, PassLoss, TaskFigures, Verdict
+from skep.verdicts import Advice, Axis, MixedLevel, MixedSummary, PassLoss, TaskFigures
 from skep.workload.coding_tasks import AXES, LEVEL_NAMES, PRIMARY, SIDE, TITLES, AxisRule
 
 PRIMARY_TRAFFIC = "primary"

@@ -15,7 +15,7 @@ from skep.bench.pace import Pace
 from skep.bench.recording import Recording
 from skep.bench.tasks import TaskMaker, Workload
 from skep.errors import EndpointError
-from skep.records import Request
+from skep.store.records import Request
 
 TICK_S = 0.25
 WARM_UP_TOKENS = 16

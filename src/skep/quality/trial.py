@@ -21,18 +21,20 @@ from skep.bench.driver import Meter
 from skep.bench.endpoint import Endpoint
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Task
+from skep.catalog.machine import HostFacts
 from skep.errors import EndpointError, UserError
 from skep.host.facts import lasting_json
 from skep.quality.judging import Answered
 from skep.quality.shell import OnProgress, RunShell, TrialProgress
 from skep.quality.trial_figures import CUT_SHORT, PAIRED_WITH, WHOLE_BLOCK, quality_summary
 from skep.quality.trial_plan import BASE, LOAD, Cold, Pass, Passes, TrialPlan, blocks_of, order_of
-from skep.records import HostFacts, Request
 from skep.stats.noninferiority import Claim
 from skep.store.database import Store
+from skep.store.quality_rows import Verdict
+from skep.store.records import Request
 from skep.store.rows import LevelFact
 from skep.units import format_seconds
-from skep.verdicts import QualitySummary, Verdict
+from skep.verdicts import QualitySummary
 from skep.workload.items import Item, item_json
 
 

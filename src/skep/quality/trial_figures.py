@@ -14,7 +14,6 @@ from typing import Any
 
 from skep.bench.metrics import ttft_values
 from skep.quality.trial_plan import AGAIN, BASE
-from skep.records import Request, Run, RunState
 from skep.stats.noninferiority import (
     ASSUMED_DISCORDANCE,
     Claim,
@@ -24,8 +23,10 @@ from skep.stats.noninferiority import (
     paired_difference,
 )
 from skep.stats.percentiles import percentiles
+from skep.store.quality_rows import Outcome, Verdict
+from skep.store.records import Request, Run, RunState
 from skep.store.rows import LevelFact
-from skep.verdicts import ArmFigures, LevelQuality, Outcome, QualitySummary, Verdict
+from skep.verdicts import ArmFigures, LevelQuality, QualitySummary
 from skep.workload.items import Item
 
 POWER = 0.95  # of a number of items that is called enough: 19 of 20 trials show what holds

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skep.records import LevelSummary, Percentiles, Speedup, SweepSummary, Turning
+from skep.bench.records import LevelSummary, Speedup, SweepSummary
 from skep.report import theme
 from skep.report.figures import known, milliseconds, number, percent, seconds, times
+from skep.stats.percentiles import Percentiles
+from skep.stats.turning import Turning
 
 Spec = dict[str, Any]
 

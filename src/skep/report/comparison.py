@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skep.records import Comparison, Judgement, LevelSummary, Run, SweepSummary
+from skep.bench.records import Comparison, LevelSummary, SweepSummary
 from skep.report import theme
 from skep.report.charts import (
     Spec,
@@ -42,6 +42,8 @@ from skep.report.style import document, mark
 from skep.report.svg import chart_figure, standalone
 from skep.report.sweep import incomplete
 from skep.report.tables import Entry, effective_table, shown
+from skep.stats.versus import Judgement
+from skep.store.records import Run
 
 MOST_RUNS = len(theme.SERIES)
 _DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3), (9, 3, 2, 3))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from skep.records import Run, SweepSummary
+from skep.bench.records import SweepSummary
 from skep.report import theme
 from skep.report.charts import Spec, label, layer
 from skep.report.comparison import Series, comparison_banners, series_of
@@ -30,7 +30,9 @@ from skep.report.markup import Markup, banner, join, section, table, tag, text, 
 from skep.report.style import document, mark
 from skep.report.svg import picture, standalone
 from skep.report.sweep import heading, incomplete, provenance
-from skep.verdicts import MixedLevel, MixedSummary, TaskFigures, Verdict
+from skep.store.quality_rows import Verdict
+from skep.store.records import Run
+from skep.verdicts import MixedLevel, MixedSummary, TaskFigures
 
 Entries = Sequence[tuple[Run, MixedSummary]]
 Row = tuple[str, ...]

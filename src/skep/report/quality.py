@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import wrap
 
-from skep.records import Run
 from skep.report import theme
 from skep.report.charts import Curve, Spec, halo, label, layer, line, point, quantity, rule, sized, time_chart
 from skep.report.figures import (
@@ -30,7 +29,9 @@ from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.sweep import heading, incomplete, provenance
 from skep.stats.noninferiority import Claim, PairedDifference
-from skep.verdicts import ArmFigures, LevelQuality, Outcome, QualitySummary
+from skep.store.quality_rows import Outcome
+from skep.store.records import Run
+from skep.verdicts import ArmFigures, LevelQuality, QualitySummary
 
 # Shape beside colour: a filled circle holds, a hollow square is not shown, a filled triangle points down at a loss.
 _LOOKS = {

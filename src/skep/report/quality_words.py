@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from skep.stats.noninferiority import Claim
-from skep.verdicts import LevelQuality, Outcome, QualitySummary
+from skep.store.quality_rows import Outcome
+from skep.verdicts import LevelQuality, QualitySummary
 
 
 def points(share: float, digits: int = 1) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from skep.records import Energy, Percentiles
+from skep.bench.records import Energy
+from skep.stats.percentiles import Percentiles
 from skep.tasks import Attempt, Result, RunState, SwarmRun
 
 

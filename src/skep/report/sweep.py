@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skep.records import LevelSummary, Request, Run, RunState, Speedup, SweepSummary
+from skep.bench.records import LevelSummary, Speedup, SweepSummary
 from skep.report import charts, theme
 from skep.report.charts import Spec, by_wall, sized, walls
 from skep.report.checks import check_list, clock_section
@@ -32,6 +32,7 @@ from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.terms import terms
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
+from skep.store.records import Request, Run, RunState
 
 NO_GAIN = 1.05
 

@@ -11,9 +11,10 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from skep.bench.records import Energy, LevelSummary, SweepSummary
 from skep.errors import UserError
-from skep.records import Energy, LevelSummary, Percentiles, SweepSummary
 from skep.report.figures import UNKNOWN, known, number, percent, printable
+from skep.stats.percentiles import Percentiles
 
 Cell = str | int | float | None
 Figure = Callable[[LevelSummary], Cell]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skep.records import LevelSummary, Percentiles, Request, Run, SweepSummary
+from skep.bench.records import LevelSummary, SweepSummary
 from skep.report.checks import clock_section, left_out_sentences, listed
 from skep.report.figures import milliseconds, moment, number, percent, public_url
 from skep.report.levels import energy_table, failure_table
@@ -17,6 +17,8 @@ from skep.report.svg import picture
 from skep.report.sweep import heading, provenance, run_banners
 from skep.report.terms import terms
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
+from skep.stats.percentiles import Percentiles
+from skep.store.records import Request, Run
 
 TITLES = {"open": "arrivals at a rate", "classes": "a mix of traffic", "replay": "a recorded trace"}
 _COLUMNS = (

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skep.records import LevelSummary, Request
+from skep.bench.records import LevelSummary
 from skep.report import theme
 from skep.report.charts import Spec, layer, quantity
 from skep.report.figures import known
+from skep.store.records import Request
 
 MOST_BARS = 120
 _BAR_PX = 13

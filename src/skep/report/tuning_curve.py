@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skep.records import Interval
 from skep.report import theme
 from skep.report.charts import (
     Curve,
@@ -29,6 +28,7 @@ from skep.report.levels import interval_text
 from skep.report.markup import Markup, table, tag, text
 from skep.report.tuning_words import KEPT, best_of, config_name, given_up, ratio_words, unit_of
 from skep.tunings import Config, CurvePoint, Decision, Stage, Tuning
+from skep.units import Interval
 
 _TALLEST = 1.6  # of the largest figure: the interval of two repeats may be of any width
 _LOOKS = (

@@ -10,9 +10,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from skep.records import Interval
 from skep.report.figures import UNKNOWN, known, number, public_name
 from skep.tunings import FAILURES, Config, Decision, Stage, Tuning
+from skep.units import Interval
 
 UNITS = {"effective_tok_s": "tok/s", "task_tok_s": "tok/s for each agent", "tok_per_joule": "tok/J"}
 KEPT = (Decision.BASELINE, Decision.ACCEPTED)

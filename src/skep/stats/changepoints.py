@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul, sub
 
-from skep.records import Interval
 from skep.stats.percentiles import median
 from skep.stats.versus import ratio_of_medians, slowness
+from skep.units import Interval
 
 FEWEST = 24  # values before anything is said
 SHORTEST = 6  # values of a level: fewer are outliers

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean, variance
 
-from skep.records import Interval
 from skep.stats.percentiles import median, percentile
 from skep.stats.student import t_quantile
+from skep.units import Interval
 
 RESAMPLES = 2000
 FEWEST_RUNS = 3  # of a level, for an interval over them

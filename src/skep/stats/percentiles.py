@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from skep.records import Percentiles
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    p50: float
+    p95: float
+    p99: float
+    mean: float
 
 
 def percentile(values: Iterable[float], q: float) -> float:

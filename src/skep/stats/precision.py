@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, stdev
 
-from skep.records import Interval
 from skep.stats.intervals import mean_t_interval
 from skep.stats.percentiles import mad, median
 from skep.stats.student import t_quantile
+from skep.units import Interval
 
 
 @dataclass(frozen=True, slots=True)

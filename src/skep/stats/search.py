@@ -15,8 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
-from skep.records import Turning
-from skep.stats.turning import MARGIN, Curve, LevelPoint, Place, Side, estimate_turning
+from skep.stats.turning import MARGIN, Curve, LevelPoint, Place, Side, Turning, estimate_turning
 
 RUNS_A_HALVING = 3  # a new level and the repeats that make its side clear; for the estimate of what is to come
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean
 
-from skep.records import Interval
 from skep.stats.percentiles import median
 from skep.stats.student import t_quantile
+from skep.units import Interval
 
 READING, START = 0.03, 0.012  # spreads taken for granted until there are figures
 _GUESS_READING, _GUESS_START = 6.0, 2.0  # as many values as these guesses are worth

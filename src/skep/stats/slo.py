@@ -14,7 +14,62 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from skep.errors import UserError
 from skep.stats.percentiles import median
+from skep.units import parse_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most so many milliseconds in so many of a hundred requests."""
+
+    name: str  # "ttft" | "tpot" | "total"
+    ms: float
+    percent: float = 95.0
+
+    def __str__(self) -> str:
+        return f"{self.name}_p{self.percent:g}={format(self.ms, 'f').rstrip('0').rstrip('.')}ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What users are promised. Failed requests keep no promise: more than five in a hundred break it as well."""
+
+    limits: tuple[Limit, ...]
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.limits))
+
+    @classmethod
+    def parse(cls, text: str) -> Limits:
+        """ "ttft=1s,tpot=50ms" or "ttft_p99=2s"."""
+        return cls(tuple(_limit(part.strip(), text) for part in text.split(",") if part.strip()) or _none(text))
+
+
+KINDS = ("ttft", "tpot", "total")
+
+
+_HINT = "write it as --slo ttft=1s,tpot=50ms; the names are ttft, tpot and total, with _p50, _p90, _p95 or _p99"
+
+
+def _limit(part: str, text: str) -> Limit:
+    name, equals, value = part.partition("=")
+    kind, _, tail = name.strip().lower().partition("_p")
+    try:
+        percent = float(tail) if tail else 95.0
+    except ValueError:
+        percent = -1.0
+    if not equals or kind not in KINDS or not 0 < percent < 100:
+        raise UserError(f"--slo `{text}` has no limit that is known in `{part}`", hint=_HINT)
+    seconds = parse_seconds(value)
+    if seconds <= 0:
+        raise UserError(f"--slo `{part}` cannot be met", hint=_HINT)
+    return Limit(kind, seconds * 1000, percent)
+
+
+def _none(text: str) -> tuple[Limit, ...]:
+    raise UserError(f"--slo `{text}` names no limit", hint=_HINT)
+
 
 NEAR = 0.1
 NEAR_ENOUGH_TO_LOOK_BEYOND = 2.0

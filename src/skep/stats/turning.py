@@ -14,9 +14,22 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import fmean
 
-from skep.records import Turning
 from skep.stats.intervals import WIDEST
 from skep.stats.student import t_quantile
+
+
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """Where a curve of effective tok/s against C turns. Each bracket holds the point with the confidence given."""
+
+    knee: int | None  # the smallest measured C from which on nothing is gained; None: it still grows, or not known
+    knee_bracket: tuple[int, int] | None  # it lies in (low, high]; low is 0 where the first level is the knee
+    cliff: int | None  # the last measured C before it falls; None: it does not, or not known
+    cliff_bracket: tuple[int, int] | None  # it falls between the two
+    drop_pct: float | None  # from the best level to the lowest beyond the cliff
+    sure: bool  # nothing is left open by the spread of the runs
+    unclear: tuple[int, ...] = ()  # levels that their runs do not tell apart; () and not sure: no level was run twice
+
 
 MARGIN = 0.05
 TAILS = 0.10  # of both sides together: one-sided questions are answered at 95 %

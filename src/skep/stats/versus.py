@@ -9,14 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
 from statistics import NormalDist
 
-from skep.records import Interval, Judgement
 from skep.stats.intervals import Shift, logs, mean_shift, paired_logs
 from skep.stats.percentiles import median
 from skep.stats.rolling import WindowStats, window_stats
 from skep.stats.student import t_quantile
+from skep.units import Interval
+
+
+class Judgement(Enum):
+    BETTER = "better"
+    WORSE = "worse"
+    SAME = "not distinguishable"
+    UNKNOWN = "not comparable"
+
 
 INDIFFERENT = 0.005  # a smaller difference is not told, however sure it is
 _SLOWEST = 0.9  # of the correlation with the value before, beyond which the formula below says nothing

@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from skep.errors import StoreError, UserError
-from skep.records import GatewayRequest, Request, Run, RunState
 from skep.store.calibrations import (
     CALIBRATIONS,
     INSERT_CALIBRATION,
@@ -32,7 +31,8 @@ from skep.store.connection import connect
 from skep.store.copies import copy_database
 from skep.store.faults import translated
 from skep.store.ids import ID_ATTEMPTS, new_suffix, time_stamp
-from skep.store.quality_rows import INSERT_ITEM, INSERT_VERDICT, item_row, verdict_of, verdict_row
+from skep.store.quality_rows import INSERT_ITEM, INSERT_VERDICT, Verdict, item_row, verdict_of, verdict_row
+from skep.store.records import GatewayRequest, Request, Run, RunState
 from skep.store.rows import (
     GATEWAY_COLUMNS,
     GATEWAY_ROWS_AT_ONCE,
@@ -51,7 +51,6 @@ from skep.store.rows import (
     storable,
 )
 from skep.store.writers import this_process
-from skep.verdicts import Verdict
 from skep.workload.items import Item, item_from_json
 
 _RUNS = """

@@ -3,12 +3,62 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from enum import Enum
 from sqlite3 import Row
 from typing import Any
 
 from skep.store.rows import json_text, storable
-from skep.verdicts import Check, Outcome, Verdict
 from skep.workload.items import Item, item_json
+
+
+class Outcome(Enum):
+    """Everything but PASSED counts as a failure, and each is shown apart."""
+
+    PASSED = "passed"
+    WRONG = "wrong"  # it was run or read, and is not what was asked for
+    BROKEN = "broken"  # code that does not compile, or raises before it can be tried
+    NO_ANSWER = "no answer"  # nothing to judge: no code, no value, or nothing but reasoning
+    EXCEEDED = "exceeded"  # code over the sandbox's limits of time, memory, processes or output
+    TRUNCATED = "truncated"  # the answer ended at the token limit
+    TIMED_OUT = "timed out"  # the request
+    FAILED = "failed"  # the request, by an error of the server or the connection
+
+    @property
+    def passed(self) -> bool:
+        return self is Outcome.PASSED
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at: `POST /users answers 201`."""
+
+    name: str
+    passed: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one request. `keywords`: what a search for words would have said; None: the item has none."""
+
+    level: int
+    repeat: int
+    index: int
+    item: str
+    outcome: Outcome
+    detail: str = ""  # one line: why
+    checks: tuple[Check, ...] = ()
+    keywords: bool | None = None
+    keywords_missing: tuple[str, ...] = ()
+    checker: str = ""  # its kind and version: "python/2"
+    sandbox: str | None = None  # "bubblewrap"; older runs also "namespaces"; None: nothing was run
+    seconds: float | None = None  # of judging
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome.passed
+
 
 _VERDICTS = """
 CREATE TABLE verdicts (

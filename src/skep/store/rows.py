@@ -12,7 +12,7 @@ from sqlite3 import Row
 from typing import Any
 
 from skep.errors import StoreError
-from skep.records import EngineTimings, GatewayRequest, Request, Run, RunState
+from skep.store.records import EngineTimings, GatewayRequest, Request, Run, RunState
 from skep.store.writers import Writer, is_alive
 
 

@@ -17,10 +17,10 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from skep.errors import StoreError
-from skep.records import Interval
 from skep.store.rows import insert, storable
 from skep.store.writers import Writer, is_alive
 from skep.tunings import Stage, Tuning
+from skep.units import Interval
 
 TuningOutcome = Literal["done", "stopped", "failed"]
 AnswerKind = Literal["round", "judged", "curve"]

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from skep.errors import StoreError
-from skep.records import Interval
 from skep.report.tuning_words import baseline_of, best_of, total_gain
 from skep.store.tunings_rows import AnswerKind, KeptAnswer, TuningState, packed, unpacked
 from skep.tuner.ports import Answer, Curve, Errand, Judge, Measure
 from skep.tunings import Config, Curved, CurvePoint, Decision, Failure, Judged, Round, Stage, Tuning, Value
+from skep.units import Interval
 
 _KINDS: Mapping[type, AnswerKind] = {Round: "round", Judged: "judged", Curved: "curve"}
 _ERRANDS: Mapping[str, type[Errand]] = {"round": Measure, "judged": Judge, "curve": Curve}

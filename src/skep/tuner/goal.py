@@ -6,9 +6,9 @@ import math
 import re
 from difflib import get_close_matches
 
-from skep.bench.limits import Limits
 from skep.catalog.names import did_you_mean
 from skep.errors import UserError
+from skep.stats.slo import Limits
 from skep.tunings import METRICS, Aim
 
 MOST_AGENTS = 4096

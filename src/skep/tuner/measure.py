@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from skep.bench.calibrating import calibrate_on
 from skep.bench.driver import Driver, Meter
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.limits import TOLERATED_FAILURES, Limits
+from skep.bench.limits import TOLERATED_FAILURES, worst_share
 from skep.bench.metrics import repeat_of, task_tok_s, tpot_values, ttft_values
 from skep.bench.pace import Pace
 from skep.bench.recording import Identity, Recording
@@ -27,11 +27,13 @@ from skep.bench.request import Task
 from skep.bench.sweep import SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker, Workload
 from skep.bench.warming import warm_up
+from skep.catalog.machine import HostFacts
 from skep.catalog.presets import Preset
 from skep.errors import EndpointError, UserError, first_of
-from skep.records import HostFacts, Request
 from skep.stats.intervals import mean_t_interval
+from skep.stats.slo import Limits
 from skep.store.database import Store
+from skep.store.records import Request
 from skep.tuner.house import DidNotStart, House, Served, of_these_knobs
 from skep.tuner.ports import BenchProgress, Curve, Judge, Measure, OnProgress
 from skep.tuner.quality_check import Guard, Sheet
@@ -58,7 +60,7 @@ def reading_of(
         requests=len(rows),
         failed=sum(not row.ok for row in rows),
         limited=limited,
-        over_limit=slo.share(rows) if slo is not None else 0.0,
+        over_limit=worst_share(slo, rows) if slo is not None else 0.0,
         tok_per_joule=per_joule,
     )
 

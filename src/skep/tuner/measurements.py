@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from skep.records import Interval
 from skep.stats.percentiles import median
 from skep.stats.sequential import Noise, mean_of_starts
 from skep.tuner.failures import Suspicion, hopeless, is_of_memory
 from skep.tuner.ports import Terrain
 from skep.tuner.surrogate import Belief, Surrogate
 from skep.tunings import Config, Failure, Reading, Round, Sitting, Value
+from skep.units import Interval
 
 _TOO_LATE = 10.0  # how heavily a broken promise weighs, in logarithms
 _HOPELESSLY_LATE = 5.0

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skep.records import Interval
 from skep.stats.sequential import Contest, Verdict
 from skep.tuner.candidates import READY, Chooser, Move, Moves
 from skep.tuner.failures import remedied
@@ -23,6 +22,7 @@ from skep.tuner.time_budget import CURVE_SHARE, TimeBudget, curve_levels
 from skep.tuner.trial import STARTS, Trial
 from skep.tuner.verdicts import Evidence, failure_words, limit_words, speed_words, stage_of
 from skep.tunings import Aim, Config, Curved, Decision, Failure, Judged, Round, Sitting, Stage
+from skep.units import Interval
 
 SCREENED = 3  # readings of a start that only sorts
 MOST_ALARMS = 2  # failures of what was accepted, before one goes back

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
 
-from skep.records import Interval
 from skep.tuner.ports import BenchProgress, Curve, Judge, Measure, OnProgress
 from skep.tunings import Config, Curved, CurvePoint, Failure, Judged, Reading, Round, Sitting
+from skep.units import Interval
 
 START_DEADLINE_S = 600.0  # a hang costs all of it
 STOP_S = 3.0

@@ -6,10 +6,10 @@ tuner grants the planner's arithmetic: what is over by a little is tried, and fa
 
 from __future__ import annotations
 
-from skep.bench.limits import Limits
 from skep.planner.candidates import sizing_card
 from skep.planner.fitting_in import fits
 from skep.planner.forecast import Outcome
+from skep.stats.slo import Limits
 from skep.tuner.predictions import Foresight, rig_of
 from skep.tuner.reading_size import tasks_for
 from skep.tunings import Config, Failure, Reading

@@ -6,12 +6,12 @@ two that break them, the one that is nearer wins. What is shown as a ratio is al
 
 from __future__ import annotations
 
-from skep.records import Interval
 from skep.stats.sequential import Contest, Noise, Verdict
 from skep.tuner.candidates import Grain, Move
 from skep.tuner.measurements import nearness, over_limit, paired, speed
 from skep.tuner.verdicts import Evidence
 from skep.tunings import Config, Sitting
+from skep.units import Interval
 
 STARTS = 2  # of either side, before anything is accepted or nothing could be read
 _FAR = 1.1  # times a limit: clear after one start

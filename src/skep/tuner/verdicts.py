@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from skep.records import Interval
 from skep.stats.sequential import Verdict
 from skep.tuner.measurements import over_limit, typical
 from skep.tunings import FAILURES, Change, Config, Decision, Failure, Sitting, Stage
+from skep.units import Interval
 
 
 @dataclass(frozen=True, slots=True)

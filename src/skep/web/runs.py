@@ -16,11 +16,11 @@ from starlette.routing import BaseRoute, Route
 from skep.bench.loaded import JUDGED, load_run
 from skep.errors import UserError
 from skep.quality.drawing import bare_rows, without_texts
-from skep.records import Request as StoredRequest
-from skep.records import Run, RunState
 from skep.report.figures import UNKNOWN, milliseconds, moment, number, shortened
 from skep.report.markup import Markup, banner, card, join, section, table, tag, text
 from skep.store.database import Store
+from skep.store.records import Request as StoredRequest
+from skep.store.records import Run, RunState
 from skep.web.context import Site
 from skep.web.layout import downloads, page
 from skep.web.pictures import MOST_COMPARED, Pictures, fetched, report_parts, svg_answer

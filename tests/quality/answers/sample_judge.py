@@ -6,8 +6,8 @@ from pathlib import Path
 from answers.sample_tasks import ITEMS
 
 from skep.quality.judging import Answered, Judge
-from skep.records import Request
 from skep.sandbox.detect import open_sandbox
+from skep.store.records import Request
 
 FOLDER = Path(__file__).parent
 

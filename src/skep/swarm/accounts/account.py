@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from skep.bench.energy import JOULES_PER_KWH
-from skep.records import Energy, Percentiles
+from skep.bench.records import Energy
 from skep.report.swarm_story import (
     Account,
     AgentRow,
@@ -24,7 +24,7 @@ from skep.report.swarm_story import (
     SwarmStory,
     task_seconds,
 )
-from skep.stats.percentiles import median, percentiles
+from skep.stats.percentiles import Percentiles, median, percentiles
 from skep.store.swarm import SwarmStore
 from skep.swarm.accounts.times import (
     Fact,

@@ -1,0 +1,124 @@
+"""What the store keeps of a run: the run, its requests, and the gateway's requests.
+
+`None` means unknown, never zero. Times ending in `_s` inside a request are seconds since its run began, on one
+monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class RunState(Enum):
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    INCOMPLETE = "incomplete"  # the writer vanished before it could say how the run ended
+
+    @property
+    def is_final(self) -> bool:
+        return self is not RunState.RUNNING
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One benchmark run as stored. `config`, `host` and `engine` are JSON objects, kept as they were."""
+
+    id: str
+    kind: str  # "sweep", "serial-vs-swarm", "ab", "matrix", "open", "classes", "replay", "mixed", "quality", ...
+    state: RunState
+    created_at: float  # unix time
+    ended_at: float | None
+    model: str
+    url: str
+    fingerprint: str  # digest of workload, engine version and host: equal for repeats
+    config: Mapping[str, Any]  # concurrency, tasks, runs, max_tokens, seed, ...
+    host: Mapping[str, Any]  # what `HostFacts.as_json` gives; the client's machine
+    engine: Mapping[str, Any]  # what the endpoint told: version, slots, replicas, model file
+    simulated: bool
+    skep_version: str
+    error: str | None = None
+    requests: int = 0  # rows stored so far
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTimings:
+    """What the engine itself reported for one request."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None  # of the prompt, taken from a cache
+    prompt_ms: float | None = None
+    output_tokens: int | None = None
+    decode_ms: float | None = None
+    decode_tok_s: float | None = None
+    queue_ms: float | None = None  # inside the engine, before it began
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as the client saw it, with the engine's own figures beside it. Tokens come from `usage`."""
+
+    level: int  # concurrency asked for; 0 for warm-up
+    repeat: int  # 0, 1, ...: which run of that level
+    index: int  # which task of that run
+    kind: str  # implement, test, fix, refactor, document; replay
+    started_s: float
+    ended_s: float
+    first_byte_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    status: int | None = None  # HTTP status, None when no answer came
+    error_kind: str | None = None  # None: the request succeeded
+    error: str | None = None
+    finish_reason: str | None = None
+    replica: str | None = None
+    queued_ms: float | None = None
+    engine: EngineTimings = field(default_factory=EngineTimings)
+    arrivals_s: tuple[float, ...] = ()  # of each event that carried content; equal where one read brought several
+    prompt: str | None = None  # None: left unstored
+    answer: str | None = None
+    reasoning: str | None = None  # streamed apart from the answer; None: left unstored, or there was none
+    traffic: str = ""  # which kind of traffic, where a load mixes several
+    scheduled_s: float | None = None  # when it was to be sent, where a schedule says so
+    session: int | None = None  # which conversation, and which of its turns, from 0
+    turn: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error_kind is None
+
+    @property
+    def due_s(self) -> float:
+        """What latency counts from: a late client must not make a server look quick."""
+        return self.started_s if self.scheduled_s is None else min(self.scheduled_s, self.started_s)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayRequest:
+    """One request as the gateway saw it, from its arrival to its one end. Seconds are after the arrival."""
+
+    id: str
+    arrived_at: float  # unix time
+    path: str
+    model: str | None
+    priority: str  # "interactive" | "normal" | "batch"
+    flow: str | None  # whose request: the name of an API key or of an agent
+    replica: str | None
+    attempts: int
+    outcome: str  # "answered" | "refused": by the gateway itself | "broken": cut after its first byte | "hung_up"
+    status: int | None
+    code: str | None  # of the gateway's own error
+    streamed: bool
+    queued_s: float | None
+    first_byte_s: float | None
+    ended_s: float
+    prompt_tokens: int | None  # tokens are None where nobody said
+    cached_tokens: int | None
+    output_tokens: int | None
+    request_bytes: int
+    response_bytes: int
