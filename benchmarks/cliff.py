@@ -39,7 +39,7 @@ from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.request import Sender, Task
 from skep.engines.base import REPORT_FD, Launch
 from skep.engines.embedded import Embedded
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 from skep.weights.pull import pull

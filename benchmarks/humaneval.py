@@ -14,8 +14,8 @@ import statistics
 import time
 from pathlib import Path
 
-from skep.places import user_paths
-from skep.quality.humaneval import Task, fetch_humaneval, humaneval_items, humaneval_tasks
+from skep.paths import user_paths
+from skep.quality.banks import Task, fetch_humaneval, humaneval_items, humaneval_tasks
 from skep.quality.judging import Answered, Judge
 from skep.sandbox.detect import open_sandbox
 from skep.store.records import Request

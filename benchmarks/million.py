@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from skep.series import (
+from skep.monitor.records import (
     DAY_S,
     HOUR_S,
     Change,
@@ -36,10 +36,19 @@ from skep.series import (
     SpanKind,
     Target,
 )
+from skep.monitor.rows import (
+    INSERT_PROBE,
+    INSERT_SAMPLE,
+    PUT_SPAN,
+    probe_row,
+    sample_row,
+    series_id,
+    span_row,
+    start_of,
+    update_spans,
+)
+from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
-from skep.store.series_rows import INSERT_PROBE, INSERT_SAMPLE, probe_row, sample_row
-from skep.store.series_spans import PUT_SPAN, series_id, span_row, start_of, update_spans
 
 DAYS = 730
 ROUNDS = 20

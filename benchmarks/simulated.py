@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skep.engines.control import replica_key
-from skep.engines.simulated_plan import SimulatedPlan, plan_from_json
-from skep.places import user_paths
-from skep.planner.forecast import Outcome, play
+from skep.engines.simulated import SimulatedPlan, plan_from_json
+from skep.paths import user_paths
+from skep.planner.predict import Outcome, play
 from skep.planner.setup import Load
+from skep.supervisor.control import replica_key
 from skep.units import parse_int_list
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 128

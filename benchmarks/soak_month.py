@@ -36,10 +36,10 @@ from pathlib import Path
 from typing import Any
 
 from skep.monitor.loop import Loop
+from skep.monitor.records import DAY_S, HOUR_S, Heat, Probe, ProbeOutcome, Sample, Shape, Target
 from skep.monitor.schedule import Due, Era, Moment
-from skep.series import DAY_S, HOUR_S, Heat, Probe, ProbeOutcome, Sample, Shape, Target
+from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 
 RESULTS = Path(__file__).parent / "results" / "soak_month.json"
 EPOCH = 1_800_000_000.0  # the wall clock at the beginning

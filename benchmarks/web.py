@@ -29,11 +29,11 @@ from pathlib import Path
 from million import build, build_gateway
 from playwright.sync_api import Browser, sync_playwright
 
-from skep.places import user_paths
-from skep.series import DAY_S, HOUR_S
+from skep.monitor.records import DAY_S, HOUR_S
+from skep.monitor.store import SeriesStore
+from skep.paths import user_paths
 from skep.store.database import Store, open_store
 from skep.store.records import Request
-from skep.store.series import SeriesStore
 
 PAINT_GOAL_MS, CHART_GOAL_MS = 300, 1000
 ROUNDS = 10

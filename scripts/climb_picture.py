@@ -8,10 +8,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.report.tuning import ladder_picture
 from skep.store.database import open_store
-from skep.store.tunings import TuningStore
+from skep.tuner.store import TuningStore
 
 ROOT = Path(__file__).parent.parent
 IMAGE = ROOT / "docs" / "images" / "tuning.svg"

@@ -30,10 +30,10 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from published_curves import curve_of, tuning_from  # noqa: E402
 
-from skep.planner.bands import FEATURES, features  # noqa: E402
 from skep.planner.constants import Constants  # noqa: E402
 from skep.planner.points import Case, Unpredictable, read_case  # noqa: E402
 from skep.planner.predict import case_pool_tokens, predict, value_of  # noqa: E402
+from skep.planner.ranking import FEATURES, features  # noqa: E402
 
 NAMES = Constants.names()
 START = Constants()

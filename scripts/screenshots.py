@@ -31,10 +31,10 @@ sys.path[:0] = [str(ROOT / "tests" / "browser"), str(ROOT / "tests")]
 from sample_store import fill  # noqa: E402 - lies beside the tests that use it too
 from visits import own_env, served  # noqa: E402
 
-from skep.places import user_paths  # noqa: E402
-from skep.series import HOUR_S  # noqa: E402
+from skep.monitor.records import HOUR_S  # noqa: E402
+from skep.monitor.store import SeriesStore  # noqa: E402
+from skep.paths import user_paths  # noqa: E402
 from skep.store.database import open_store  # noqa: E402
-from skep.store.series import SeriesStore  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 MOST_BYTES = 150_000

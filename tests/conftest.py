@@ -9,7 +9,7 @@ import typer.testing
 from hypothesis import HealthCheck, settings
 
 from forked_cli import Forked
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.testing.gateway_process import GatewayProcess
 
 # How quick this machine is at the moment is no finding.

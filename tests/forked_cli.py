@@ -65,7 +65,7 @@ def serve(link):
     main = import_module("skep.cli.main")
     for part in main.PARTS:
         import_module(f"skep.cli.{part}")
-    for name in ("rich.table", "rich.console", "skep.bench.sweep", "skep.store.database", "skep.wiring"):
+    for name in ("rich.table", "rich.console", "skep.bench.sweep", "skep.store.database", "skep.supervisor.main"):
         import_module(name)
     gc.freeze()
     while True:

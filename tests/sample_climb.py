@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from skep.tunings import Aim, Change, Config, CurvePoint, Decision, Failure, Knob, Stage, Tuning, Value
+from skep.tuner.records import Aim, Change, Config, CurvePoint, Decision, Failure, Knob, Stage, Tuning, Value
 from skep.units import Interval
 
 BASELINE = Config.of(

@@ -13,38 +13,15 @@ SRC = ROOT / "src" / "skep"
 # From the top down. A package may import from the rows below its own; inside a row, `>` points to what may be imported.
 LAYERS = [
     [{"__main__"}, {"cli"}, {"mcp_server", "web"}],
-    [
-        {"access", "frontdoor", "listening", "service_pause", "tryout"},
-        {"wiring"},
-        {"placing"},
-        {"placed_weights"},
-        {"launching", "presetfile"},
-        {"configfile", "keyfile"},
-        {"settings"},
-    ],
-    [{"gateway", "monitor", "swarm", "tuner", "cluster"}],
-    [{"quality"}, {"bench"}],
-    [{"engines", "store", "sandbox", "weights"}, {"wire", "host", "places"}],
     [{"report"}],
-    [{"planner", "stats", "workload"}],
-    [{"verdicts", "series", "tasks", "tunings"}, {"catalog", "records"}, {"units"}, {"errors"}],
+    [{"swarm", "tuner", "monitor", "cluster"}],
+    [{"quality"}, {"bench", "gateway", "supervisor"}, {"deploy"}],
+    [{"engines", "store", "sandbox", "weights"}, {"config"}, {"wire", "host", "files"}, {"paths"}],
+    [{"planner", "stats", "workload"}, {"catalog"}, {"units"}, {"errors"}],
     [{"__init__"}],
 ]
 BESIDE = {"testing"}  # imports only the values at the bottom, is imported by tests and by its own command line
-PURE = {
-    "catalog",
-    "planner",
-    "stats",
-    "workload",
-    "report",
-    "records",
-    "verdicts",
-    "series",
-    "tasks",
-    "tunings",
-    "units",
-    "errors",
-}
+PURE = {"catalog", "planner", "stats", "workload", "units", "errors"}
 IMPURE_MODULES = {"socket", "asyncio", "threading", "subprocess", "time", "sqlite3", "http", "os", "tempfile"}
 
 RANK = {name: (row, place) for row, groups in enumerate(LAYERS) for place, group in enumerate(groups) for name in group}
@@ -92,7 +69,7 @@ def test_imports_point_down():
             if there in (here, "__version__"):
                 continue
             if here in BESIDE:
-                allowed = there in ("records", "units", "errors", "__init__")
+                allowed = there in ("units", "errors", "__init__")
             elif there in BESIDE:
                 allowed = False
             else:

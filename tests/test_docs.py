@@ -10,7 +10,7 @@ import typer
 from skep.bench.records import LevelSummary, SweepSummary
 from skep.cli.main import app
 from skep.cli.reference import cli_reference
-from skep.configfile import (
+from skep.config.load import (
     ClusterTable,
     GatewayTable,
     MonitorTable,
@@ -20,7 +20,7 @@ from skep.configfile import (
     UpstreamTable,
 )
 from skep.gateway.admission import RejectCode
-from skep.gateway.dialect import ERRORS
+from skep.gateway.error_format import ERRORS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -72,7 +72,7 @@ def test_every_key_of_the_configuration_file_is_in_its_page(table):
 def test_the_example_configuration_is_valid():
     import tomllib
 
-    from skep.configfile import parse_settings
+    from skep.config.load import parse_settings
 
     (block,) = re.findall(r"```toml\n(.*?)```", (DOCS / "configuration.md").read_text(), re.DOTALL)
     assert parse_settings(tomllib.loads(block), "docs", {}).gateway.port == 8400

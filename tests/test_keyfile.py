@@ -5,9 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from skep.errors import UserError
-from skep.gateway.keys import KeySpec, digest_of
-from skep.keyfile import (
+from skep.config.key_ring import KeySpec, digest_of
+from skep.config.keys import (
     add_entry,
     keys_path,
     loose_mode,
@@ -17,7 +16,8 @@ from skep.keyfile import (
     read_keys,
     remove_entry,
 )
-from skep.places import user_paths
+from skep.errors import UserError
+from skep.paths import user_paths
 
 D1, D2 = digest_of("one"), digest_of("two")
 CREATED = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep.catalog.options import Draft, Options
-from skep.catalog.preset_toml import preset_toml
 from skep.catalog.presets import Container, Mount, Need, Preset, Published
-from skep.presetfile import parse_preset, shipped_presets
+from skep.config.preset_file import preset_toml
+from skep.config.presets import parse_preset, shipped_presets
 
 SMALL = Preset(
     "tuned",

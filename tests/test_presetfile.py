@@ -9,20 +9,21 @@ from hypothesis import strategies as st
 
 from skep.catalog.options import Draft
 from skep.catalog.presets import CLOCKS, METRICS, Container, Mount, Need, Published
-from skep.catalog.toml_lines import line_of, toml_lines
-from skep.errors import UserError
-from skep.presetfile import (
+from skep.config.presets import (
     PresetTable,
     PublishedTable,
     all_presets,
     find_preset,
+    line_of,
     parse_preset,
     preset,
     read_preset,
     read_presets,
     serve_of,
     shipped_presets,
+    toml_lines,
 )
+from skep.errors import UserError
 
 PLAIN = """\
 title = "Mine"

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from skep.configfile import load_settings, make_upstream, parse_settings, wished_settings
+from skep.config.load import load_settings, make_upstream, parse_settings, wished_settings
+from skep.config.settings import Cluster, Gateway, Settings, Wishes, settings_of, wishes_of
+from skep.deploy.launches import plan_launches
 from skep.errors import UserError
-from skep.gateway.exchange import Timeouts
+from skep.gateway.proxied_request import Timeouts
 from skep.gateway.values import AdmissionLimits
-from skep.launching import plan_launches
-from skep.places import MAX_SOCKET_PATH, make_runtime, user_paths
-from skep.settings import Cluster, Gateway, Settings, Wishes, settings_of, wishes_of
+from skep.paths import MAX_SOCKET_PATH, make_runtime, user_paths
+from skep.supervisor.main import gateway_setup
 from skep.wire.limits import ServerLimits
-from skep.wiring import gateway_setup
 
 
 def test_folders_follow_xdg_and_ignore_relative_values(tmp_path):

@@ -56,10 +56,10 @@ def gather(value, at, keys):
 
 
 def routes(_skep, folder):
-    from skep.frontdoor import mount_batches
-    from skep.gateway import plan
+    from skep.gateway import request_policy
+    from skep.gateway.main import mount_batches
     from skep.gateway.process import Gateway
-    from skep.places import user_paths
+    from skep.paths import user_paths
     from skep.web.app import make_app
     from skep.web.context import Site
 
@@ -69,7 +69,11 @@ def routes(_skep, folder):
         return found + [(*route, "open") for route in gateway.proxy.open_routes]
 
     yield from sorted(f"gateway {method.decode()} {path} {access}" for method, path, access in asyncio.run(own()))
-    for what, paths in (("passes on", plan.FOR_CLIENTS), ("takes no slot", plan.LIGHT), ("refuses", plan.ADMIN)):
+    for what, paths in (
+        ("passes on", request_policy.FOR_CLIENTS),
+        ("takes no slot", request_policy.LIGHT),
+        ("refuses", request_policy.ADMIN),
+    ):
         yield from (f"gateway {what} {path}" for path in sorted(paths))
     app = make_app(Site(user_paths({"HOME": str(folder)})), warm=False)
     yield from sorted(f"dashboard {','.join(sorted(route.methods))} {route.path}" for route in app.routes)
@@ -79,7 +83,7 @@ def mcp_tools(_skep, folder):
     from mcp import Client
     from skep.mcp_server.context import Place
     from skep.mcp_server.server import make_server
-    from skep.places import user_paths
+    from skep.paths import user_paths
 
     async def tools():
         async with Client(make_server(Place(user_paths({"HOME": str(folder)}), {}, files=True))) as client:
@@ -99,7 +103,7 @@ def without_prose(schema):
 
 def errors(_skep, _folder):
     from skep import errors as own
-    from skep.gateway.dialect import ERRORS
+    from skep.gateway.error_format import ERRORS
 
     yield from (f"gateway {code}: {' '.join(map(str, answer))}" for code, answer in sorted(ERRORS.items()))
     yield from sorted(
@@ -115,9 +119,9 @@ def metrics(_skep, _folder):
 
 
 def config(_skep, _folder):
-    from skep.configfile import SettingsFile
-    from skep.keyfile import KeyTable
-    from skep.presetfile import PresetTable
+    from skep.config.keys import KeyTable
+    from skep.config.load import SettingsFile
+    from skep.config.presets import PresetTable
 
     for file, table in (("skep.toml", SettingsFile), ("keys.toml", KeyTable), ("preset", PresetTable)):
         schema = table.model_json_schema()

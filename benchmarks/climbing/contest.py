@@ -11,9 +11,9 @@ from climbing.planned import PlannedRig, RigTerrain
 from climbing.truth import RuggedTruth, Survey
 
 from skep.tuner.ports import Judge, Measure
+from skep.tuner.records import Config, Decision, Failure, Judged, Stage
 from skep.tuner.search import Climb
 from skep.tuner.simulated import SimulatedBench
-from skep.tunings import Config, Decision, Failure, Judged, Stage
 
 WITHIN = 0.02
 _KEPT = 0.2  # of the time, for measuring the best again

@@ -16,15 +16,14 @@ import skep.planner
 from skep.catalog.machine import HostFacts
 from skep.catalog.models import geometry
 from skep.planner.constants import published_constants
-from skep.planner.cpu_rig import cpu_rig
 from skep.planner.memory import memory, weights_bytes
-from skep.planner.prospect import Prospect, prospect
+from skep.planner.predict import Prospect, prospect
 from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.rig_words import parse_rig
+from skep.planner.rigs import cpu_rig, parse_rig
 from skep.planner.rules import check, refusal
 from skep.planner.setup import Layout, Load, Rig, Setup, Speculation
 from skep.tuner.knobs import pairs_of
-from skep.tunings import Aim, Config
+from skep.tuner.records import Aim, Config
 
 _LAYOUTS = {
     "TP=1": Layout(), "TP=2": Layout(tp=2), "TP=4": Layout(tp=4), "PP=2": Layout(pp=2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from skep.tunings import Aim, Config, Knob, Value
+from skep.tuner.records import Aim, Config, Knob, Value
 
 GRAPHS = Knob("graphs", "CUDA graphs", (False, True), expected=0.3)
 SHARE = Knob("memory_share", "share of the card", (0.85, 0.88, 0.90, 0.92, 0.95), ordered=True, expected=0.01)

@@ -15,7 +15,7 @@ from random import Random
 
 from climbing.planned import Planned, PlannedRig, rule_against
 
-from skep.tunings import Config, Failure, Knob, Reading, Value
+from skep.tuner.records import Config, Failure, Knob, Reading, Value
 
 _FARTHEST = 0.2  # of a value's effect from the planner's
 _PAIR = 0.02  # standard deviation of what a pair of values does beyond both

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-KEEPER = "skep.engines.keeper"
-LOADER = "skep.bench.worker"
+KEEPER = "skep.supervisor.process_guard"
+LOADER = "skep.bench.load_process"
 
 
 def rays() -> list[int]:

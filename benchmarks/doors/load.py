@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from doors.rig import Kind
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_processes import LoadProcesses
+from skep.bench.load_generator import LoadProcesses
+from skep.bench.load_process import Job
+from skep.bench.load_shapes import Strand
 from skep.bench.metrics import repeat_of, tpot_values, ttft_values
 from skep.bench.request import Task
-from skep.bench.strands import Strand
-from skep.bench.worker import Job
 from skep.store.records import Request
 
 TIMEOUT_S = 120.0

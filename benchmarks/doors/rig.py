@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skep.cluster.raystart import LOOPBACK, NodeStart, Ports, environment
-from skep.engines.control import ask, socket_of
+from skep.cluster.ray_command import LOOPBACK, NodeStart, Ports, environment
 from skep.errors import SkepError
-from skep.places import user_paths
+from skep.paths import user_paths
+from skep.supervisor.control import ask, socket_of
 
 OWN_FOLDERS = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
 OBJECT_STORE_BYTES = 80_000_000
@@ -234,8 +234,8 @@ def _told_key(address: str) -> str:
     """As the ledger has it from the posts."""
     import ray
 
-    from skep.cluster.joining import join
-    from skep.cluster.names import ledger_name
+    from skep.cluster.connect import join
+    from skep.cluster.placement_groups import ledger_name
 
     join(address)
     told = ray.get(ray.get_actor(ledger_name(HIVE)).state.remote(), timeout=10.0)

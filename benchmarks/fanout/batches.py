@@ -19,13 +19,13 @@ import httpx
 from skep.bench.endpoint import find_endpoint
 from skep.bench.request import Sender
 from skep.bench.request import Task as BenchTask
-from skep.places import Paths
+from skep.paths import Paths
 from skep.store.database import open_store
-from skep.store.swarm import SwarmStore
 from skep.swarm.journal import create_run
-from skep.swarm.orders import Order
-from skep.swarm.running import carry_out
-from skep.tasks import Ending, Task
+from skep.swarm.records import Ending, Task
+from skep.swarm.run_options import Order
+from skep.swarm.runner import carry_out
+from skep.swarm.store import SwarmStore
 from skep.wire.client import Pool
 
 FIXED_AGENTS, FIXED_TRIES, FIXED_PAUSE_S = 8, 3, 1.0

@@ -17,7 +17,7 @@ from random import Random
 from fanout.batches import Batch, Load
 from fanout.rigs import Rig
 
-from skep.tasks import Task
+from skep.swarm.records import Task
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.testing.process import FakeEngine
 from skep.weights.pull import installed, pull
 

@@ -23,7 +23,7 @@ CALM, FULL = (100, 0.8), (38, 2.0)  # streams per replica, and the share of the 
 def traffic(replicas: int, kind: str, seed: int, most: int, limit_s: float, rule: str = "") -> dict[str, Any]:
     """`rule`: "least" holds a conversation's home against the least loaded replica, however many there are."""
     if rule == "least":
-        import skep.gateway.pool as deciding
+        import skep.gateway.replica_table as deciding
 
         deciding.SMALL = 10**9
     each, busy = CALM if kind == "calm" else FULL

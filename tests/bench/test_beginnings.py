@@ -12,13 +12,12 @@ from itertools import accumulate
 import pytest
 
 from skep.bench.client_health import LATE_LIMIT_MS, RARELY, ClientHealth, garbage_kept, watch_client
-from skep.bench.driver import Driver
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_processes import LEAD_S, LoadProcess, LoadProcesses
+from skep.bench.load_generator import LEAD_S, Driver, LoadProcess, LoadProcesses
+from skep.bench.load_process import Begin, Job, carry_out, encode
+from skep.bench.load_shapes import Span, Strand
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Task
-from skep.bench.strands import Span, Strand
-from skep.bench.worker import Begin, Job, carry_out, encode
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.store.database import open_store

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from skep.bench.clocks import disagreements
+from skep.bench.metrics import disagreements
 from skep.bench.records import Clock
 from skep.store.records import EngineTimings, Request
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from skep.bench.course import Rounds, ToSaturation, WithinLimits, course_of, figure_of
+from skep.bench.levels import Rounds, ToSaturation, WithinLimits, course_of, figure_of
 from skep.stats.precision import Goal
 from skep.stats.slo import Limits
 from skep.store.records import Request

@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 
 from skep.bench.client_health import ClientHealth
-from skep.bench.driver import Driver
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_processes import LoadProcess, LoadProcesses
+from skep.bench.load_generator import Driver, LoadProcess, LoadProcesses
+from skep.bench.load_process import SEND_EVERY_S, Job, News, decode_news, framed
+from skep.bench.load_shapes import Span, Strand, shared
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Task
-from skep.bench.strands import Span, Strand, shared
-from skep.bench.worker import SEND_EVERY_S, Job, News, decode_news, framed
 from skep.errors import SkepError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.loads import Talk, burst, scheduled, steady, talks, together
+from skep.bench.load_shapes import Talk, burst, scheduled, steady, talks, together
 from skep.bench.request import Sender, Task, body_of
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool

@@ -10,12 +10,11 @@ from itertools import accumulate, pairwise
 import pytest
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.reading import READ_BEFORE_THE_END_BYTES, Reading
+from skep.bench.load_process import News, framed
 from skep.bench.request import Sender, Task
-from skep.bench.worker import News, framed
-from skep.wire.chunks import carried_by
-from skep.wire.client import Pool, WireFailure
+from skep.wire.client import Pool, WireFailure, carried_by
 from skep.wire.heads import ResponseHead, parse_url
+from skep.wire.stream_reader import READ_BEFORE_THE_END_BYTES, Reading
 
 SSE = b"text/event-stream"
 NDJSON = b"application/x-ndjson"

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from skep.bench.ab import run_ab
-from skep.bench.compare import Side, compare, is_higher_better, regressions
+from skep.bench.compare import Side, compare, is_higher_better, regressions, run_ab
 from skep.bench.endpoint import find_endpoint
 from skep.bench.summary import summarise
 from skep.bench.sweep import SweepPlan

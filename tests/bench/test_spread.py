@@ -8,10 +8,10 @@ from itertools import accumulate, islice
 import pytest
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.strands import dealt
+from skep.bench.load_shapes import dealt
+from skep.bench.open_loop import TimedPlan, classes_part, open_part, replay_part, run_timed
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import TaskMaker, Workload
-from skep.bench.timed import TimedPlan, classes_part, open_part, replay_part, run_timed
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.store.database import open_store

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_processes import LEAD_S, beginnings
+from skep.bench.load_generator import LEAD_S, beginnings
+from skep.bench.load_process import Begin, Job, decode_job, encode
+from skep.bench.load_shapes import Again, Span, Strand, again_of, beginning, conversations, dealt, lasting
+from skep.bench.open_loop import classes_part, open_part
 from skep.bench.request import Task
-from skep.bench.strands import Again, Span, Strand, again_of, beginning, conversations, dealt, lasting
 from skep.bench.tasks import TaskMaker, Workload, talk_strand
-from skep.bench.timed import classes_part, open_part
-from skep.bench.worker import Begin, Job, decode_job, encode
 from skep.errors import UserError
 from skep.wire.heads import parse_url
 from skep.workload.calibration import Calibration

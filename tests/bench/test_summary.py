@@ -2,7 +2,7 @@
 
 import pytest
 
-from skep.bench.course import figure_of
+from skep.bench.levels import figure_of
 from skep.bench.metrics import classes_of, complete_rows
 from skep.bench.summary import repeat_figure, summarise
 from skep.cli.summaries import print_summary, remarks

@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from skep.bench.endpoint import Endpoint, find_endpoint
+from skep.bench.load_shapes import Span, carry
+from skep.bench.open_loop import CLASS_STEP, TimedPlan, classes_part, open_part, replay_part, run_timed
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Sender
-from skep.bench.strands import Span, carry
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import TaskMaker, Workload, talk_strand
-from skep.bench.timed import CLASS_STEP, TimedPlan, classes_part, open_part, replay_part, run_timed
 from skep.errors import EndpointError, StoreError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from skep.places import user_paths
+from skep.paths import user_paths
 
 pytest.importorskip("playwright", reason="`make test-web` installs it")
 

@@ -10,12 +10,23 @@ from pathlib import Path
 
 from sample_climb import sample_curve, sample_stages, sample_tuning
 from skep.monitor.changes import find_changes
-from skep.series import DAY_S, HOUR_S, Event, EventKind, Heat, Probe, ProbeOutcome, Sample, Shape, Target, TargetKind
+from skep.monitor.records import (
+    DAY_S,
+    HOUR_S,
+    Event,
+    EventKind,
+    Heat,
+    Probe,
+    ProbeOutcome,
+    Sample,
+    Shape,
+    Target,
+    TargetKind,
+)
+from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
-from skep.store.tunings import KeptAnswer, TuningStore
-from skep.store.tunings_rows import packed
-from skep.tunings import Aim, Curved
+from skep.tuner.records import Aim, Curved
+from skep.tuner.store import KeptAnswer, TuningStore, packed
 
 DAYS = 30
 SLOWER_AFTER_DAY = 21

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from sample_store import SECRET_URL
 from visits import PHONE, served
 
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request
 

@@ -7,9 +7,9 @@ from playwright.sync_api import expect
 from visits import PHONE, own_env, served
 
 from sample_climb import sample_stages, sample_tuning
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.tunings import TuningStore
+from skep.tuner.store import TuningStore
 
 SPILLED = """() => [...document.querySelectorAll("main svg")].flatMap((svg) => {
     const edge = svg.getBoundingClientRect();

@@ -15,7 +15,7 @@ from skep.catalog.needs import (
     other_version,
     stand_in_words,
 )
-from skep.presetfile import serve_of, shipped_presets
+from skep.config.presets import serve_of, shipped_presets
 
 # tok/s by concurrency, as printed; several at one concurrency are several shapes or runs.
 FIGURES = {

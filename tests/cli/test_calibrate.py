@@ -12,11 +12,11 @@ from skep.bench.calibration import CalibrationPlan, check, measure
 from skep.bench.endpoint import find_endpoint
 from skep.bench.metrics import levels_of
 from skep.bench.records import SweepSummary
-from skep.bench.stored_tuning import fitted_now, measured_of, stored_tuning
 from skep.bench.tasks import TaskMaker
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
 from skep.cli.calibrate import Wishes, describe
+from skep.deploy.stored_calibration import fitted_now, measured_of, stored_tuning
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport

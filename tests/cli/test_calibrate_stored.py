@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from skep.bench.stored_tuning import (
+from skep.catalog.gpus import device
+from skep.catalog.machine import Gpu
+from skep.catalog.models import geometry
+from skep.deploy.stored_calibration import (
     calibrated_basis,
     calibrated_rig,
     calibration_for,
@@ -15,9 +18,6 @@ from skep.bench.stored_tuning import (
     setup_of,
     stored_tuning,
 )
-from skep.catalog.gpus import device
-from skep.catalog.machine import Gpu
-from skep.catalog.models import geometry
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.planner.calibration import Fitted, Measured, Seen

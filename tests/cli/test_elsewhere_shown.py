@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from skep.cli.chronicle import Chronicle
 from skep.cli.hive import _Story, print_rows
-from skep.cli.logview import show_log
+from skep.cli.hive_process import Chronicle
 from skep.cli.main import app
-from skep.engines.control_socket import control_socket
+from skep.cli.serve import show_log
 from skep.errors import EngineError, UserError
-from skep.places import make_runtime, user_paths
+from skep.paths import make_runtime, user_paths
+from skep.supervisor.control_commands import control_socket
 
 ROW = {"name": "m-0", "kind": "replica", "state": "ready", "pid": 7, "url": "http://10.0.0.2:9", "slots": 8, "busy": 0}
 
@@ -89,7 +89,7 @@ def test_the_log_of_a_replica_elsewhere_is_asked_for(paths, capfd):
 
 
 def test_a_log_elsewhere_is_followed_through_a_move_to_the_end_of_the_hive(paths, capfd, monkeypatch):
-    monkeypatch.setattr("skep.cli.logview.POLL_ELSEWHERE_S", 0.01)
+    monkeypatch.setattr("skep.cli.serve.POLL_ELSEWHERE_S", 0.01)
     asked = []
 
     async def answer(message):
@@ -105,7 +105,7 @@ def test_a_log_elsewhere_is_followed_through_a_move_to_the_end_of_the_hive(paths
 
 
 def test_a_log_elsewhere_comes_in_parts_and_none_is_asked_for_again(paths, capfd, monkeypatch):
-    monkeypatch.setattr("skep.cli.logview.POLL_ELSEWHERE_S", 0.01)
+    monkeypatch.setattr("skep.cli.serve.POLL_ELSEWHERE_S", 0.01)
     asked, text = [], "1\n2\n3\n"
 
     async def answer(message):

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from talk import ask, eventually, rows_of
 
-from skep.engines.control import local_key
-from skep.engines.enginekey import KEY_FILE
-from skep.engines.keeper import descendants
-from skep.places import user_paths
+from skep.engines.api_key import KEY_FILE
+from skep.paths import user_paths
+from skep.supervisor.control import local_key
+from skep.supervisor.process_guard import descendants
 
 SERVED = """
 start_deadline = "20s"

@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from skep.cli import export_preset
+from skep.cli import export
 from skep.errors import UserError
 
 OWN = """
@@ -29,7 +29,7 @@ def run(tmp_path, monkeypatch):
     (folder / "mine.toml").write_text(OWN)
     app = typer.Typer()
     app.callback()(lambda: None)
-    export_preset.register(app)
+    export.register(app)
 
     def invoke(*args):
         done = CliRunner().invoke(app, ["export", *map(str, args)])

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from skep.cli.main import app
 from skep.store.database import open_store
-from skep.store.swarm import SwarmStore
-from skep.tasks import Task
+from skep.swarm.records import Task
+from skep.swarm.store import SwarmStore
 
 DAY_S = 86400
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from skep.cli.main import app
 from skep.store.database import open_store
-from skep.store.tunings import TuningStore
-from skep.tunings import Aim, Config, Decision, Stage, Tuning
+from skep.tuner.records import Aim, Config, Decision, Stage, Tuning
+from skep.tuner.store import TuningStore
 
 DAY_S = 86400
 BASELINE = Config.of({"slots": 1})

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from skep.gateway.keys import KeyRing
-from skep.keyfile import keys_path, read_keys
-from skep.places import user_paths
+from skep.config.key_ring import KeyRing
+from skep.config.keys import keys_path, read_keys
+from skep.paths import user_paths
 
 
 @pytest.fixture

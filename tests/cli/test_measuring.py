@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from skep.bench.loaded import load_run
+from skep.bench.stored_run import load_run
 from skep.store.database import open_store
 from skep.store.rows import ClientSample
 from skep.testing.process import FakeEngine

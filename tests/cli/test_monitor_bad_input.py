@@ -17,10 +17,10 @@ from typer.main import get_command
 from skep.cli.main import app_of
 from skep.cli.monitor_run import when_ready
 from skep.errors import EndpointError, SkepError, UserError
-from skep.places import Paths, user_paths
-from skep.series import HOUR_S, Heat, Probe, ProbeOutcome, Sample, Shape, Target
+from skep.monitor.records import HOUR_S, Heat, Probe, ProbeOutcome, Sample, Shape, Target
+from skep.monitor.store import SeriesStore
+from skep.paths import Paths, user_paths
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 
 APP = get_command(app_of(["monitor"]))
 

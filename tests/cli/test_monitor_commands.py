@@ -17,12 +17,25 @@ from skep.cli.main import app_of
 from skep.errors import EndpointError, EngineError, Regression, SkepError, UserError
 from skep.monitor.loop import only_writer
 from skep.monitor.main import monitor_lock
-from skep.places import user_paths
-from skep.series import DAY_S, HOUR_S, Alert, Event, EventKind, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
+from skep.monitor.records import (
+    DAY_S,
+    HOUR_S,
+    Alert,
+    Event,
+    EventKind,
+    Heat,
+    Probe,
+    ProbeOutcome,
+    Rule,
+    Sample,
+    Shape,
+    Target,
+)
+from skep.monitor.store import SeriesStore
+from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
+from skep.supervisor.main import something_to_watch
 from skep.testing.process import FakeEngine
-from skep.wiring import something_to_watch
 
 APP = get_command(app_of(["monitor", "web"]))  # made once: each making takes longer than a command
 

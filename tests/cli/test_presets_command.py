@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from skep.catalog.presets import Published
 from skep.cli.presets import markdown_list, register
+from skep.config.presets import shipped_presets
 from skep.errors import UserError
-from skep.presetfile import shipped_presets
 
 NAME = "qwen3.6-27b-2x3090-replicas"
 

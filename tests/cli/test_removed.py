@@ -2,7 +2,7 @@
 
 import pytest
 
-from skep.cli.removed import REMOVED_COMMANDS, REMOVED_OPTIONS
+from skep.cli.main import REMOVED_COMMANDS, REMOVED_OPTIONS
 
 GONE = [
     *((command.split(), message) for command, message in REMOVED_COMMANDS.items()),

@@ -7,11 +7,11 @@ from typer.testing import CliRunner
 
 from skep.cli.main import app
 from skep.errors import SkepError, UserError
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.quality_rows import Outcome, Verdict
 from skep.store.records import Request
 from skep.store.rows import LevelFact
+from skep.store.verdicts import Outcome, Verdict
 from skep.workload.items import Checker, Item
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ import urllib.error
 import pytest
 from talk import ask, eventually, rest_of, rows_of, streaming
 
-from skep.engines.control import ask as ask_control
-from skep.engines.control import socket_of
-from skep.keyfile import keys_path
-from skep.places import user_paths
+from skep.config.keys import keys_path
+from skep.paths import user_paths
+from skep.supervisor.control import ask as ask_control
+from skep.supervisor.control import socket_of
 
 HEAD = """
 start_deadline = "20s"

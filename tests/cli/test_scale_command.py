@@ -5,7 +5,7 @@ import json
 import pytest
 from talk import rest_of, rows_of, streaming
 
-from skep.cli.scale import parse_wanted
+from skep.cli.control import parse_wanted
 from skep.errors import UserError
 
 FILE = """

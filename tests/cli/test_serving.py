@@ -43,7 +43,7 @@ def alive(pid):
 
 def family(pid):
     """The process and everything below it."""
-    from skep.engines.keeper import descendants
+    from skep.supervisor.process_guard import descendants
 
     return [pid, *descendants(pid)]
 
@@ -161,8 +161,8 @@ def test_a_hive_tied_to_a_process_ends_with_it(env, configure, tmp_path, skep):
     code = """
 import json, os, sys, time
 from skep.cli.hive import start_detached
-from skep.configfile import load_settings
-from skep.places import user_paths
+from skep.config.load import load_settings
+from skep.paths import user_paths
 paths = user_paths(os.environ)
 read, write = os.pipe()
 ready = start_detached(load_settings(None, paths, {}), paths, dict(os.environ), parent_fd=read)
@@ -326,7 +326,7 @@ def test_following_a_log_shows_what_is_written_after(env, tmp_path):
 def test_the_control_socket_is_private(skep, configure, env):
     configure()
     skep("up", "-d", check=0)
-    from skep.places import user_paths
+    from skep.paths import user_paths
 
     path = user_paths(env).socket
     assert path.stat().st_mode & 0o777 == 0o600

@@ -12,10 +12,10 @@ import typer
 from talk import ask, eventually, rest_of, rows_of, streaming
 from typer.testing import CliRunner
 
-from skep.cli import loading
-from skep.engines.control import ask as control
+from skep.cli import control as loading
 from skep.errors import SkepError
-from skep.places import user_paths
+from skep.paths import user_paths
+from skep.supervisor.control import ask as control
 
 SETTINGS = """
 start_deadline = "20s"
@@ -63,7 +63,7 @@ def hive(skep, env, tmp_path):
 def commands(env, monkeypatch):
     """`skep load` and its like, in this process."""
     app = typer.Typer()
-    loading.register(app)
+    loading.register_model_commands(app)
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, env[name])
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 from called import own_folders, swarm
 
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.swarm import SwarmStore
+from skep.swarm.store import SwarmStore
 from skep.testing.process import FakeEngine
 
 MODEL = ("--model", "fake-model", "--max-tokens", "4")

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from skep.cli.main import app_of
-from skep.cli.swarm_places import journal
+from skep.cli.swarm_journal import journal
 from skep.errors import SkepError
 from skep.testing.process import FakeEngine
 

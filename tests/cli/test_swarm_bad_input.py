@@ -7,14 +7,14 @@ import os
 import pytest
 from called import own_folders, swarm
 
-from skep.engines.logfile import holder_of
 from skep.errors import EndpointError, EngineError, UserError
-from skep.places import user_paths
+from skep.files import holder_of
+from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.journal import create_run
-from skep.swarm.orders import Order
-from skep.swarm.running import lock_path
-from skep.tasks import Task
+from skep.swarm.records import Task
+from skep.swarm.run_options import Order
+from skep.swarm.runner import lock_path
 
 NOBODY = ("--url", "http://127.0.0.1:1")
 

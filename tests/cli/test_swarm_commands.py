@@ -8,15 +8,15 @@ from itertools import pairwise
 import pytest
 from called import own_folders, swarm
 
-from skep.cli.swarm_view import Ticker, after, bar_cells, frame
+from skep.cli.swarm_session import Ticker, after, bar_cells, frame
 from skep.cli.top import Page
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.swarm import Recorded, SwarmStore
 from skep.swarm.journal import create_run
-from skep.swarm.orders import Order
 from skep.swarm.progress import Lane, Progress
-from skep.tasks import Attempt, Ending, Outcome, Result, Task, Why
+from skep.swarm.records import Attempt, Ending, Outcome, Result, Task, Why
+from skep.swarm.run_options import Order
+from skep.swarm.store import Recorded, SwarmStore
 
 BEGAN = 1_790_000_000.0
 

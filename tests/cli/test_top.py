@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skep.cli.top import HISTORY, UNICODE, History, Page, Rate, View, replicas_of, slot_cells
-from skep.places import make_runtime, user_paths
+from skep.paths import make_runtime, user_paths
 
 SPARKS = UNICODE[-1]
 

@@ -6,8 +6,8 @@ import pytest
 from called import own_folders, tune
 
 from skep.errors import EngineError
-from skep.places import user_paths
-from skep.tryout import tuner_lock
+from skep.paths import user_paths
+from skep.tuner.trial_server import tuner_lock
 
 RIG = ("--gpu", "rtx-4090", "--simulate")
 

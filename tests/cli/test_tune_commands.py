@@ -11,17 +11,16 @@ from dataclasses import replace
 
 from called import own_folders, tune
 
-from skep.cli.tune_ground import Wishes
-from skep.cli.tuning import prepare
-from skep.places import user_paths
-from skep.presetfile import preset, presets_folder
+from skep.cli.tune_setup import prepare
+from skep.cli.tune_target import Wishes
+from skep.config.presets import preset, presets_folder
+from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.tunings import TuningStore
 from skep.tuner.journal import Journal
+from skep.tuner.records import Decision, Stage
 from skep.tuner.running import resumed
-from skep.tuner.simulated import SimulatedBench
-from skep.tuner.simulated_planned import PlannedTruth
-from skep.tunings import Decision, Stage
+from skep.tuner.simulated import PlannedTruth, SimulatedBench
+from skep.tuner.store import TuningStore
 from skep.units import Interval
 
 CLIMB = ("qwen3-8b", "--gpu", "rtx-4090", "--simulate", "--knobs", "graphs,slots", "--budget", "40m", "--seed", "3")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from skep.places import user_paths
-from skep.presetfile import preset, presets_folder
+from skep.config.presets import preset, presets_folder
+from skep.paths import user_paths
 
 LOAD = ("--goal", "effective_tok_s@2", "--input-tokens", "64", "--output-tokens", "16", "--quality", "off")
 BAD_START = ("--knobs", "slots,threads", "--set", "slots=1,threads=1")

@@ -1,6 +1,6 @@
 """Weights of one's own, named on the command line."""
 
-from skep.cli.tune_ground import Wishes, whole_paths
+from skep.cli.tune_target import Wishes, whole_paths
 
 
 def test_files_are_kept_by_their_whole_path(tmp_path, monkeypatch):

@@ -3,8 +3,8 @@
 import pytest
 
 from skep.cli.top import Page
-from skep.cli.tune_knobs import begun, chosen
-from skep.cli.tune_prospects import Prospect, prospect_lines
+from skep.cli.tune_run import unmet
+from skep.cli.tune_setup import Prospect, begun, chosen, prospect_lines
 from skep.cli.tune_tables import (
     changes_wrapped,
     climb_lines,
@@ -17,10 +17,9 @@ from skep.cli.tune_tables import (
     why_words,
 )
 from skep.cli.tune_view import Standing, live_view, stage_words
-from skep.cli.tune_words import unmet
 from skep.errors import UserError
 from skep.tuner.ports import BenchProgress, Measure
-from skep.tunings import Aim, Change, Config, CurvePoint, Decision, Failure, Knob, Reading, Sitting, Stage, Tuning
+from skep.tuner.records import Aim, Change, Config, CurvePoint, Decision, Failure, Knob, Reading, Sitting, Stage, Tuning
 from skep.units import Interval
 
 SLOTS = Knob("slots", "slots", (1, 2, 4, 8), ordered=True)

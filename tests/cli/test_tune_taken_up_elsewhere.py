@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from skep.cli.tune_ground import Wishes
-from skep.cli.tune_preset import free_name, write_preset, written_before
-from skep.cli.tuning import prepare, prepare_again
+from skep.cli.tune_setup import prepare, prepare_again
+from skep.cli.tune_stored import free_name, write_preset, written_before
+from skep.cli.tune_target import Wishes
 from skep.store.database import open_store
-from skep.store.tunings import TuningStore
-from skep.tunings import Decision, Stage
+from skep.tuner.records import Decision, Stage
+from skep.tuner.store import TuningStore
 from skep.units import Interval
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.cli.choosing import Wanted, parse_gpus, serve_for
+from skep.cli.resolve import Wanted, parse_gpus, serve_for
 from skep.errors import DoesNotFit, SkepError, UserError
 
 SMI = """#!/bin/sh

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from typer.main import get_command
 
-from skep.cli.choosing import Wanted
-from skep.cli.choosing_nodes import serves_for, shared_out
 from skep.cli.main import app_of
+from skep.cli.resolve import Wanted
+from skep.cli.resolve_nodes import serves_for, shared_out
 from skep.cluster.values import Node, NodeCard, NodeFacts, Survey
+from skep.config.settings import Cluster, Settings
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
-from skep.settings import Cluster, Settings
 from skep.units import GIB
 
 RTX = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, 0, "8.6")

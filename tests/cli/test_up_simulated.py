@@ -6,7 +6,7 @@ import openai
 import pytest
 from talk import rows_of
 
-from skep.cli.simulating import Simulation, simulated_serve
+from skep.cli.simulate import Simulation, simulated_serve
 from skep.errors import UserError
 
 RIG = ("qwen3-8b", "--gpu", "2x h200", "--quant", "awq", "--replicas", 2, "--slots", 2, "--simulate", "--port", 0)

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from skep.cli.choosing import about_preset
 from skep.cli.main import app
-from skep.engines.lodging import Lodging
-from skep.engines.rooms import Figures, Guest, House, Load, Unload
+from skep.cli.resolve import about_preset
+from skep.config.presets import preset, serve_of
 from skep.errors import UserError
-from skep.presetfile import preset, serve_of
+from skep.supervisor.eviction import Figures, Guest, House, Load, Lodging, Unload
 
 SMI = """#!/bin/sh
 case "$1" in

@@ -4,8 +4,7 @@ import asyncio
 import threading
 from types import SimpleNamespace
 
-from skep.cluster.announcing import Announcer
-from skep.cluster.post import own_cards
+from skep.cluster.replica_actor import Announcer, own_cards
 
 
 class Heard:

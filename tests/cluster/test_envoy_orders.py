@@ -5,12 +5,12 @@ import socket
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
-from skep.cluster.embassy import Embassy
-from skep.cluster.envoy import Envoy
+from skep.cluster.client import Embassy
+from skep.cluster.ray_driver import Envoy
 from skep.cluster.values import launch_document
 from skep.engines.base import Launch, Place
-from skep.engines.lifecycle import RestartPolicy
-from skep.wire.link import Link
+from skep.supervisor.lifecycle import RestartPolicy
+from skep.wire.json_pipe import Link
 
 SETUP = {"address": "10.0.0.1:6379", "hive": "h", "policy": asdict(RestartPolicy()), "abandoned_after_s": 60.0}
 ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, place=Place())

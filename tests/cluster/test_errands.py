@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 
-from skep.cluster import errands
+from skep.cluster import ray_subprocess
 from skep.errors import DoesNotFit, EngineError, UserError
 
 CHILD = """
 import os, sys, time
-from skep.cluster.errands import tell
+from skep.cluster.ray_subprocess import tell
 from skep.errors import DoesNotFit, UserError
 
 def find():
@@ -38,7 +38,7 @@ def ask(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
 
     def run(word, wait_s=60.0):
-        send = partial(errands.send, "an_errand", asked="the cluster", given="a token", env=env, hint="wait")
+        send = partial(ray_subprocess.send, "an_errand", asked="the cluster", given="a token", env=env, hint="wait")
         return send([word], wait_s=wait_s)
 
     return run

@@ -9,8 +9,9 @@ from dataclasses import asdict
 
 import pytest
 
-from skep.cluster import rayprocs
-from skep.cluster.homenode import (
+from skep.cluster import ray_processes
+from skep.cluster.node_commands import stop_node
+from skep.cluster.node_file import (
     HomeNode,
     Way,
     ensure_token,
@@ -22,11 +23,10 @@ from skep.cluster.homenode import (
     way_to,
     write_node,
 )
-from skep.cluster.nodelife import stop_node
-from skep.cluster.raystart import MARK
-from skep.cluster.roll import rows_of
+from skep.cluster.ray_command import MARK
+from skep.cluster.status import rows_of
 from skep.errors import UserError
-from skep.places import user_paths
+from skep.paths import user_paths
 
 LISTENING = """
 import socket, sys
@@ -87,12 +87,12 @@ def test_a_record_of_another_version_is_none(paths):
 
 def test_only_processes_with_the_mark_are_found_told_and_ended(paths, raylet):
     mark, child, (held, wide) = raylet
-    (found,) = rayprocs.marked(mark)
+    (found,) = ray_processes.marked(mark)
     assert (found.pid, found.name) == (child.pid, "raylet")
-    told = {one.port: one for one in rayprocs.listeners([found])}
+    told = {one.port: one for one in ray_processes.listeners([found])}
     assert (told[held].address, told[held].is_everywhere) == ("127.0.0.1", False)
     assert (told[wide].address, told[wide].is_everywhere) == ("0.0.0.0", True)
-    assert rayprocs.marked(mark[:-1]) == []
+    assert ray_processes.marked(mark[:-1]) == []
     write_node(paths, node_with(mark))
     assert stop_node(paths) == (node_with(mark), [])
     child.wait(5)
@@ -110,28 +110,28 @@ def test_a_child_that_wrote_over_its_mark_ends_with_its_node():
         env={**os.environ, MARK: mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as child:  # fmt: skip
         agent = int(child.stdout.readline())
-        assert [process.pid for process in rayprocs.marked(mark)] == [child.pid]
-        assert rayprocs.end(mark) == []
+        assert [process.pid for process in ray_processes.marked(mark)] == [child.pid]
+        assert ray_processes.end(mark) == []
         assert until_over(agent)
 
 
 def until_over(pid):
     deadline = time.monotonic() + 5.0
-    while rayprocs._birth(pid) and time.monotonic() < deadline:
+    while ray_processes._birth(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return not rayprocs._birth(pid)
+    return not ray_processes._birth(pid)
 
 
 def test_addresses_of_both_families_are_read():
     head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
     row = "   0: {}:1F90 {}:0000 {} 00000000:00000000 00:00000000 00000000 0 0 {} 1\n"
     four = head + row.format("0100007F", "00000000", "0A", 7) + row.format("0100007F", "00000000", "01", 8)
-    assert rayprocs.parse_table(four, socket.AF_INET) == [(7, "127.0.0.1", 8080)]
+    assert ray_processes.parse_table(four, socket.AF_INET) == [(7, "127.0.0.1", 8080)]
     six = head + "".join(
         row.format(address, "0" * 32, "0A", inode)
         for inode, address in enumerate(["0" * 32, "0000000000000000FFFF00000100007F", "0" * 24 + "01000000"])
     )
-    assert [address for _, address, _ in rayprocs.parse_table(six, socket.AF_INET6)] == ["::", "127.0.0.1", "::1"]
+    assert [address for _, address, _ in ray_processes.parse_table(six, socket.AF_INET6)] == ["::", "127.0.0.1", "::1"]
 
 
 def test_the_token_is_made_once_and_is_nobody_elses(paths):

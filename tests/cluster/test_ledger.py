@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from skep.cluster.ledger import AWAY_AFTER_S, OWNED_S, Ledger
+from skep.cluster.replica_registry import AWAY_AFTER_S, OWNED_S, Ledger
 
 
 class Clock:
@@ -135,8 +135,8 @@ def test_a_post_s_handle_is_kept_while_it_goes_on_and_not_for_its_successor(cloc
         await ledger.announce("m-1", row("m-1", "three"), "old")
         assert (await ledger.announce("m-1", row("m-1", "four")))["held"] is False
         clock.now += 100.0
-        monkeypatch.setattr("skep.cluster.ledger.LOOK_EVERY_S", 0.0)
-        monkeypatch.setattr("skep.cluster.ledger.PAUSE_S", 1000.0)
+        monkeypatch.setattr("skep.cluster.replica_registry.LOOK_EVERY_S", 0.0)
+        monkeypatch.setattr("skep.cluster.replica_registry.PAUSE_S", 1000.0)
         watching = asyncio.create_task(ledger.watch())
         while len(reached) < 2:
             await asyncio.sleep(0)
@@ -203,7 +203,7 @@ def test_a_hive_without_a_gateway_is_ended(clock, monkeypatch):
         ledger = make(clock, ended)
         await ledger.announce("m-0", row())
         await ledger.claim("a", {})
-        monkeypatch.setattr("skep.cluster.ledger.LOOK_EVERY_S", 0.0)
+        monkeypatch.setattr("skep.cluster.replica_registry.LOOK_EVERY_S", 0.0)
         watching = asyncio.create_task(ledger.watch())
         await asyncio.sleep(0.01)
         assert not ended

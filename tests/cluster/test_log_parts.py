@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from skep.cluster.logparts import PART_BYTES, TAIL_BYTES, log_part
-from skep.wire.link import Link
+from skep.cluster.replica_actor import PART_BYTES, TAIL_BYTES, log_part
+from skep.wire.json_pipe import Link
 
 LINE = "INFO [loggers.py:118] Engine 000: Avg prompt throughput: 0.0 tokens/s, härter\n".encode()
 LONG = LINE * (2 * TAIL_BYTES // len(LINE))

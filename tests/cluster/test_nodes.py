@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep import __version__
+from skep.cluster.discover_process import told_by
 from skep.cluster.nodes import (
     Choice,
     capacity,
@@ -19,7 +20,6 @@ from skep.cluster.nodes import (
     spread,
     threads_each,
 )
-from skep.cluster.surveyor import told_by
 from skep.cluster.values import Node, NodeCard, NodeFacts, Survey, survey_document, survey_of
 from skep.engines.base import Place
 from skep.units import GIB

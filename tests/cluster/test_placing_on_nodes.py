@@ -9,17 +9,17 @@ import pytest
 
 from skep.catalog.machine import Gpu
 from skep.catalog.options import Options
-from skep.cluster.facts import lendable, links_among
+from skep.cluster.discover_process import lendable, links_among
 from skep.cluster.nodes import busy_cards, choice_of, first_choice
-from skep.cluster.post import check_cards
+from skep.cluster.placement import HOST_BYTES_A_CARD, kind_word, place_launches, shared_paths
+from skep.cluster.replica_actor import check_cards
 from skep.cluster.values import Node, NodeCard, NodeFacts, Survey, launch_document, launch_of
+from skep.config.settings import Cluster, Serve, Settings
 from skep.engines.base import Launch
-from skep.engines.changes import changes
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.host.nvidia import GpuMemory
-from skep.places import user_paths
-from skep.placing import HOST_BYTES_A_CARD, kind_word, place_launches, shared_paths
-from skep.settings import Cluster, Serve, Settings
+from skep.paths import user_paths
+from skep.supervisor.replica_set import changes
 from skep.units import GIB
 
 WITHIN = {"embedded": "xllamacpp 1", "fake": None, "simulated": None}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from skep.cluster.nodelife import refusal
-from skep.cluster.raystart import (
+from skep.cluster.node_commands import refusal
+from skep.cluster.ray_command import (
     ENGINE_PORTS,
     MARK,
     NodeStart,

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from skep.cluster.main import RayNodes
-from skep.cluster.surveying import SPARED_S, SURVEY_S, Surveys
+from skep.cluster.client import RayNodes
+from skep.cluster.discover import SPARED_S, SURVEY_S, Surveys
 from skep.cluster.values import Node, NodeFacts, Survey, survey_document, survey_of
+from skep.config.settings import Cluster, Serve, Settings, Upstream
 from skep.errors import DoesNotFit, EngineError
-from skep.places import user_paths
-from skep.settings import Cluster, Serve, Settings, Upstream
+from skep.paths import user_paths
 
 SETTINGS = Settings(serve=(Serve(model="m", engine="fake", replicas=2),), cluster=Cluster("auto"))
 NODE = Node("id-a", "a", "10.0.0.1", False, 8, 0, 0, 8, 0, 0, facts=NodeFacts(8, 0, engines={"fake": None}))

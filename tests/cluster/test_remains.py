@@ -9,15 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from skep.cluster.heads import Head
-from skep.cluster.homenode import HomeNode, keep_token, read_node, write_node
-from skep.cluster.joining import STRANGER, checked_way, explained
-from skep.cluster.nodelife import _make_way
-from skep.cluster.raystart import MARK
-from skep.cluster.remains import Remains, why_over
-from skep.engines.binding import free_port
+from skep.cluster.connect import STRANGER, checked_way, explained
+from skep.cluster.node_commands import Head, Remains, _make_way, why_over
+from skep.cluster.node_file import HomeNode, keep_token, read_node, write_node
+from skep.cluster.ray_command import MARK
+from skep.engines.ports import free_port
 from skep.errors import EngineError, UserError
-from skep.places import user_paths
+from skep.paths import user_paths
 
 OURS, OTHERS, TOKEN = "session_1", "session_2", "0123456789abcdef"
 LOST = "whose head is lost, and what it served"

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from skep.cluster.hosted import Hosted
-from skep.cluster.restarts import Restarts
+from skep.cluster.client import Restarts
+from skep.cluster.remote_replica import Hosted
 from skep.engines.base import Launch
 
 READY = {"name": "m-0", "node": "n", "url": "http://10.0.0.2:7400", "pid": 77, "restarts": 0, "engine": None,

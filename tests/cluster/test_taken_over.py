@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from test_envoy_orders import ONE, SETUP, Posts, Wire, place, played, row
 
-from skep.cluster.envoy import Envoy, TakenOver
-from skep.cluster.ledger import OWNED_S, Ledger
+from skep.cluster.ray_driver import Envoy, TakenOver
+from skep.cluster.replica_registry import OWNED_S, Ledger
 
 OLD, NEW = "a:1:x", "b:2:y"
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
-from skep.engines.simulated_plan import plan_of
+from skep.engines.simulated import plan_of
 from skep.planner.constants import published_constants
-from skep.planner.prospect import prospect
+from skep.planner.predict import prospect
 from skep.planner.quants import find_kv, find_quant
 from skep.planner.setup import Layout, Rig, Setup, Speculation
 

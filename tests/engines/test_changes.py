@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from skep.engines.base import Launch
-from skep.engines.changes import Changes, changes
-from skep.engines.front import merged, together
+from skep.supervisor.gateway_child import merged, together
+from skep.supervisor.replica_set import Changes, changes
 
 ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1)
 TWO = replace(ONE, name="m-1")

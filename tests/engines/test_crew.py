@@ -5,9 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from skep.engines.base import Diagnosis, Launch
-from skep.engines.changes import Changes
-from skep.engines.crew import Crew
-from skep.engines.lifecycle import RestartPolicy, State
+from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.replica_set import Changes, Crew
 
 POLICY = RestartPolicy(first_delay_s=0.05, grace_s=0.3)
 ONE = Launch("m-0", "fake", "m", None, slots=1, context_tokens=100, threads=1, gpus=(0, 1), extra=("--load-s=0.2",))

@@ -12,12 +12,11 @@ import pytest
 from skep.catalog.gpus import device
 from skep.catalog.options import Draft, Options
 from skep.engines.base import EXIT_FINAL, Launch
-from skep.engines.causes.logwords import SHOWN, plain
-from skep.engines.causes.order import find, table
-from skep.engines.causes.rule import explained, fill
-from skep.engines.causes.rulebook import KERNEL, RULES
 from skep.engines.diagnosis import before_start, diagnose
-from skep.engines.oomcount import read_oom_kills
+from skep.engines.diagnosis_rule import explained, fill
+from skep.engines.diagnosis_rules import KERNEL, RULES, find, table
+from skep.engines.log_lines import SHOWN, plain
+from skep.supervisor.replica import read_oom_kills
 
 DOCS = Path(__file__).parents[2] / "docs"
 TORCH = (

@@ -9,10 +9,10 @@ import pytest
 
 from skep.catalog.options import Draft, Options
 from skep.engines.base import Launch
-from skep.engines.causes.logwords import plain
-from skep.engines.causes.order import find
-from skep.engines.causes.rule import explained
 from skep.engines.diagnosis import diagnose
+from skep.engines.diagnosis_rule import explained
+from skep.engines.diagnosis_rules import find
+from skep.engines.log_lines import plain
 
 FOLDER = Path(__file__).parent / "logs"
 LOGS = [log for log in sorted(FOLDER.glob("*.log")) if log.stem != "healthy"]

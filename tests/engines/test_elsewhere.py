@@ -9,14 +9,13 @@ from dataclasses import replace
 import pytest
 
 from skep.engines.base import Launch, Place
-from skep.engines.changes import changes
-from skep.engines.crew import Crew
 from skep.engines.fake import Fake
-from skep.engines.lifecycle import RestartPolicy, State
-from skep.engines.remote import UpstreamLife
-from skep.engines.shown import NO_ANSWER
-from skep.engines.supervisor import Hive, Supervisor
 from skep.errors import EngineError, UserError
+from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.remote_replica import UpstreamLife
+from skep.supervisor.replica_set import Crew, changes
+from skep.supervisor.status import NO_ANSWER
+from skep.supervisor.supervisor import Hive, Supervisor
 
 FAR = Launch("m-0", "fake", "m", None, slots=8, context_tokens=100, threads=1, reserve=2, place=Place())
 

@@ -15,10 +15,10 @@ import openai
 import pytest
 
 from skep.engines.base import EXIT_FINAL, REPORT_FD, Launch
-from skep.engines.control import replica_key
 from skep.engines.embedded import Embedded
 from skep.engines.embedded_server import http_threads
-from skep.places import user_paths
+from skep.paths import user_paths
+from skep.supervisor.control import replica_key
 from skep.weights.pull import installed, pull
 
 pytestmark = pytest.mark.engine

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from skep.catalog.options import Draft, Options
+from skep.deploy.launches import KV_BYTES
 from skep.engines.base import EXIT_FINAL, REPORT_FD, Launch
 from skep.engines.embedded import Embedded
 from skep.engines.llama import KV_TYPES, batch_of
 from skep.errors import UserError
-from skep.launching import KV_BYTES
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.weights.pull import installed, pull
 
 MODEL = "smollm2-135m"

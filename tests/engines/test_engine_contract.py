@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from skep.catalog.options import Draft, Options
+from skep.engines.api_key import key_headers
 from skep.engines.base import Launch, engine_named
-from skep.engines.enginekey import key_headers
-from skep.engines.installed import is_installed
-from skep.engines.keeper import descendants
-from skep.engines.lifecycle import RestartPolicy, State
-from skep.engines.replica import Replica
+from skep.engines.discovery import is_installed
 from skep.errors import SkepError
-from skep.gateway.watch import count_busy, count_running
-from skep.places import user_paths
+from skep.gateway.health_loop import count_busy, count_running
+from skep.paths import user_paths
+from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.process_guard import descendants
+from skep.supervisor.replica import Replica
 from skep.testing.speaker import write_program
 from skep.weights.pull import installed, pull
 from skep.wire.fetch import fetch_once

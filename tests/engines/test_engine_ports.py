@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from test_replica import LAUNCH, POLICY
 
-from skep.engines.binding import free_port
-from skep.engines.company import Company
 from skep.engines.fake import Fake
-from skep.engines.lifecycle import State
-from skep.engines.replica import Replica
+from skep.engines.ports import free_port
 from skep.errors import EngineError
+from skep.supervisor.lifecycle import State
+from skep.supervisor.replica import Replica
+from skep.supervisor.start_order import Company
 
 
 def few_ports():

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from skep.engines.api_key import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, new_key, shows_key
 from skep.engines.base import Launch, engine_named
-from skep.engines.company import Company
-from skep.engines.enginekey import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, new_key, shows_key
-from skep.engines.lifecycle import RestartPolicy, State
-from skep.engines.logfile import HIDDEN, RotatingLog
-from skep.engines.replica import Replica
+from skep.files import HIDDEN, RotatingLog
+from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.replica import Replica
+from skep.supervisor.start_order import Company
 
 KEY = "a-key-of-this-hive"
 PLAIN = Launch("m-0", "fake", "m", None, slots=1, context_tokens=100, threads=1, port=9001, checkpoint="org/m")

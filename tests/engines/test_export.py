@@ -12,11 +12,10 @@ import pytest
 
 from skep.catalog.options import Draft, Options
 from skep.catalog.presets import Container, Mount, Need, Preset, Published
-from skep.engines.export import FORMS, export
-from skep.engines.export.recipe import recipe_of
-from skep.engines.export.words import Path, comment, shell_word, systemd_word, yaml_word
+from skep.config.presets import serve_of, shipped_presets
+from skep.deploy.export import FORMS, export
+from skep.deploy.export_recipe import Path, comment, recipe_of, shell_word, systemd_word, yaml_word
 from skep.errors import UserError
-from skep.presetfile import serve_of, shipped_presets
 
 NASTY = ["a b", "it's", '"quoted"', "$HOME", "`id`", "100%", "%h", "back\\slash", "two\nlines", "tab\there", "ümlaut",
          "; rm -rf x", "#no", "${X}", "$(id)", "", "\\", "a=b", "{}", "*", "!", "~", "-x", "日本\u2028x"]  # fmt: skip

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from test_elsewhere import FAR, hive_of
 
-from skep.engines.lifecycle import State
 from skep.errors import EngineError
+from skep.supervisor.lifecycle import State
 
 
 def settings(replicas):

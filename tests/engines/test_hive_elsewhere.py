@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from test_elsewhere import FAR, Aide, Far, hive_of
 
-from skep.engines.control import ask_down
-from skep.engines.lifecycle import RestartPolicy
 from skep.errors import EngineError
+from skep.supervisor.control import ask_down
+from skep.supervisor.lifecycle import RestartPolicy
 
 
 def shown(supervisor, key):

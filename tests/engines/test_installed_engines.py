@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from skep.engines import installed, known_flags
-from skep.engines.installed import find_program, parse_version, running_version, version_of
-from skep.engines.known_flags import parse_flags, remembered_flags, unknown_flags
+from skep.engines import discovery
+from skep.engines.discovery import (
+    find_program,
+    parse_flags,
+    parse_version,
+    remembered_flags,
+    running_version,
+    unknown_flags,
+    version_of,
+)
 from skep.errors import UserError
 
 ENGINES = {"vllm": "vllm", "llamacpp": "llama-server", "ollama": "ollama", "sglang": "sglang"}
@@ -61,7 +68,7 @@ def test_a_program_that_does_not_tell_has_no_version_and_no_flags(tmp_path):
     for text in ("#!/bin/sh\nexit 3\n", "#!/bin/sh\necho gibberish\n", "not a program"):
         program = find_program("llamacpp", str(script(tmp_path / "llama-server", text)))
         assert version_of(program) is None
-        assert known_flags.known_flags(program, tmp_path / "cache") is None
+        assert discovery.known_flags(program, tmp_path / "cache") is None
 
 
 def test_sglang_is_a_module_of_an_interpreter(tmp_path):
@@ -148,7 +155,7 @@ def test_help_is_asked_once_for_a_program_and_its_version(tmp_path):
     version_of(program)
     asked = (tmp_path / "asked").read_text().count("asked")
     for _ in range(3):
-        assert "--flag-7" in known_flags.known_flags(program, tmp_path / "cache", told.append)
+        assert "--flag-7" in discovery.known_flags(program, tmp_path / "cache", told.append)
     assert (tmp_path / "asked").read_text().count("asked") == asked + 1
     assert len(told) == 1
     assert remembered_flags(program, tmp_path / "cache") is not None
@@ -162,13 +169,13 @@ def test_a_cache_that_cannot_be_written_or_read_is_no_error(tmp_path):
         "llamacpp", str(script(tmp_path / "llama-server", f"#!/bin/sh\ncat <<'END'\n{flags}\nEND\n"))
     )
     (tmp_path / "cache").write_text("a file, no folder")
-    assert "--flag-3" in known_flags.known_flags(program, tmp_path / "cache")
+    assert "--flag-3" in discovery.known_flags(program, tmp_path / "cache")
 
 
 def test_the_cache_is_the_users():
-    assert known_flags.default_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/skep/engines")
+    assert discovery.default_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/skep/engines")
 
 
 def test_nothing_is_looked_for_where_a_line_is_only_printed():
-    assert installed.bare_words("sglang") == ("python", "-m", "sglang.launch_server")
-    assert installed.bare_words("vllm", "/opt/vllm") == ("/opt/vllm", "serve")
+    assert discovery.bare_words("sglang") == ("python", "-m", "sglang.launch_server")
+    assert discovery.bare_words("vllm", "/opt/vllm") == ("/opt/vllm", "serve")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from skep.engines.keeper import descendants
-from skep.engines.logfile import RotatingLog
+from skep.files import RotatingLog
 from skep.host.processes import kill_marked
+from skep.supervisor.process_guard import descendants
 
 
 class KeptEngine:
@@ -24,7 +24,7 @@ class KeptEngine:
                 [
                     sys.executable,
                     "-m",
-                    "skep.engines.keeper",
+                    "skep.supervisor.process_guard",
                     "--link-fd",
                     str(theirs.fileno()),
                     "--log",

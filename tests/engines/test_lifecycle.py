@@ -1,6 +1,6 @@
 """A replica's life, decided without a clock."""
 
-from skep.engines.lifecycle import Do, Lifecycle, RestartPolicy, State
+from skep.supervisor.lifecycle import Do, Lifecycle, RestartPolicy, State
 
 POLICY = RestartPolicy(first_delay_s=1.0, max_delay_s=8.0, failures_before_ready=3, failures_after_ready=5, stable_s=60)
 

@@ -5,8 +5,23 @@ import random
 import pytest
 
 from skep.engines.base import Launch
-from skep.engines.lodging import FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S, POLL_S, POLL_SOON_S, Lodging
-from skep.engines.rooms import Admit, Drain, Figures, Guest, House, Load, Refuse, Stay, Unload, guests_of
+from skep.supervisor.eviction import (
+    FIRST_BACK_OFF_S,
+    LONGEST_BACK_OFF_S,
+    POLL_S,
+    POLL_SOON_S,
+    Admit,
+    Drain,
+    Figures,
+    Guest,
+    House,
+    Load,
+    Lodging,
+    Refuse,
+    Stay,
+    Unload,
+    guests_of,
+)
 
 IDLE = Figures(busy=0, queued=0, idle_s=100.0)
 BUSY = Figures(busy=1, queued=0, idle_s=None)

@@ -7,13 +7,13 @@ import urllib.request
 
 import pytest
 
-from skep.bench.reading import Reading
 from skep.catalog.options import Draft, Options
 from skep.engines.base import Launch
-from skep.engines.binding import free_port
 from skep.engines.ollama import Ollama, manifest_of
+from skep.engines.ports import free_port
 from skep.errors import UserError
 from skep.testing.speaker import write_program
+from skep.wire.stream_reader import Reading
 
 
 def launch(slots=4, model="gemma3:27b", **fields):

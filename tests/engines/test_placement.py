@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from skep.catalog.options import Options
+from skep.deploy.gpus import Card, check_free, check_lodging, check_together, divide, have, room_of
 from skep.engines.base import Launch
-from skep.engines.placement import Card, check_free, check_lodging, check_together, divide, have, room_of
 from skep.errors import DoesNotFit, UserError
 from skep.units import GIB
 

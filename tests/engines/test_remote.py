@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from skep.engines.base import Launch
-from skep.engines.lifecycle import State
-from skep.engines.remote import NotThere, Upstream, find_out
+from skep.supervisor.lifecycle import State
+from skep.supervisor.remote_replica import NotThere, Upstream, find_out
 from skep.testing.process import FakeEngine
 
 

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from skep.engines.base import Launch, engine_named
-from skep.engines.company import Company
 from skep.engines.fake import Fake
-from skep.engines.lifecycle import RestartPolicy, State
-from skep.engines.replica import Replica
+from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.replica import Replica
+from skep.supervisor.start_order import Company
 
 POLICY = RestartPolicy(watch_every_s=0.1, watch_timeout_s=0.3, watch_failures=2, first_delay_s=0.05, grace_s=0.3)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from skep.engines.scaling import models_of, rescaled
 from skep.errors import UserError
+from skep.supervisor.reload import models_of, rescaled
 
 
 def document(*tables):

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from skep.engines.sidecar import Sidecar
+from skep.supervisor.monitor_child import Sidecar
 
 # Says that it began, and ends with its parent: what the child of a sidecar has to do.
 CHILD = """

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from skep.engines.supervisor import Hive, Supervisor
-from skep.places import user_paths
-from skep.settings import Monitor, Settings, Wishes
+from skep.config.settings import Monitor, Settings, Wishes
+from skep.paths import user_paths
+from skep.supervisor.main import monitor_argv
+from skep.supervisor.supervisor import Hive, Supervisor
 from skep.testing.process import FakeEngine
-from skep.wiring import monitor_argv
 
 
 def test_settings_decide_whether_there_is_one():

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from simulated_process import MTP, small_plan, small_prospect
 
 from skep.engines.base import Launch
-from skep.engines.simulated import Simulated
-from skep.engines.simulated_clockwork import Clockwork
-from skep.engines.simulated_metrics import Meters
-from skep.engines.simulated_plan import plan_from_json
-from skep.engines.simulated_words import natural_tokens, script, seed_of
+from skep.engines.simulated import Simulated, plan_from_json
+from skep.engines.simulated_loop import Clockwork, Meters
+from skep.engines.simulated_requests import natural_tokens, script, seed_of
 from skep.errors import UserError
 from skep.planner.batching import Replica
 from skep.planner.setup import Load
@@ -74,7 +72,7 @@ def test_in_virtual_time_it_is_the_forecast(agents, spec):
     """12 agents on 4 slots: the rest waits, in both."""
     prospect = small_prospect(spec=spec)
     tokens, wall_s = closed_loop(prospect, agents, 3 * agents, 512, 128)
-    from skep.planner.forecast import play
+    from skep.planner.predict import play
 
     load = Load(agents, 512, 128, tasks=3 * agents)
     foretold = play(

@@ -11,7 +11,7 @@ import openai
 import pytest
 from simulated_process import MODEL, MTP, Simulated, small_plan
 
-from skep.engines.simulated_plan import plan_from_json
+from skep.engines.simulated import plan_from_json
 
 HELLO = [{"role": "user", "content": "hello"}]
 

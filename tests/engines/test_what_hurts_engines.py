@@ -17,28 +17,26 @@ import pytest
 from skep.catalog.needs import Here, missing_needs
 from skep.catalog.options import Options
 from skep.catalog.presets import Need
-from skep.configfile import parse_settings
+from skep.config.load import parse_settings
+from skep.config.presets import preset, serve_of
+from skep.config.settings import Serve, Settings
+from skep.deploy.export_container import docker as export_docker
+from skep.deploy.export_recipe import recipe_of
+from skep.deploy.gpus import Card
+from skep.deploy.launches import Machine, plan_launches, read_machine
 from skep.engines.base import Diagnosis, Launch
-from skep.engines.causes.logwords import plain_lines
-from skep.engines.causes.rule import match
-from skep.engines.causes.rulebook import RULES
-from skep.engines.changes import Changes, changes
-from skep.engines.crew import Crew
 from skep.engines.diagnosis import diagnose
-from skep.engines.export.container import docker as export_docker
-from skep.engines.export.recipe import recipe_of
+from skep.engines.diagnosis_rule import match
+from skep.engines.diagnosis_rules import RULES
 from skep.engines.fake import Fake
-from skep.engines.lifecycle import RestartPolicy, State
-from skep.engines.lodging import Lodging
-from skep.engines.placement import Card
-from skep.engines.replica import Replica
-from skep.engines.rooms import Figures, Guest, House, Load, Stay, guests_of
-from skep.engines.supervisor import Hive, Supervisor
+from skep.engines.log_lines import plain_lines
 from skep.errors import DoesNotFit, UserError
-from skep.launching import Machine, plan_launches, read_machine
-from skep.places import user_paths
-from skep.presetfile import preset, serve_of
-from skep.settings import Serve, Settings
+from skep.paths import user_paths
+from skep.supervisor.eviction import Figures, Guest, House, Load, Lodging, Stay, guests_of
+from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.replica import Replica
+from skep.supervisor.replica_set import Changes, Crew, changes
+from skep.supervisor.supervisor import Hive, Supervisor
 from skep.units import GIB
 
 POLICY = RestartPolicy(first_delay_s=0.05, grace_s=0.3, fallbacks=5)

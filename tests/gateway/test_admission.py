@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from skep.config.key_ring import Priority
 from skep.gateway.admission import Admission
-from skep.gateway.keys import Priority
 from skep.gateway.values import AdmissionLimits, Arrival, Forward, Reject, RejectCode, ReplicaSpec, Withdraw
 
 INTER, N, B = Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH

@@ -11,11 +11,10 @@ from pathlib import Path
 import openai
 import pytest
 
-from skep.gateway.keys import digest_of
-from skep.store.batches import BatchStore, Beginning
+from skep.config.key_ring import digest_of
+from skep.gateway.batch.scheduler import MOST_AT_ONCE, MOST_LOST
+from skep.gateway.batch.store import BatchStore, Beginning
 from skep.store.database import open_store
-from skep.swarm.batch.course import MOST_LOST
-from skep.swarm.batch.sharing import MOST_AT_ONCE
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 

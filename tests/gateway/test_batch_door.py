@@ -2,9 +2,9 @@
 
 import asyncio
 
-from skep.frontdoor import MOST_HELD_BYTES, BatchDoor
+from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, Answer
+from skep.gateway.main import MOST_HELD_BYTES, BatchDoor
 from skep.gateway.proxy import Policy
-from skep.swarm.batch.course import MOST_ANSWER_BYTES, Answer
 
 PIECE = b"x" * 1_048_576
 

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from skep.gateway.breaker import BAD_ANSWERS, BAD_CHECKS, FIRST_OPEN_S, LONGEST_OPEN_S, Breaker
+from skep.gateway.replica_table import BAD_ANSWERS, BAD_CHECKS, FIRST_OPEN_S, LONGEST_OPEN_S, Breaker
 
 
 def opened(now=0.0):

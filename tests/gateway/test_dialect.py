@@ -10,8 +10,8 @@ import openai
 import pytest
 from hypothesis import given, settings
 
-from skep.gateway.dialect import ERRORS, error_body, error_event, rejection, retry_headers, speaks_anthropic
-from skep.gateway.keys import RefusalCode
+from skep.config.key_ring import RefusalCode
+from skep.gateway.error_format import ERRORS, error_body, error_event, rejection, retry_headers, speaks_anthropic
 from skep.gateway.values import Reject, RejectCode
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()

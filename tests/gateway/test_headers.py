@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from skep.gateway.headers import KEY_HEADERS, sort_headers
+from skep.gateway.request_policy import KEY_HEADERS, sort_headers
 from skep.wire.heads import HOP_BY_HOP
 
 STAY = {b"origin"} | HOP_BY_HOP | {b"host", b"content-length", b"expect"}

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from skep.gateway.journal import MAX_TEXT, Journal, Ledger, quoted, request_line
+from skep.gateway.request_log import MAX_TEXT, Journal, Ledger, quoted, request_line
 from skep.store.database import open_store
 from skep.store.records import GatewayRequest
 from skep.store.rows import gateway_values

@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from skep.configfile import make_upstream
+from skep.config.load import make_upstream
 from skep.engines.base import Launch
-from skep.engines.remote import find_out
+from skep.supervisor.remote_replica import find_out
 from skep.testing.gateway_process import GatewayProcess
 
 

@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from skep.gateway import peek
-from skep.gateway.peek import (
+from skep.gateway import body_inspection
+from skep.gateway.body_inspection import (
     DECODE_BYTES,
     LONG_BYTES,
     LONGEST_NAME,
@@ -220,7 +220,7 @@ def test_first_messages_that_differ_late_are_told_apart_and_those_that_differ_to
     def digest(first, count=1):
         return look(compact({"model": "m", "messages": turns(first, count)})).conversation
 
-    same = "s" * (peek.BEGINNING - 10)
+    same = "s" * (body_inspection.BEGINNING - 10)
     assert digest(same + "1") != digest(same + "2")
     assert digest(same + "1") == digest(same + "1", 40)
     assert digest(same + 20 * "s" + "1") == digest(same + 20 * "s" + "2", 40)

@@ -7,10 +7,10 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from plain_rules import PlainAdmission
 
+from skep.config.key_ring import Priority
 from skep.gateway.admission import Admission
-from skep.gateway.keys import Priority
 from skep.gateway.ranking import Ranking
-from skep.gateway.roster import SMALL
+from skep.gateway.replica_table import SMALL
 from skep.gateway.routing import CLEARLY_BUSIER
 from skep.gateway.values import AdmissionLimits, Arrival, Forward, Reject, ReplicaSpec, Withdraw
 

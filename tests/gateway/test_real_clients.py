@@ -11,7 +11,7 @@ import pytest
 
 from skep.engines.base import REPORT_FD, Launch
 from skep.engines.embedded import Embedded
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.testing.gateway_process import GatewayProcess
 from skep.weights.pull import installed, pull
 

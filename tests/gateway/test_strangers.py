@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from skep.gateway.keys import digest_of
-from skep.gateway.peek import LONG_BYTES
+from skep.config.key_ring import digest_of
+from skep.gateway.body_inspection import LONG_BYTES
 from skep.testing.process import FakeEngine
 
 MIB = 1 << 20

@@ -12,8 +12,8 @@ import anthropic
 import openai
 import pytest
 
-from skep.gateway.aloud import comment, wants_stream
-from skep.gateway.dormancy import Dormancy
+from skep.gateway.stream_keepalive import comment, wants_stream
+from skep.gateway.unloaded_models import Dormancy
 from skep.testing.process import FakeEngine
 
 ASKED = [{"role": "user", "content": "one two three"}]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from skep.gateway.watch import count_running
+from skep.gateway.health_loop import count_running
 
 VLLM = b"""# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m"} 3.0

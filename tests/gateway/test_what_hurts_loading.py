@@ -7,11 +7,11 @@ import sys
 from types import SimpleNamespace
 
 from skep.engines.base import Launch
-from skep.engines.front import Front
-from skep.engines.housing import Housing
-from skep.engines.lifecycle import State
-from skep.engines.rooms import House
-from skep.gateway.dormancy import Dormancy
+from skep.gateway.unloaded_models import Dormancy
+from skep.supervisor.eviction import House
+from skep.supervisor.gateway_child import Front
+from skep.supervisor.lifecycle import State
+from skep.supervisor.model_loader import Housing
 
 MODEL = "fake-model"
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "one"}], "max_tokens": 4}

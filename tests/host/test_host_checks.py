@@ -6,8 +6,8 @@ import pytest
 
 from skep.catalog.machine import Gpu, HostFacts
 from skep.host.checks import (
-    Finding,
-    Verdict,
+    CheckResult,
+    HostFinding,
     cpu_finding,
     disk_finding,
     driver_finding,
@@ -44,7 +44,7 @@ def host_of(captured):
     return of
 
 
-def by_check(findings: list[Finding]) -> dict[str, Finding]:
+def by_check(findings: list[HostFinding]) -> dict[str, HostFinding]:
     return {finding.check: finding for finding in findings}
 
 
@@ -52,7 +52,7 @@ def test_host_without_gpu_is_healthy():
     """No NVIDIA GPU is a fact, not a fault; driver, lanes and links are then not spoken of."""
     found = by_check(examine(HOST))
     assert list(found) == ["python", "cpu", "memory", "open files", "gpu"]
-    assert {finding.verdict for finding in found.values()} == {Verdict.OK}
+    assert {finding.verdict for finding in found.values()} == {CheckResult.OK}
     assert found["gpu"].detail == "no NVIDIA GPU: the embedded model runs on the CPU"
 
 
@@ -61,7 +61,7 @@ def test_h200_host_is_healthy(host_of):
     found = by_check(examine(host_of("h200")))
     assert found["gpu"].detail == "1 x NVIDIA H200 (140.4 GiB, compute 9.0, 700 W)"
     assert found["driver"].detail == "580.159.03, carries CUDA 13.0"
-    assert {finding.verdict for finding in found.values()} == {Verdict.OK}
+    assert {finding.verdict for finding in found.values()} == {CheckResult.OK}
 
 
 def test_nvlink_pair_with_driver_570_is_warned_of_cuda_12_9(host_of):
@@ -69,8 +69,8 @@ def test_nvlink_pair_with_driver_570_is_warned_of_cuda_12_9(host_of):
     found = by_check(examine(host_of("3090x2-nvlink", cuda="12.8")))
     assert found["gpu"].detail == "2 x NVIDIA GeForce RTX 3090 (24.0 GiB, compute 8.6, 350 W)"
     assert found["links"].detail == "GPU 0-1: NV4 (NVLink, 4 bonded links)"
-    assert found["pcie"].verdict is Verdict.OK
-    assert found["driver"].verdict is Verdict.WARNING
+    assert found["pcie"].verdict is CheckResult.OK
+    assert found["driver"].verdict is CheckResult.WARNING
     assert "error 804" in found["driver"].detail
     assert found["driver"].hint == "install driver 580 or newer and reboot, or take builds for CUDA 12.8 or older"
 
@@ -78,7 +78,7 @@ def test_nvlink_pair_with_driver_570_is_warned_of_cuda_12_9(host_of):
 def test_four_cards_are_told_by_lanes_and_pairs(host_of):
     """Cards on x8 and x4 of x16 are a warning; the pairs are grouped by kind of link."""
     found = by_check(examine(host_of("3090x4-lanes")))
-    assert found["pcie"].verdict is Verdict.WARNING
+    assert found["pcie"].verdict is CheckResult.WARNING
     assert found["pcie"].detail == "GPU 0 x16, GPU 1 x16, GPU 2 x8 of x16, GPU 3 x4 of x16"
     assert found["links"].detail == (
         "GPU 0-1: PHB (PCIe through the CPU's host bridge); GPU 2-3: PIX (PCIe, one switch between them); "
@@ -90,8 +90,8 @@ def test_rtx_5090_wants_driver_590(host_of):
     """Driver 580 carries CUDA 13.0 and is still too old for this card."""
     host = host_of("5090")
     found = by_check(examine(host))["driver"]
-    assert (found.verdict, found.hint) == (Verdict.WARNING, "install driver 590 or newer and reboot")
-    assert by_check(examine(replace(host, driver_version="590.48.01")))["driver"].verdict is Verdict.OK
+    assert (found.verdict, found.hint) == (CheckResult.WARNING, "install driver 590 or newer and reboot")
+    assert by_check(examine(replace(host, driver_version="590.48.01")))["driver"].verdict is CheckResult.OK
 
 
 def test_unified_memory_card_is_not_blamed_for_its_lanes(host_of):
@@ -105,7 +105,7 @@ def test_broken_nvidia_smi_is_a_problem_with_a_remedy(script):
     """What the program said reaches the doctor's line."""
     error = read_nvidia(script('echo "Failed to initialize NVML: Driver/library version mismatch"; exit 18')).error
     found = by_check(examine(HOST, nvidia_error=error))["gpu"]
-    assert found.verdict is Verdict.PROBLEM
+    assert found.verdict is CheckResult.PROBLEM
     assert found.detail == "nvidia-smi fails: Failed to initialize NVML: Driver/library version mismatch"
     assert found.hint == "the driver was upgraded under running programs: reboot"
 
@@ -160,7 +160,7 @@ def test_few_lanes_are_a_warning(lanes, most, verdict):
 def test_links_that_are_not_told_are_unknown():
     """Two cards without a topology are not called unconnected."""
     cards = (Gpu(0, "card", None), Gpu(1, "card", None))
-    assert links_finding(cards, ()) == Finding("links", Verdict.OK, "between the cards unknown")
+    assert links_finding(cards, ()) == HostFinding("links", CheckResult.OK, "between the cards unknown")
     assert links_finding(cards[:1], ()) is None
     assert link_means("C2C") == "C2C"
 
@@ -179,7 +179,7 @@ def test_x86_without_avx2_is_a_warning(captured):
     text = captured("cpuinfo-x86-old.txt")
     host = replace(HOST, cpu_model=parse_cpu_model(text), cpu_features=parse_cpu_features(text), cpu_cores=8)
     found = cpu_finding(host)
-    assert found.verdict is Verdict.WARNING
+    assert found.verdict is CheckResult.WARNING
     assert found.detail == "Intel(R) Core(TM) i7-3770K CPU @ 3.50GHz, 8 cores, f16c avx; without AVX2 llama.cpp is slow"
     assert found.hint is not None
 
@@ -187,8 +187,8 @@ def test_x86_without_avx2_is_a_warning(captured):
 def test_arm_without_avx2_is_fine():
     """ARM has its own features; unknown features are not held against a host."""
     arm = replace(HOST, machine="aarch64", cpu_model=None, cpu_features=("asimd", "asimddp"), cpu_cores=1)
-    assert cpu_finding(arm) == Finding("cpu", Verdict.OK, "aarch64, 1 core, asimd asimddp")
-    assert cpu_finding(replace(HOST, cpu_features=())).verdict is Verdict.OK
+    assert cpu_finding(arm) == HostFinding("cpu", CheckResult.OK, "aarch64, 1 core, asimd asimddp")
+    assert cpu_finding(replace(HOST, cpu_features=())).verdict is CheckResult.OK
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_little_free_memory_is_told(total, available, verdict):
 def test_low_file_limit_has_a_command_that_works(soft, hard, hint):
     """`ulimit -n` cannot pass the hard limit, so the hint stays below it."""
     found = open_files_finding(soft, hard)
-    assert found.verdict is (Verdict.OK if hint is None else Verdict.WARNING)
+    assert found.verdict is (CheckResult.OK if hint is None else CheckResult.WARNING)
     assert (hint or "") in (found.hint or "")
 
 

@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from skep.cli.main import app_of
-from skep.gateway.keys import digest_of
-from skep.keyfile import add_entry, keys_path, make_entry, remove_entry
-from skep.places import user_paths
+from skep.config.key_ring import digest_of
+from skep.config.keys import add_entry, keys_path, make_entry, remove_entry
+from skep.paths import user_paths
 
 HEADERS = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
 LIST = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})

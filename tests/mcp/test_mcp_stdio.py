@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.swarm import SwarmStore
-from skep.tasks import Outcome
+from skep.swarm.records import Outcome
+from skep.swarm.store import SwarmStore
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 

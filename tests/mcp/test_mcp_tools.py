@@ -10,11 +10,11 @@ from functools import cache
 
 import pytest
 
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request
-from skep.store.swarm import Recorded, SwarmStore
-from skep.tasks import Ending, Result, Task
+from skep.swarm.records import Ending, Result, Task
+from skep.swarm.store import Recorded, SwarmStore
 
 NOBODY = "http://127.0.0.1:9"
 LONG = "x" * 5000

@@ -8,7 +8,7 @@ from datetime import UTC
 import pytest
 
 from skep.monitor import evaluate
-from skep.series import Change, Heat, Metric, Point, Probe, ProbeOutcome, Rule, SeriesKey, Shape
+from skep.monitor.records import Change, Heat, Metric, Point, Probe, ProbeOutcome, Rule, SeriesKey, Shape
 from skep.units import GIB
 
 HOUR = 3600.0
@@ -212,7 +212,7 @@ def test_one_large_file_is_no_trend_and_neither_are_a_few_hours():
 
 def test_of_several_series_the_worst_speaks_and_all_must_be_well():
     wrong, worse, well, between = (
-        evaluate.Finding(Rule.SLOWER, "box", wrong=state, message="", value=value, limit=50.0)
+        evaluate.RuleFinding(Rule.SLOWER, "box", wrong=state, message="", value=value, limit=50.0)
         for state, value in ((True, 44.0), (True, 40.0), (False, 60.0), (None, 51.0))
     )
     assert evaluate.worst([wrong, worse, well]) is worse

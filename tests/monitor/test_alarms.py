@@ -1,11 +1,11 @@
 """When an alert begins and ends: once for an event, with its end, across restarts."""
 
-from skep.monitor.evaluate import Alarms, Closed, Finding, Opened
-from skep.series import Alert, Rule
+from skep.monitor.evaluate import Alarms, Closed, Opened, RuleFinding
+from skep.monitor.records import Alert, Rule
 
 
 def found(wrong, rule=Rule.SLOWER, target="box", since=None):
-    return Finding(rule, target, wrong=wrong, message="m", value=1.0, limit=2.0, since=since)
+    return RuleFinding(rule, target, wrong=wrong, message="m", value=1.0, limit=2.0, since=since)
 
 
 def test_an_event_opens_one_alert_and_closes_it_once():

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from skep.config.monitor import Monitor, check_webhook
 from skep.errors import UserError
-from skep.monitor.config import Monitor, check_webhook
 from skep.monitor.notify import Command, Rounds, Secrets, Webhook, couriers_of, put_into_words, webhook_of
 from skep.monitor.quiet_hours import Word
-from skep.series import Alert, Rule
+from skep.monitor.records import Alert, Rule
 
 DOWN = Alert(Rule.DOWN, "box", 3600.0, "box is down: refused", 2.0, 2.0, id=1)
 NOTICE = put_into_words(Word("opened", (DOWN,)), 7200.0, "attic")

@@ -9,9 +9,9 @@ import pytest
 
 from skep.monitor import prometheus
 from skep.monitor.prometheus import MOST_SERIES, NAMES
-from skep.series import DAY_S, HOUR_S, Alert, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
+from skep.monitor.records import DAY_S, HOUR_S, Alert, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
+from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 
 NOW = 1_794_700_000.0
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()

@@ -8,9 +8,9 @@ import pytest
 
 from skep.monitor import export
 from skep.monitor.export import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
-from skep.series import HOUR_S, Heat, Metric, Probe, ProbeOutcome, Sample, SeriesKey, Shape, Target
+from skep.monitor.records import HOUR_S, Heat, Metric, Probe, ProbeOutcome, Sample, SeriesKey, Shape, Target
+from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 
 NOW = 1_794_700_000.0
 BOX = Target("box", "http://127.0.0.1:1")

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from skep.monitor.changes import SETTLED_S, WINDOW_S, find_changes
-from skep.series import DAY_S, HOUR_S, Change, Heat, Metric, Probe, ProbeOutcome, Sample, SeriesKey, Shape
+from skep.monitor.records import DAY_S, HOUR_S, Change, Heat, Metric, Probe, ProbeOutcome, Sample, SeriesKey, Shape
+from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 
 START = 20_000 * DAY_S
 KEY = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)

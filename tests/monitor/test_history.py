@@ -9,7 +9,7 @@ import pytest
 
 from skep.monitor.changes import find_changes
 from skep.monitor.history import history_of, primary_keys, read_window, thinned
-from skep.series import (
+from skep.monitor.records import (
     DAY_S,
     HOUR_S,
     Event,
@@ -25,8 +25,8 @@ from skep.series import (
     SpanKind,
     Target,
 )
+from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 
 START = datetime(2026, 10, 24, tzinfo=UTC).timestamp()
 KEY = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 
 from skep.monitor import describe
-from skep.series import HOUR_S, Change, Event, EventKind, Heat, Metric, SeriesKey, Shape
+from skep.monitor.records import HOUR_S, Change, Event, EventKind, Heat, Metric, SeriesKey, Shape
 from skep.stats.rolling import window_stats
 from skep.stats.versus import Judgement, Versus, versus
 from skep.units import Interval

@@ -16,12 +16,12 @@ from soak_month import VirtualLoop
 
 from skep.errors import EngineError, StoreError
 from skep.monitor.loop import Backlog, Entry, Loop, only_writer, probe_by_hand, prober_with, this_moment
+from skep.monitor.records import Event, EventKind, Heat, Probe, ProbeOutcome, Sample, Shape, Target
 from skep.monitor.schedule import Moment
+from skep.monitor.store import SeriesStore
 from skep.monitor.versions import LastSeen, machine_of, news_of
-from skep.places import user_paths
-from skep.series import Event, EventKind, Heat, Probe, ProbeOutcome, Sample, Shape, Target
+from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 from skep.testing.process import FakeEngine
 
 NOON = 1_800_000_000.0

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from skep.configfile import MonitorTable, parse_settings
+from skep.config.load import MonitorTable, parse_settings
+from skep.config.monitor import COMMAND_WORDS
+from skep.config.settings import Monitor, settings_of
 from skep.errors import UserError
-from skep.monitor.config import COMMAND_WORDS
 from skep.monitor.notify import Notice, variables_of
-from skep.settings import Monitor, settings_of
 from skep.units import GIB
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -4,8 +4,8 @@ from datetime import UTC
 
 import pytest
 
+from skep.config.monitor import check_webhook
 from skep.errors import UserError
-from skep.monitor.config import check_webhook
 from skep.monitor.notify import (
     MAX_TEXT,
     Secrets,
@@ -16,7 +16,7 @@ from skep.monitor.notify import (
     variables_of,
 )
 from skep.monitor.quiet_hours import Word
-from skep.series import Alert, Rule
+from skep.monitor.records import Alert, Rule
 
 DOWN = Alert(Rule.DOWN, "box", 3600.0, "box is down: <refused> & gone", 2.0, 2.0, id=1)
 OVER = Alert(Rule.DOWN, "box", 3600.0, "box is down", 2.0, 2.0, 5400.0, "it answers again", id=1)

@@ -22,7 +22,7 @@ from skep.monitor.probe import (
     sample_of,
 )
 from skep.monitor.probe_errors import Fault, fault_of_row
-from skep.series import Heat, ProbeOutcome, Shape, Target
+from skep.monitor.records import Heat, ProbeOutcome, Shape, Target
 from skep.store.records import EngineTimings, Request
 from skep.testing.process import FakeEngine
 from skep.workload.drills import drills

@@ -5,10 +5,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from skep.config.monitor import QuietHours, parse_quiet_hours
 from skep.errors import UserError
-from skep.monitor.config import QuietHours, parse_quiet_hours
 from skep.monitor.quiet_hours import Discretion, Word
-from skep.series import Alert, Rule
+from skep.monitor.records import Alert, Rule
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NIGHT = parse_quiet_hours("22:00-07:00")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from skep.monitor.records import EventKind, ProbeOutcome, Target
 from skep.monitor.schedule import (
     ASLEEP,
     CLOCK_FORWARD,
@@ -18,7 +19,6 @@ from skep.monitor.schedule import (
     due_at,
     what_happened,
 )
-from skep.series import EventKind, ProbeOutcome, Target
 
 NOON = 1_800_000_000.0  # a whole number of hours
 HOUR = 3600.0

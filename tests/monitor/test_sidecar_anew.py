@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from skep.engines.sidecar import Sidecar
+from skep.supervisor.monitor_child import Sidecar
 
 CHILD = """
 import os, sys

@@ -12,9 +12,9 @@ from skep.errors import StoreError
 from skep.monitor.loop import Loop, idle_before, probe_by_hand
 from skep.monitor.main import replaced
 from skep.monitor.probe_lock import Turns
-from skep.series import Probe, ProbeOutcome, Target
+from skep.monitor.records import Probe, ProbeOutcome, Target
+from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 from skep.testing.process import FakeEngine
 
 HOLDER = """

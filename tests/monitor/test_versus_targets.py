@@ -9,7 +9,7 @@ import pytest
 
 from skep.errors import UserError
 from skep.monitor.compare import around_event, compare_targets
-from skep.series import (
+from skep.monitor.records import (
     DAY_S,
     HOUR_S,
     Event,
@@ -23,9 +23,9 @@ from skep.series import (
     Shape,
     Target,
 )
+from skep.monitor.store import SeriesStore
 from skep.stats.versus import Judgement
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 
 START = 20_000 * DAY_S
 END = START + 30 * DAY_S

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from skep.config.monitor import Monitor
 from skep.errors import StoreError
 from skep.monitor.alerts import Watch, check_document, free_bytes_of
-from skep.monitor.config import Monitor
-from skep.series import (
+from skep.monitor.records import (
     Alert,
     Change,
     Heat,
@@ -22,8 +22,8 @@ from skep.series import (
     Shape,
     Target,
 )
+from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 from skep.units import GIB
 
 HOUR = 3600.0

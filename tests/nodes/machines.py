@@ -19,8 +19,8 @@ import openai
 from asking import MODEL, Agents
 from clusters import PATIENCE_S, Door
 
-from skep.cluster.homenode import folder_of
-from skep.places import user_paths
+from skep.cluster.node_file import folder_of
+from skep.paths import user_paths
 
 CLONE_NEWNET = 0x40000000
 NETWORK = "10.0.0"  # as in docs/cluster.md; it exists in the namespaces only
@@ -126,7 +126,7 @@ class Machine(Door):
     def engines(self):
         """Process numbers of the engines that run here."""
         found = self.processes("-m skep.engines.embedded_server")
-        return {pid for pid, line in found.items() if "skep.engines.keeper" not in line}
+        return {pid for pid, line in found.items() if "skep.supervisor.process_guard" not in line}
 
     def reaches(self, other):
         """Those of the other's listeners, wherever they are bound, that a connection from here is accepted by."""

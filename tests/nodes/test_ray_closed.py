@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from clusters import until
 
-from skep.cluster import rayprocs
-from skep.cluster.homenode import folder_of, read_node
-from skep.cluster.raystart import Ports
-from skep.places import user_paths
+from skep.cluster import ray_processes
+from skep.cluster.node_file import folder_of, read_node
+from skep.cluster.ray_command import Ports
+from skep.paths import user_paths
 
 pytestmark = pytest.mark.ray
 
@@ -60,7 +60,7 @@ def first_port():
 
 
 def processes(machine):
-    return rayprocs.marked(read_node(user_paths(machine.env)).mark)
+    return ray_processes.marked(read_node(user_paths(machine.env)).mark)
 
 
 def environ(process):
@@ -86,7 +86,7 @@ def test_a_cluster_of_this_machine_alone_listens_on_loopback_only_and_ends_whole
     (node,) = json.loads(one.run("cluster", "status", "--json").stdout)["nodes"]
     assert (node["name"], node["alive"], node["here"], node["replicas"]) == ("alone", True, True, [])
 
-    found = rayprocs.listeners(processes(one))
+    found = ray_processes.listeners(processes(one))
     assert {listener.process for listener in found} >= {"gcs_server", "raylet"}
     assert {listener.address for listener in found} == {"127.0.0.1"}
     assert all(port <= listener.port <= port + 1020 for listener in found)
@@ -105,7 +105,7 @@ def test_a_cluster_of_this_machine_alone_listens_on_loopback_only_and_ends_whole
 
     mark = read_node(user_paths(one.env)).mark
     assert "stopped: the head" in one.run("cluster", "stop").stderr
-    assert rayprocs.marked(mark) == []
+    assert ray_processes.marked(mark) == []
     assert one.run("cluster", "status", "--cluster", f"127.0.0.1:{port}", check=False).returncode == 1
 
 
@@ -223,7 +223,7 @@ def test_neither_join_nor_start_ends_a_node_whose_head_lives_or_a_head_that_lost
         assert (done.returncode, "still runs here, only its raylet has died" in done.stderr) == (2, True), done.stderr
     kill(old, "gcs_server")
     began = time.monotonic()
-    survey = [sys.executable, "-c", "from skep.cluster.surveying import survey; survey('auto')"]
+    survey = [sys.executable, "-c", "from skep.cluster.discover import survey; survey('auto')"]
     lost = subprocess.run(survey, env=node.env, capture_output=True, text=True, timeout=120)
     assert f"the head at {heads[0]} is lost; this machine was a node of it" in lost.stderr
     assert time.monotonic() - began < 60, "Ray itself waits longer"

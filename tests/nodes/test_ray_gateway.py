@@ -10,9 +10,9 @@ from asking import MODEL, Agents
 from clusters import processes, until
 from test_ray_hive import UP, chat, engines_left, ready
 
-from skep.cluster.envoy import MEND_EVERY_S
-from skep.cluster.ledger import OWNED_S
-from skep.cluster.logparts import TAIL_BYTES
+from skep.cluster.ray_driver import MEND_EVERY_S
+from skep.cluster.replica_actor import TAIL_BYTES
+from skep.cluster.replica_registry import OWNED_S
 
 pytestmark = pytest.mark.ray
 
@@ -95,11 +95,11 @@ def test_a_long_log_elsewhere_is_shown_as_one_here_is_and_costs_no_envoy(nodes, 
     log = Path(os.environ["XDG_STATE_HOME"], "skep/logs/posts", f"skep@{nodes.address}", f"{MODEL}-0.log")
     with log.open("ab") as file:
         file.write(b"INFO [loggers.py:118] Engine 000: Avg prompt throughput: 0.0 tokens/s\n" * 100_000)
-    (envoy,) = processes("skep.cluster.envoy", one.home)
+    (envoy,) = processes("skep.cluster.ray_driver", one.home)
     told = one.run("logs", f"{MODEL}-0", "-n", "1000000").stdout.encode()
     assert told == log.read_bytes()[-TAIL_BYTES:]
     assert len(one.run("logs", f"{MODEL}-0", "-n", "50000").stdout.splitlines()) == 50_000
-    assert processes("skep.cluster.envoy", one.home) == [envoy]
+    assert processes("skep.cluster.ray_driver", one.home) == [envoy]
     assert one.rows()["cluster"]["state"] == "ready"
 
 

@@ -23,7 +23,7 @@ def test_neither_the_ledger_nor_an_envoy_killed_costs_an_answer(nodes, door):
         (ledger,) = processes("ray::LedgerActor", nodes.env["XDG_STATE_HOME"])
         os.kill(ledger, signal.SIGKILL)
         agents.until_answered(3)
-        (envoy,) = processes("skep.cluster.envoy", one.home)
+        (envoy,) = processes("skep.cluster.ray_driver", one.home)
         os.kill(envoy, signal.SIGKILL)
         agents.until_answered(3)
         assert until(lambda: one.rows()["cluster"]["state"] == "ready", 60.0)

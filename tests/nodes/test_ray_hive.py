@@ -145,7 +145,7 @@ def test_a_restart_that_an_envoy_took_along_is_carried_out_by_the_next_one(nodes
     one = door()
     one.up("up", "--config", str(config))
     (before,) = ready(one, 1)
-    (envoy,) = processes("skep.cluster.envoy", one.home)
+    (envoy,) = processes("skep.cluster.ray_driver", one.home)
     os.kill(envoy, signal.SIGSTOP)
     one.run("restart", "m-0")
     os.kill(envoy, signal.SIGKILL)

@@ -11,8 +11,8 @@ from asking import MODEL
 from clusters import until
 from machines import AgentsAt, Room, cannot
 
-from skep.cluster.raystart import Ports
-from skep.engines.shown import NO_ANSWER
+from skep.cluster.ray_command import Ports
+from skep.supervisor.status import NO_ANSWER
 
 pytestmark = pytest.mark.ray
 DOCS = Path(__file__).parents[2] / "docs/cluster.md"

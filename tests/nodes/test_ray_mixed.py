@@ -6,7 +6,7 @@ import pytest
 from cards import Cards, variable_of
 from clusters import until
 
-from skep.cluster.surveying import survey
+from skep.cluster.discover import survey
 from skep.units import GIB
 
 pytestmark = pytest.mark.ray
@@ -62,7 +62,7 @@ def placed(address):
     import ray
     from ray.util import placement_group_table
 
-    from skep.cluster.joining import join
+    from skep.cluster.connect import join
 
     join(address)
     try:

@@ -11,11 +11,11 @@ from dataclasses import asdict, replace
 import pytest
 from clusters import until, worker_of
 
-from skep.cluster.ledger import ANNOUNCE_EVERY_S
+from skep.cluster.replica_registry import ANNOUNCE_EVERY_S
 from skep.engines.base import Launch, Place
-from skep.engines.lifecycle import RestartPolicy
 from skep.host.processes import MARK
-from skep.places import user_paths
+from skep.paths import user_paths
+from skep.supervisor.lifecycle import RestartPolicy
 
 pytestmark = pytest.mark.ray
 ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, place=Place(cpus=1.0))
@@ -27,9 +27,9 @@ def hive(nodes):
     """This process as a driver; posts and places of the hive are gone with the cluster."""
     import ray
 
-    from skep.cluster.actors import make_ledger
-    from skep.cluster.joining import join
-    from skep.cluster.stations import Stations
+    from skep.cluster.actor_manager import Stations
+    from skep.cluster.connect import join
+    from skep.cluster.registry_actor import make_ledger
 
     nodes.add("b")
     nodes.add("c")

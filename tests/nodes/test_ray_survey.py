@@ -11,11 +11,11 @@ import pytest
 
 from skep import __version__
 from skep.catalog.options import Options
-from skep.cluster.surveying import survey
+from skep.cluster.discover import survey
+from skep.cluster.placement import place_launches, shared_paths
+from skep.config.settings import Cluster, Serve, Settings
 from skep.errors import DoesNotFit, EngineError, UserError
-from skep.places import user_paths
-from skep.placing import place_launches, shared_paths
-from skep.settings import Cluster, Serve, Settings
+from skep.paths import user_paths
 from skep.units import GIB
 
 pytestmark = pytest.mark.ray

@@ -8,7 +8,7 @@ from skep.catalog.gpus import device
 from skep.catalog.models import geometry
 from skep.planner.batching import Replica, Sequence
 from skep.planner.constants import published_constants
-from skep.planner.forecast import lengths, play
+from skep.planner.predict import lengths, play
 from skep.planner.quants import find_kv, find_quant
 from skep.planner.setup import Layout, Load, Speculation
 from skep.planner.step import step_model

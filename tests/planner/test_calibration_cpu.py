@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from skep.catalog.machine import HostFacts
-from skep.planner.cpu_rig import cpu_device, cpu_rig
+from skep.planner.rigs import cpu_device, cpu_rig
 from skep.units import GIB
 
 FACTS = HostFacts(

@@ -7,11 +7,11 @@ import pytest
 from skep.catalog.models import geometries, geometry
 from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import Goal, Pins, arranged, offered_quants
-from skep.planner.choice import choose, fits_nowhere
-from skep.planner.fitting_in import fits
+from skep.planner.choose import choose, fits_nowhere
+from skep.planner.fit import fits
 from skep.planner.quants import find_kv, find_quant
 from skep.planner.ranking import levels
-from skep.planner.rig_words import parse_rig
+from skep.planner.rigs import parse_rig
 from skep.planner.rules import refusal
 from skep.planner.setup import Layout, Speculation
 

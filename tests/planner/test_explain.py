@@ -4,11 +4,11 @@ import pytest
 
 from skep.catalog.models import geometry
 from skep.planner.candidates import Goal
+from skep.planner.choose import account
 from skep.planner.constants import published_constants
-from skep.planner.explain import account
-from skep.planner.prospect import prospect
+from skep.planner.predict import prospect
 from skep.planner.quants import find_kv, find_quant
-from skep.planner.rig_words import parse_rig
+from skep.planner.rigs import parse_rig
 from skep.planner.setup import Layout, Setup, Speculation
 from skep.planner.step import Tuning
 

@@ -8,11 +8,11 @@ import pytest
 
 from skep.catalog.models import geometry
 from skep.planner.candidates import Goal, Pins
-from skep.planner.choice import choose
+from skep.planner.choose import choose
 from skep.planner.constants import published_constants
-from skep.planner.prospect import prospect
+from skep.planner.predict import prospect
 from skep.planner.quants import find_kv, find_quant
-from skep.planner.rig_words import parse_rig
+from skep.planner.rigs import parse_rig
 from skep.planner.setup import Layout, Load, Setup, Speculation
 
 DUAL_3090_DENSE = Pins(

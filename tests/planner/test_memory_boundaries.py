@@ -15,7 +15,7 @@ from memory_samples import (
     setup,
 )  # fmt: skip
 
-from skep.planner.fitting_in import fits, kv_capacity_tokens, largest
+from skep.planner.fit import fits, kv_capacity_tokens, largest
 from skep.planner.memory import memory, weights_bytes
 from skep.units import GIB
 

@@ -17,7 +17,7 @@ from memory_samples import (
 )
 
 from skep.catalog.models import geometry
-from skep.planner.fitting_in import kv_capacity_tokens, pool_tokens_as_reported
+from skep.planner.fit import kv_capacity_tokens, pool_tokens_as_reported
 from skep.planner.memory import memory
 
 # card, TP, model, weights, KV, utilization, tokens as published. The rows whose pool is twice what 16-bit KV could give

@@ -22,10 +22,21 @@ from memory_samples import (
     setup,
 )  # fmt: skip
 
-from skep.planner.fitting_in import fits, largest, smallest
-from skep.planner.graphs import capture_sizes, full_sizes, graph_bytes, graphs_inside
-from skep.planner.memory import kv_bytes_per_token, memory, scratch_bytes, state_bytes, workspace_bytes
-from skep.planner.memory_facts import defaults, usable_bytes, version_of
+from skep.planner.fit import fits, largest, smallest
+from skep.planner.memory import (
+    capture_sizes,
+    defaults,
+    full_sizes,
+    graph_bytes,
+    graphs_inside,
+    kv_bytes_per_token,
+    memory,
+    scratch_bytes,
+    state_bytes,
+    usable_bytes,
+    version_of,
+    workspace_bytes,
+)
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.setup import Layout, Setup, Speculation
 from skep.units import GIB, KIB, MIB

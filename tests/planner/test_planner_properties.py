@@ -11,25 +11,20 @@ import pytest
 from skep.catalog.gpus import device, devices
 from skep.catalog.models import geometries, geometry
 from skep.errors import UserError
-from skep.planner.bands import band
 from skep.planner.candidates import Goal, Pins
-from skep.planner.choice import choose
+from skep.planner.choose import choose
 from skep.planner.constants import published_constants
-from skep.planner.fitting_in import largest
-from skep.planner.forecast import lengths, play
-from skep.planner.links import all_reduce, default_link
-from skep.planner.memory import kv_bytes_per_token, memory, weights_bytes
-from skep.planner.memory_facts import defaults, usable_bytes
+from skep.planner.fit import largest
+from skep.planner.memory import defaults, kv_bytes_per_token, memory, usable_bytes, weights_bytes
 from skep.planner.parts import parts_of
 from skep.planner.points import read_case
-from skep.planner.prospect import prospect
+from skep.planner.predict import lengths, play, prospect
 from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.rates import is_datacenter
-from skep.planner.rig_words import parse_rig
-from skep.planner.rigs import group_link
+from skep.planner.ranking import band
+from skep.planner.rigs import all_reduce, default_link, group_link, parse_rig
 from skep.planner.rules_layout import valid_rungs
 from skep.planner.setup import Layout, Link, Load, Setup, Speculation
-from skep.planner.step import step_model
+from skep.planner.step import is_datacenter, step_model
 from skep.units import GIB
 
 K = published_constants()

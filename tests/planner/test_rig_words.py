@@ -4,7 +4,7 @@ import pytest
 
 from skep.catalog.machine import Gpu, HostFacts
 from skep.errors import UserError
-from skep.planner.rig_words import is_geforce, parse_rig, parse_spec, rig_of_host
+from skep.planner.rigs import is_geforce, parse_rig, parse_spec, rig_of_host
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
 from skep.planner.constants import published_constants
-from skep.planner.links import all_reduce, pcie_gbs
 from skep.planner.quants import find_kv, find_quant
+from skep.planner.rigs import all_reduce, pcie_gbs
 from skep.planner.setup import Layout, Link, Speculation
 from skep.planner.step import Tuning, step_model
 

@@ -8,10 +8,10 @@ import pytest
 from answers.sample_judge import judged, request
 
 from skep.errors import WeightsError
-from skep.places import user_paths
-from skep.quality.humaneval import WHEEL, fetch_humaneval, humaneval_at_hand, humaneval_items, humaneval_tasks
+from skep.paths import user_paths
+from skep.quality.banks import WHEEL, fetch_humaneval, humaneval_at_hand, humaneval_items, humaneval_tasks
 from skep.quality.judging import Answered
-from skep.store.quality_rows import Outcome
+from skep.store.verdicts import Outcome
 from skep.weights.cache import file_sha256
 
 # Of all kinds: helpers in the prompt, imports, several definitions, tests with randomness, long runs.

@@ -9,7 +9,7 @@ from answers.sample_tasks import ITEMS, PAGES
 from skep.errors import SkepError, UserError
 from skep.quality.judging import Answered, Judge, finding_of, harness_files, missing_packages, needs_sandbox
 from skep.sandbox.script import Ending, Result
-from skep.store.quality_rows import Outcome
+from skep.store.verdicts import Outcome
 from skep.workload.items import Checker, Item
 
 NUMBER = Item("sum", ({"role": "user", "content": "6 + 6?"},), Checker("number", {"answer": 12}), keywords=("Twelve",))

@@ -7,7 +7,7 @@ from answers.sample_tasks import ITEMS, PAGES
 from skep.quality.harness.blocks import free_names
 from skep.quality.judging import needs_sandbox
 from skep.sandbox.script import Limits
-from skep.store.quality_rows import Outcome
+from skep.store.verdicts import Outcome
 from skep.workload.items import Checker, Item
 
 RIGHT = "def page_count(total, size):\n    return -(-total // size)"

@@ -5,7 +5,7 @@ from answers.sample_judge import texts_judged
 from answers.sample_tasks import ITEMS, PAGES
 
 from skep.sandbox.script import Limits
-from skep.store.quality_rows import Outcome
+from skep.store.verdicts import Outcome
 from skep.workload.items import Checker, Item
 
 pytestmark = pytest.mark.slow

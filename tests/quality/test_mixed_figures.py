@@ -3,9 +3,9 @@
 import pytest
 
 from skep.quality.mixed_figures import advice_of, fisher_less, loss_words, mixed_summary, side_by_side
-from skep.store.quality_rows import Outcome, Verdict
+from skep.quality.records import MixedLevel, PassLoss, TaskFigures
 from skep.store.records import Request
-from skep.verdicts import MixedLevel, PassLoss, TaskFigures
+from skep.store.verdicts import Outcome, Verdict
 from skep.workload.coding_tasks import PRIMARY, SIDE
 
 

@@ -14,8 +14,8 @@ from skep.quality.mixed_run import MixedPlan, run_mixed
 from skep.sandbox.detect import open_sandbox
 from skep.sandbox.script import Ending, Result
 from skep.store.database import open_store
-from skep.store.quality_rows import Outcome
 from skep.store.records import RunState
+from skep.store.verdicts import Outcome
 from skep.testing.process import FakeEngine
 from skep.workload.coding_tasks import PRIMARY, SIDE
 

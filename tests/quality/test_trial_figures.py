@@ -13,9 +13,9 @@ from skep.quality.trial_figures import (
     summary_of_run,
 )
 from skep.stats.noninferiority import ASSUMED_DISCORDANCE, Claim, paired_difference
-from skep.store.quality_rows import Outcome, Verdict
 from skep.store.records import EngineTimings, Request, Run, RunState
 from skep.store.rows import LevelFact
+from skep.store.verdicts import Outcome, Verdict
 from skep.workload.items import Checker, Item
 
 

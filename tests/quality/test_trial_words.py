@@ -2,10 +2,10 @@
 
 import pytest
 
-from skep.quality.trial_words import noise_words, outlook, remarks, signed
-from skep.report.quality_words import claim_words, conclusion, points
+from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
+from skep.quality.trial import noise_words, outlook, remarks, signed
+from skep.quality.words import claim_words, conclusion, points
 from skep.stats.noninferiority import Claim, claim_of, paired_difference
-from skep.verdicts import ArmFigures, LevelQuality, QualitySummary
 
 
 def level_of(concurrency, items, lost=0, gained=0, *, base=0.75, needed=None, cached=None):

@@ -13,8 +13,8 @@ from skep.quality.judging import Answered, Judge
 from skep.quality.trial_figures import PAIRED_WITH, WHOLE_BLOCK, quality_summary
 from skep.sandbox.script import Ending, Result
 from skep.stats.noninferiority import Claim
-from skep.store.quality_rows import Outcome, Verdict
 from skep.store.rows import LevelFact
+from skep.store.verdicts import Outcome, Verdict
 from skep.workload.banks import parse_bank
 from skep.workload.extraction import python_blocks
 from skep.workload.items import Checker, Item

@@ -9,7 +9,7 @@ import pytest
 from real_hive import MODEL, RealHive, sweep
 
 from skep.bench.counters import counted, parse_counters
-from skep.engines.keeper import descendants
+from skep.supervisor.process_guard import descendants
 
 CHECKPOINT = os.environ.get("SKEP_VLLM_CHECKPOINT")
 pytestmark = [

@@ -2,9 +2,9 @@
 
 from random import Random
 
-from skep.store.swarm import SwarmSession
-from skep.swarm.accounts.account import Rows, story_from
-from skep.tasks import Attempt, Counts, Ending, Outcome, Result, RunState, SwarmRun, Why
+from skep.swarm.records import Attempt, Counts, Ending, Outcome, Result, RunState, SwarmRun, Why
+from skep.swarm.store import SwarmSession
+from skep.swarm.summary import Rows, story_from
 
 BEGAN = 1_700_000_000.0
 

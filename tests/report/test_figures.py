@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skep.report.figures import fact_list, moment, number, percent, printable, public_url, shortened, times
+from skep.units import fact_list, moment, number, percent, printable, public_url, shortened, times
 
 
 @pytest.mark.parametrize(

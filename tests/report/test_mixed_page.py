@@ -8,11 +8,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from skep.quality.records import Advice, Axis, MixedLevel, MixedSummary, TaskFigures
 from skep.report import theme
 from skep.report.mixed import mixed_page, mixed_picture, tables_of
-from skep.store.quality_rows import Outcome, Verdict
 from skep.store.records import RunState
-from skep.verdicts import Advice, Axis, MixedLevel, MixedSummary, TaskFigures
+from skep.store.verdicts import Outcome, Verdict
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = {1: "P1", 2: "P1+S1", 3: "P1+S1-S2", 5: "P1+S1-S4"}

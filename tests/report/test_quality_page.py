@@ -9,13 +9,13 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
+from skep.quality.words import claim_words, conclusion, points
 from skep.report import theme
 from skep.report.quality import difference_chart, outcome_chart, quality_page, quality_picture, total_chart, ttft_chart
-from skep.report.quality_words import claim_words, conclusion, points
 from skep.stats.noninferiority import Claim, PairedDifference
-from skep.store.quality_rows import Outcome
 from skep.store.records import RunState
-from skep.verdicts import ArmFigures, LevelQuality, QualitySummary
+from skep.store.verdicts import Outcome
 
 SVG = "{http://www.w3.org/2000/svg}"
 ITEMS = 690

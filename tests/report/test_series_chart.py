@@ -10,10 +10,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from skep.monitor.records import DAY_S, HOUR_S, Point
 from skep.report import theme
 from skep.report.series_chart import Flag, Picture, Shift, Track, legend, series_picture, series_svg, shift_label
 from skep.report.ticks import offsets, time_ticks, value_scale, when, zone_name
-from skep.series import DAY_S, HOUR_S, Point
 from skep.web.history import spark
 
 BERLIN = ZoneInfo("Europe/Berlin")

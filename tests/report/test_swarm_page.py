@@ -9,9 +9,8 @@ from swarm_samples import BEGAN, attempt, busy_story, result, rows_of, run_of, s
 
 from skep.report.swarm import gantt, swarm_page
 from skep.report.swarm_gantt import course_of, gantt_element, working_ticks
-from skep.report.swarm_story import Span
-from skep.swarm.accounts.account import story_from
-from skep.tasks import Outcome, RunState, Why
+from skep.swarm.records import Outcome, RunState, Why
+from skep.swarm.summary import Span, story_from
 
 VOID = {"meta", "link", "br", "hr"}
 

@@ -11,8 +11,8 @@ import pytest
 from sample_climb import BASELINE, sample_curve, sample_stages, sample_tuning
 from skep.report.tuning import ladder_picture, tuning_page
 from skep.report.tuning_curve import curve_chart, curve_table, ladder_chart
-from skep.report.tuning_words import accepted, best_of, headline, ratio_range, ratio_words, total_gain
-from skep.tunings import Aim, Change, Decision, Failure
+from skep.tuner.records import Aim, Change, Decision, Failure
+from skep.tuner.summary import accepted, best_of, headline, ratio_range, ratio_words, total_gain
 from skep.units import Interval
 
 VOID = {"meta", "link", "br", "hr"}

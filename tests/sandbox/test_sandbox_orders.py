@@ -9,7 +9,7 @@ import pytest
 
 from skep.cli.maintenance import sandbox_finding
 from skep.errors import UserError
-from skep.host.checks import Verdict
+from skep.host.checks import CheckResult
 from skep.sandbox import detect, seccomp
 from skep.sandbox.bubblewrap import OUR_PROCESSES, rlimits, view
 from skep.sandbox.runner import check
@@ -165,7 +165,7 @@ def test_without_bubblewrap_the_remedy_is_to_install_it(tmp_path, monkeypatch, p
         detect.open_sandbox()
     assert caught.value.hint == hint
     finding = sandbox_finding()
-    assert (finding.verdict, finding.detail, finding.hint) == (Verdict.WARNING, caught.value.message, hint)
+    assert (finding.verdict, finding.detail, finding.hint) == (CheckResult.WARNING, caught.value.message, hint)
 
 
 def test_ubuntu_s_restriction_is_named_with_both_ways_out(tmp_path, monkeypatch):
@@ -179,4 +179,4 @@ def test_ubuntu_s_restriction_is_named_with_both_ways_out(tmp_path, monkeypatch)
 def test_the_doctor_has_a_line_for_the_sandbox():
     finding = sandbox_finding()
     assert finding.check == "sandbox"
-    assert (finding.verdict is Verdict.OK) == (finding.hint is None)
+    assert (finding.verdict is CheckResult.OK) == (finding.hint is None)

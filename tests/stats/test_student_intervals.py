@@ -13,8 +13,8 @@ from skep.stats.intervals import (
     paired_ratio_interval,
     ratio_of_means_interval,
     runs_interval,
+    t_quantile,
 )
-from skep.stats.student import t_quantile
 from skep.units import Interval
 
 speeds = st.lists(st.floats(min_value=1, max_value=1e5), min_size=2, max_size=8)

@@ -9,9 +9,9 @@ import itertools
 import sys
 from pathlib import Path
 
-from skep.series import Heat, Probe, ProbeOutcome, Sample, Shape
+from skep.monitor.records import Heat, Probe, ProbeOutcome, Sample, Shape
+from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 
 EVERY_S = 600.0
 RUNS = ((Heat.COLD, Shape.SHORT), (Heat.HOT, Shape.SHORT), (Heat.HOT, Shape.LONG))

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from skep.store.database import open_store
-from skep.store.swarm import Recorded, SwarmStore
-from skep.tasks import Attempt, Ending, Outcome, Result, Why
+from skep.swarm.records import Attempt, Ending, Outcome, Result, Why
+from skep.swarm.store import Recorded, SwarmStore
 
 
 def main(path: Path, run_id: str, *, backwards: bool) -> None:

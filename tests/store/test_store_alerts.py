@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from skep.errors import StoreError
-from skep.series import Alert, Change, Event, EventKind, Heat, Metric, Rule, SeriesKey, Shape
-from skep.store.series import SeriesStore
+from skep.monitor.records import Alert, Change, Event, EventKind, Heat, Metric, Rule, SeriesKey, Shape
+from skep.monitor.store import SeriesStore
 
 ALWAYS = (float("-inf"), float("inf"))
 KEY = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from skep.errors import StoreError
 from skep.store import database
 from skep.store.database import open_store
-from skep.store.faults import is_about_a_row, is_busy
+from skep.store.errors import is_about_a_row, is_busy
 from skep.store.records import GatewayRequest
 from skep.store.rows import GATEWAY_ROWS_AT_ONCE
 

@@ -6,8 +6,8 @@ from itertools import count
 
 import pytest
 
-from skep.series import DAY_S, HOUR_S, PROBES_FLOW, Heat, Metric, SeriesKey, Shape, SpanKind
-from skep.store.series import SeriesStore
+from skep.monitor.records import DAY_S, HOUR_S, PROBES_FLOW, Heat, Metric, SeriesKey, Shape, SpanKind
+from skep.monitor.store import SeriesStore
 
 DAY = 20_000 * DAY_S
 ALWAYS = (float("-inf"), float("inf"))

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from skep.errors import StoreError, UserError
-from skep.series import (
+from skep.monitor import store as series_module
+from skep.monitor.records import (
     DAY_S,
     HOUR_S,
     Heat,
@@ -23,9 +24,8 @@ from skep.series import (
     Target,
     TargetKind,
 )
-from skep.store import series as series_module
+from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 
 DAY = 20_000 * DAY_S  # a midnight of UTC
 KEY = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from skep.series import Heat, Metric, SeriesKey, Shape, SpanKind
+from skep.monitor.records import Heat, Metric, SeriesKey, Shape, SpanKind
+from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 
 WRITER = Path(__file__).with_name("series_process.py")
 KEY = SeriesKey("box", Heat.HOT, Shape.LONG, 1, Metric.TOK_S)

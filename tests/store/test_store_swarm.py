@@ -12,8 +12,8 @@ import pytest
 
 from skep.errors import StoreError, UserError
 from skep.store.database import open_store
-from skep.store.swarm import Recorded, SwarmStore
-from skep.tasks import Attempt, Counts, Ending, Outcome, Result, RunState, Task, Why, task_from_json, task_json
+from skep.swarm.records import Attempt, Counts, Ending, Outcome, Result, RunState, Task, Why, task_from_json, task_json
+from skep.swarm.store import Recorded, SwarmStore
 
 PROCESS = Path(__file__).with_name("swarm_process.py")
 DUMP = Path(__file__).with_name("versions") / "7.sql"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skep.errors import StoreError
-from skep.store.quality_rows import Check, Outcome, Verdict
+from skep.store.verdicts import Check, Outcome, Verdict
 from skep.workload.items import Checker, Item
 
 ITEM = Item(

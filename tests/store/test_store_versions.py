@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from skep.errors import StoreError
-from skep.store.batches import BatchStore, Beginning
+from skep.gateway.batch.store import BatchStore, Beginning
 from skep.store.database import open_store
 from skep.store.migrations import MIGRATIONS
 from skep.store.records import RunState

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.store.writers import Writer, is_alive, this_process
+from skep.store.writer_process import Writer, is_alive, this_process
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 

@@ -14,8 +14,8 @@ import time
 import uvloop
 
 import skep.swarm.checking.answers  # noqa: F401 - loaded once for all children
-from skep.places import user_paths
-from skep.swarm.running import carry_out
+from skep.paths import user_paths
+from skep.swarm.runner import carry_out
 
 
 def work(run_id: str) -> None:

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep.errors import UserError
-from skep.swarm.ask.chunks import pieces_of
-from skep.swarm.ask.files import LARGEST_BYTES, find_sources, read_text
+from skep.swarm.ask.split import LARGEST_BYTES, find_sources, pieces_of, read_text
 
 CODE = "\n".join(f"def f{n}():\n    x = {n}\n\n    return x\n\n" for n in range(40)) + "\n"
 

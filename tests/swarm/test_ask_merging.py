@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.swarm.ask.chunks import Piece
 from skep.swarm.ask.merging import (
-    Finding,
+    MergeProblem,
     answer_of,
     ask_document,
     joined,
@@ -16,8 +15,8 @@ from skep.swarm.ask.merging import (
     repeats_itself,
     why_unused,
 )
-from skep.swarm.ask.split import Part, Sizes, Split
-from skep.tasks import Counts, Ending, Result, RunState, SwarmRun, Task
+from skep.swarm.ask.split import GoalSplit, Part, Piece, Sizes
+from skep.swarm.records import Counts, Ending, Result, RunState, SwarmRun, Task
 
 SIZES = Sizes(chunk_chars=600, merge_chars=400, answer_tokens=100, chars_per_token=3.0)
 
@@ -25,7 +24,7 @@ SIZES = Sizes(chunk_chars=600, merge_chars=400, answer_tokens=100, chars_per_tok
 def run_of(count, *, merge=True, by_model=True, why=None, names=None):
     names = names or [f"t{n}" for n in range(count)]
     parts = tuple(Part(name, "Sum up", (Piece(f"Objective {n}", ""),)) for n, name in enumerate(names))
-    ask = ask_document(plan_document("the goal", Split(parts, by_model, why), merge=merge), SIZES)
+    ask = ask_document(plan_document("the goal", GoalSplit(parts, by_model, why), merge=merge), SIZES)
     state, counts = RunState.DONE, Counts(count, count, 0)
     return SwarmRun("run", "ask", 0.0, "", "", None, {"ask": ask}, "0", None, state, counts, 1)
 
@@ -167,12 +166,12 @@ def test_babble_is_known_by_its_repeating():
 
 
 def test_equal_answers_are_printed_once():
-    parts = [Finding("A", "Nothing found."), Finding("B", "nothing found")]
+    parts = [MergeProblem("A", "Nothing found."), MergeProblem("B", "nothing found")]
     assert joined(parts) == "## A\n\nNothing found.\n\n## B\n\nThe same as A."
 
 
 def test_a_merge_of_short_answers_may_be_longer_than_they():
-    assert why_unused(result("m", "Both of them agree that the answer is yes."), [Finding("A", "yes")] * 2) is None
+    assert why_unused(result("m", "Both of them agree that the answer is yes."), [MergeProblem("A", "yes")] * 2) is None
 
 
 def test_what_a_merge_does_not_mention_stands_below_it():
@@ -184,7 +183,7 @@ def test_what_a_merge_does_not_mention_stands_below_it():
     text = final_answer(run, results)
     assert text.startswith("Queens lay many eggs.\n\n## Objective 1\n\nForagers gather nectar")
     assert "`merge-1-1` says nothing of 1 of its 2 parts" in text
-    parts = [Finding(one.task, one.answer) for one in answers]
+    parts = [MergeProblem(one.task, one.answer) for one in answers]
     assert left_out("There are two of them.", parts) == []
     assert left_out("Queens and foragers.", parts) == []
 

@@ -3,8 +3,7 @@
 import pytest
 
 from skep.errors import UserError
-from skep.swarm.ask.files import find_sources
-from skep.swarm.ask.split import Sizes, plan_tokens, planner_messages, sizes_of, split_by_rule, split_of
+from skep.swarm.ask.split import Sizes, find_sources, plan_tokens, planner_messages, sizes_of, split_by_rule, split_of
 from skep.swarm.ask.traits import parameters_in
 
 SIZES = Sizes(chunk_chars=600, merge_chars=1200, answer_tokens=100, chars_per_token=3.0)

@@ -4,8 +4,17 @@ import json
 
 import pytest
 
-from skep.store.batches import BatchRequest
-from skep.swarm.batch.course import ALONE_FROM, MOST_COSTLY, MOST_LOST, Answer, Course, Turn, result_of, without_answer
+from skep.gateway.batch.scheduler import (
+    ALONE_FROM,
+    MOST_COSTLY,
+    MOST_LOST,
+    Answer,
+    Course,
+    Turn,
+    result_of,
+    without_answer,
+)
+from skep.gateway.batch.store import BatchRequest
 
 LOST = json.dumps({"error": {"code": "replica_lost"}, "source": "gateway"}).encode()
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skep.swarm.batch.forms import boundary_of, parts_of
-from skep.swarm.batch.lines import MOST_ERRORS, body_of, check_lines
+from skep.gateway.batch.api import boundary_of, parts_of
+from skep.gateway.batch.files import MOST_ERRORS, body_of, check_lines
 
 ENDPOINT = "/v1/chat/completions"
 

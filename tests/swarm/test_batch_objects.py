@@ -7,8 +7,7 @@ from pathlib import Path
 import openai.types
 import pytest
 
-from skep.store.batches import BatchOrder, Status, StoredBatch, StoredFile, Tally
-from skep.swarm.batch.objects import (
+from skep.gateway.batch.objects import (
     ENDPOINTS,
     Refusal,
     batch_document,
@@ -18,6 +17,7 @@ from skep.swarm.batch.objects import (
     wanted_batch,
     window_seconds,
 )
+from skep.gateway.batch.store import BatchOrder, Status, StoredBatch, StoredFile, Tally
 
 ROOT = Path(__file__).parent.parent.parent
 ORDER = BatchOrder("batch_1", "", 10.9, ENDPOINTS[0], "file-1", "24h", 86_410.9, {"a": "b"})

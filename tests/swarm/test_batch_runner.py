@@ -7,13 +7,11 @@ import time
 import pytest
 
 from skep.errors import StoreError
-from skep.store.batches import BatchOrder, BatchRequest, BatchResult, BatchStore, Status, StoredFile
+from skep.gateway.batch.files import FileRoom, new_file_id
+from skep.gateway.batch.runner import BatchRunner, Halt, Sending
+from skep.gateway.batch.scheduler import MOST_AT_ONCE, Answer, Course
+from skep.gateway.batch.store import BatchOrder, BatchRequest, BatchResult, BatchStore, Status, StoredFile
 from skep.store.database import open_store
-from skep.swarm.batch.course import Answer, Course
-from skep.swarm.batch.files import FileRoom, new_file_id
-from skep.swarm.batch.runner import BatchRunner
-from skep.swarm.batch.sending import Halt, Sending
-from skep.swarm.batch.sharing import MOST_AT_ONCE
 
 ENDPOINT = "/v1/chat/completions"
 

@@ -1,7 +1,7 @@
 """Which batches are under way at once, and which one gives way. No loop, no clock."""
 
-from skep.store.batches import UnfinishedBatch
-from skep.swarm.batch.sharing import TURN_S, WAITING_TURN_S, Choice, UnderWay, choose
+from skep.gateway.batch.scheduler import TURN_S, WAITING_TURN_S, Choice, UnderWay, choose
+from skep.gateway.batch.store import UnfinishedBatch
 
 MOST = 4
 

@@ -7,7 +7,8 @@ import tracemalloc
 import pytest
 
 from skep.errors import StoreError
-from skep.store.batches import (
+from skep.gateway.batch.files import ORPHANED_S, UNFINISHED_S, FileRoom, new_file_id
+from skep.gateway.batch.store import (
     BatchOrder,
     BatchRequest,
     BatchResult,
@@ -19,7 +20,6 @@ from skep.store.batches import (
     UnfinishedBatch,
 )
 from skep.store.database import open_store
-from skep.swarm.batch.files import ORPHANED_S, UNFINISHED_S, FileRoom, new_file_id
 
 
 @pytest.fixture

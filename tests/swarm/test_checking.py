@@ -10,11 +10,11 @@ import pytest
 
 from skep.errors import UserError
 from skep.sandbox.detect import open_sandbox
-from skep.swarm.checking import schema_checks
+from skep.swarm.checking import answers as schema_checks
 from skep.swarm.checking.answers import Checking
-from skep.swarm.checking.said_json import values_in
+from skep.swarm.checking.extract_json import values_in
 from skep.swarm.checking.schemas import LONGEST
-from skep.tasks import Task
+from skep.swarm.records import Task
 
 ORDER = {
     "type": "object",

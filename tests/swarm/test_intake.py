@@ -6,8 +6,8 @@ import json
 import pytest
 
 from skep.errors import UserError
-from skep.swarm.intake.reading import read_schema, read_tasks, tasks_of
-from skep.swarm.intake.templates import parse_template
+from skep.swarm.task_file import read_schema, read_tasks, tasks_of
+from skep.swarm.templates import parse_template
 
 
 def read(text, **options):

@@ -3,8 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.swarm.climbing import FIRST, MOST, Climb, Look, Phase
-from skep.swarm.pace import Pace, Told, backlog_of
+from skep.swarm.concurrency import FIRST, MOST, Climb, Look, Pace, Phase, Told, backlog_of
 
 
 class Server:

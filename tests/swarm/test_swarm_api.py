@@ -12,12 +12,12 @@ from pydantic import BaseModel, Field, field_validator
 
 from skep import swarm
 from skep.errors import EndpointError, UserError
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.swarm import SwarmStore
-from skep.swarm.api_tasks import Form, asked_tasks
-from skep.swarm.here import key_here, url_here
-from skep.tasks import RunState, Task
+from skep.swarm.api_run import Form, asked_tasks
+from skep.swarm.default_endpoint import key_here, url_here
+from skep.swarm.records import RunState, Task
+from skep.swarm.store import SwarmStore
 from skep.testing.process import FakeEngine
 
 STORED = (

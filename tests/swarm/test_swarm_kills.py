@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.swarm import SwarmStore
 from skep.swarm.journal import create_run
-from skep.swarm.orders import Order
-from skep.tasks import Ending, Outcome, RunState, Task
+from skep.swarm.records import Ending, Outcome, RunState, Task
+from skep.swarm.run_options import Order
+from skep.swarm.store import SwarmStore
 from skep.testing.process import FakeEngine
 
 CHILD = Path(__file__).with_name("swarm_child.py")

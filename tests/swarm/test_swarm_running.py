@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from skep.errors import EndpointError, EngineError, StoreError, UserError
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.swarm import Recorded, SwarmStore
+from skep.swarm.attempt import ChatWork
 from skep.swarm.checking.answers import Checking
+from skep.swarm.client import Reply
 from skep.swarm.journal import create_run
-from skep.swarm.line import Reply
-from skep.swarm.orders import Order, order_from_json, order_json
-from skep.swarm.output import ResultsFile, complete_output
-from skep.swarm.running import carry_out, lock_path
-from skep.swarm.work import ChatWork
-from skep.tasks import Ending, Outcome, Result, RunState, Task, Why
+from skep.swarm.records import Ending, Outcome, Result, RunState, Task, Why
+from skep.swarm.results_file import ResultsFile, complete_output
+from skep.swarm.run_options import Order, order_from_json, order_json
+from skep.swarm.runner import carry_out, lock_path
+from skep.swarm.store import Recorded, SwarmStore
 from skep.testing.process import FakeEngine
 from skep.wire.fetch import LARGEST_ANSWER_BYTES
 
@@ -274,7 +274,7 @@ def test_two_processes_do_not_work_at_one_run(runs, quick):
     run_id = runs.create(quick.url, some(1))
 
     async def go():
-        from skep.engines.logfile import held
+        from skep.files import held
 
         with held(lock_path(runs.paths, run_id), "x", "y"), pytest.raises(EngineError, match="already running"):
             await carry_out(runs.paths, run_id)

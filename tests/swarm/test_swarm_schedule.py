@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.swarm.attempted import Attempted
-from skep.swarm.mishaps import Mishap, mishap_of, wait_s
-from skep.swarm.outage import GiveUp, Probe
+from skep.swarm.attempt import Attempted
+from skep.swarm.endpoint_health import GiveUp, Probe
+from skep.swarm.error_kinds import Mishap, mishap_of, wait_s
+from skep.swarm.records import Ending, Outcome, Task, Why
 from skep.swarm.schedule import SILENT_S, Cancel, Pending, Record, Schedule, Start
-from skep.tasks import Ending, Outcome, Task, Why
 
 GOOD = Attempted(answer="yes", output_tokens=10, status=200)
 BROKEN = Attempted(error_kind="closed", error="closed the connection")

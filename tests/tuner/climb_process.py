@@ -14,9 +14,9 @@ from pathlib import Path
 from small_climb import NumberedBench, SmallClimb, a_tuning
 
 from skep.store.database import open_store
-from skep.store.tunings import TuningStore
 from skep.tuner.journal import Journal
 from skep.tuner.running import climb_on, resumed
+from skep.tuner.store import TuningStore
 
 
 def main(path: Path, name: str, *, freely: bool) -> None:

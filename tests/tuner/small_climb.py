@@ -10,7 +10,7 @@ import asyncio
 from random import Random
 
 from skep.tuner.ports import BenchProgress, Curve, Judge, Measure
-from skep.tunings import (
+from skep.tuner.records import (
     Aim,
     Config,
     Curved,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from skep.tuner.ports import Curve, Judge, Measure
-from skep.tunings import Config, Curved, CurvePoint, Failure, Judged, Knob, Reading, Round, Sitting
+from skep.tuner.records import Config, Curved, CurvePoint, Failure, Judged, Knob, Reading, Round, Sitting
 
 
 @dataclass

@@ -7,9 +7,8 @@ from small_hills import GRAPHS, KV, SLOTS, Hills
 
 from skep.tuner.candidates import leap
 from skep.tuner.failures import Suspicion
-from skep.tuner.measurements import Measurements
-from skep.tuner.surrogate import Belief, Surrogate
-from skep.tunings import Config, Failure, Round, Sitting
+from skep.tuner.measurements import Belief, Measurements, Surrogate
+from skep.tuner.records import Config, Failure, Round, Sitting
 
 
 def config(graphs=False, slots=1, kv="bf16"):

@@ -11,13 +11,13 @@ from trial_presets import PLAIN, pids_of, preset_of, with_words
 from skep.catalog.presets import Preset
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request, RunState
-from skep.tryout import Tryout
 from skep.tuner.measure import EngineBench, Patience, Tuned, foreseen_per_s, point_of, reading_of, seed_of
 from skep.tuner.ports import Curve, Judge, Measure
-from skep.tunings import Aim, Config, Judged
+from skep.tuner.records import Aim, Config, Judged
+from skep.tuner.trial_server import Tryout
 
 AIM = Aim("effective_tok_s", 2, input_tokens=64, output_tokens=8, slo="ttft=10s")
 QUICK = Patience(reading_s=0.0, warm_up_s=0.0, hang_s=1.0)

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from skep.tuner.failures import asks_as_much, greedy_share, hopeless, is_of_memory, narrower, remedied
-from skep.tunings import Config, Failure, Knob
+from skep.tuner.records import Config, Failure, Knob
 
 KNOBS = (
     Knob("memory_share", "", (0.8, 0.85, 0.9, 0.95), ordered=True),

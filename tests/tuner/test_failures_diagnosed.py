@@ -6,10 +6,10 @@ import pytest
 
 from skep.catalog.options import Draft, Options
 from skep.engines.base import Diagnosis, Launch
-from skep.engines.causes.rulebook import RULES
+from skep.engines.diagnosis_rules import RULES
 from skep.tuner.failures import failure_of
-from skep.tuner.house import of_these_knobs
-from skep.tunings import Config, Failure
+from skep.tuner.ports import of_these_knobs
+from skep.tuner.records import Config, Failure
 
 LAUNCH = Launch("r", "vllm", "m", None, 8, 4096, 4, options=Options(memory_share=0.92, kv="fp8", draft=Draft("mtp", 3)))
 

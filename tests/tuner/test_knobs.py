@@ -17,11 +17,11 @@ from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import offered_quants
 from skep.planner.preset_rules import contradictions
 from skep.planner.quants import QUANTS
-from skep.planner.rig_words import parse_rig, rig_of_host
+from skep.planner.rigs import parse_rig, rig_of_host
 from skep.tuner.baselines import baseline_of, prepared
 from skep.tuner.knobs import Box, config_of, knobs_for, pairs_of, quant_of, space_of, turned
 from skep.tuner.predictions import foresight_for
-from skep.tunings import Aim
+from skep.tuner.records import Aim
 
 AIM = Aim("effective_tok_s", 4)
 DUAL = Box(16, parse_rig("2x rtx-3090"))

@@ -7,13 +7,13 @@ import pytest
 
 from skep.catalog.options import Draft, Options
 from skep.catalog.presets import Preset
+from skep.config.presets import all_presets, find_preset
 from skep.errors import UserError
-from skep.planner.rig_words import parse_rig
+from skep.planner.rigs import parse_rig
 from skep.planner.setup import Layout
-from skep.presetfile import all_presets, find_preset
 from skep.tuner.baselines import baseline_of, prepared
 from skep.tuner.knobs import Box, config_of, layout_of, layout_words, parse_layout, space_of, turned, where, with_layout
-from skep.tunings import Aim, Config, Knob
+from skep.tuner.records import Aim, Config, Knob
 
 AIM = Aim("effective_tok_s", 4)
 NOWHERE = Path("nowhere")

@@ -5,15 +5,14 @@ from dataclasses import replace
 import pytest
 
 from skep.catalog.machine import HostFacts
-from skep.planner.cpu_rig import cpu_rig
 from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.rig_words import parse_rig
+from skep.planner.rigs import cpu_rig, parse_rig
 from skep.planner.setup import Layout, Speculation
 from skep.tuner.baselines import baseline_of
 from skep.tuner.knobs import Box, config_of, knobs_for
 from skep.tuner.predictions import foresight_for, rig_of, setup_of
 from skep.tuner.reading_size import RUN_S, TOO_LONG_S, tasks_for
-from skep.tunings import Aim
+from skep.tuner.records import Aim
 
 AIM = Aim("effective_tok_s", 4)
 DUAL = Box(16, parse_rig("2x rtx-3090"))

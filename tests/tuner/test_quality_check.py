@@ -8,11 +8,11 @@ import pytest
 
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.quality.bank_choice import Bank
+from skep.quality.banks import Bank
 from skep.quality.judging import Judge
 from skep.store.database import open_store
-from skep.store.quality_rows import Outcome
 from skep.store.records import RunState
+from skep.store.verdicts import Outcome
 from skep.testing.process import FakeEngine
 from skep.tuner.quality_check import (
     ITEMS,
@@ -25,7 +25,7 @@ from skep.tuner.quality_check import (
     guard_bank,
     open_guard,
 )
-from skep.tunings import Config
+from skep.tuner.records import Config
 from skep.workload.drills import drills
 from skep.workload.items import Checker, Item
 

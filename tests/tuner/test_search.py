@@ -6,8 +6,8 @@ import pytest
 from small_hills import CRASH, DEPTH, GRAPHS, KV, OUT_OF_MEMORY, SLOTS, HillBench, Hills, climbed
 
 from skep.tuner.ports import Curve, Judge
+from skep.tuner.records import Aim, Config, Decision, Judged
 from skep.tuner.search import Climb
-from skep.tunings import Aim, Config, Decision, Judged
 
 AIM = Aim("effective_tok_s", 4)
 WRITE_UP = {0: 47.0, 1: 47.0, 2: 50.0, 3: 89.5, 4: 107.0, 5: 100.0, 6: 105.0}  # not one clean hill

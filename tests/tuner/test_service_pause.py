@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from skep.engines.control import NotRunning, ask, socket_of
 from skep.errors import EngineError, UserError
-from skep.places import user_paths
-from skep.service_pause import Service, running_service, service_paused
+from skep.paths import user_paths
+from skep.supervisor.control import NotRunning, ask, socket_of
+from skep.tuner.service_pause import Service, running_service, service_paused
 
 HOLDS = """
 import os, sys
-from skep.places import user_paths
-from skep.service_pause import service_paused
+from skep.paths import user_paths
+from skep.tuner.service_pause import service_paused
 with service_paused(user_paths(os.environ)) as found:
     print(found, flush=True)
     sys.stdin.readline()

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from skep.tuner.ports import Curve, Judge, Measure
+from skep.tuner.records import Config, Failure, Reading
 from skep.tuner.simulated import START_DEADLINE_S, Noise, SimulatedBench
-from skep.tunings import Config, Failure, Reading
 
 FAST, SLOW = Config.of({"graphs": True}), Config.of({"graphs": False})
 READING = Reading(100.0, 100.0, 30.0, 200.0, 30.0, wall_s=10.0, requests=12, over_limit=0.5)

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from skep.planner.rig_words import parse_rig
+from skep.planner.rigs import parse_rig
 from skep.tuner.baselines import baseline_of
 from skep.tuner.knobs import Box, config_of, knobs_for
 from skep.tuner.ports import Measure
 from skep.tuner.predictions import foresight_for
-from skep.tuner.simulated import Noise, SimulatedBench
-from skep.tuner.simulated_planned import PlannedTruth
-from skep.tunings import Aim, Failure
+from skep.tuner.records import Aim, Failure
+from skep.tuner.simulated import Noise, PlannedTruth, SimulatedBench
 
 DUAL = Box(16, parse_rig("2x rtx-3090"))
 

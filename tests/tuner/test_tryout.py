@@ -11,11 +11,11 @@ import pytest
 from trial_presets import PLAIN, pids_of, preset_of, with_words
 
 from skep.bench.endpoint import find_endpoint
-from skep.engines.logfile import holder_of
 from skep.errors import EngineError
-from skep.places import user_paths
-from skep.tryout import Tryout, tuner_lock
-from skep.tuner.house import DidNotStart
+from skep.files import holder_of
+from skep.paths import user_paths
+from skep.tuner.ports import DidNotStart
+from skep.tuner.trial_server import Tryout, tuner_lock
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch_once
 from skep.wire.heads import parse_url
@@ -138,8 +138,8 @@ def test_when_the_tuner_is_killed_its_engines_end_by_themselves(env, tmp_path):
     code = f"""
 import asyncio, os
 from pathlib import Path
-from skep.places import user_paths
-from skep.tryout import Tryout
+from skep.paths import user_paths
+from skep.tuner.trial_server import Tryout
 from trial_presets import preset_of, with_words
 
 async def main():

@@ -8,10 +8,9 @@ import pytest
 from small_climb import BASELINE, OUT_OF_MEMORY, a_tuning
 
 from skep.errors import StoreError
-from skep.store.tunings_rows import KeptAnswer, TuningState, document_text, packed, unpacked
 from skep.tuner.documents import asked_and_answered, curve_of, kept_answer, tuning_json
 from skep.tuner.ports import Curve, Judge, Measure
-from skep.tunings import (
+from skep.tuner.records import (
     Aim,
     Change,
     Config,
@@ -26,6 +25,7 @@ from skep.tunings import (
     Stage,
     Tuning,
 )
+from skep.tuner.store import KeptAnswer, TuningState, document_text, packed, unpacked
 from skep.units import Interval
 
 INF = float("inf")

@@ -14,10 +14,10 @@ from small_climb import SLOTS, NumberedBench, SmallClimb, a_tuning
 from skep import __version__
 from skep.errors import StoreError, UserError
 from skep.store.database import open_store
-from skep.store.tunings import TuningState, TuningStore
 from skep.tuner.documents import curve_of
 from skep.tuner.journal import Journal
 from skep.tuner.running import climb_on, resumed
+from skep.tuner.store import TuningState, TuningStore
 
 PROCESS = Path(__file__).with_name("climb_process.py")
 

@@ -9,11 +9,11 @@ from small_climb import BASELINE, NumberedBench, SmallClimb, a_tuning
 
 from skep.errors import EngineError
 from skep.store.database import open_store
-from skep.store.tunings import TuningState, TuningStore
 from skep.tuner.journal import Journal
 from skep.tuner.ports import BenchProgress
+from skep.tuner.records import Decision
 from skep.tuner.running import Answered, Asked, Decided, climb_on
-from skep.tunings import Decision
+from skep.tuner.store import TuningState, TuningStore
 
 
 @pytest.fixture

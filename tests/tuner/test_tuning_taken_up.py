@@ -9,12 +9,12 @@ import pytest
 from small_climb import a_tuning
 
 from skep.store.database import open_store
-from skep.store.tunings import TuningState, TuningStore
 from skep.tuner.journal import Journal
+from skep.tuner.records import Config, Failure, Knob, Reading
 from skep.tuner.running import climb_on, resumed
 from skep.tuner.search import Climb
 from skep.tuner.simulated import SimulatedBench
-from skep.tunings import Config, Failure, Knob, Reading
+from skep.tuner.store import TuningState, TuningStore
 
 KNOBS = (
     Knob("graphs", "graphs", (False, True), expected=0.3),

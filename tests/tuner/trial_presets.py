@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from skep.catalog.presets import Preset
-from skep.tunings import Config
+from skep.tuner.records import Config
 
 PLAIN = Config.of({"slots": 2, "ms": 2.0, "extra": ""})
 

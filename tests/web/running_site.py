@@ -6,10 +6,10 @@ import queue
 import threading
 from urllib.parse import urlencode, urlsplit
 
-from skep.engines.control import NotRunning
-from skep.listening import Listening
+from skep.supervisor.control import NotRunning
 from skep.web.app import make_app
 from skep.web.live import Live
+from skep.wire.serve_asgi import Listening
 
 
 def no_hive(_site):

@@ -1,6 +1,6 @@
 """Stored benchmark runs with figures that are easy to foretell."""
 
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request
 

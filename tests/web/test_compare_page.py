@@ -9,7 +9,7 @@ import pytest
 from running_site import folders, running
 from watched_store import NOW, fill
 
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request
 from skep.web.context import Site

@@ -5,9 +5,9 @@ import watched_store
 from running_site import folders
 
 from skep.monitor.history import history_of
-from skep.places import user_paths
+from skep.monitor.records import DAY_S, Heat, Metric, SeriesKey, Shape
+from skep.paths import user_paths
 from skep.report.series_chart import Picture, Track, series_svg
-from skep.series import DAY_S, Heat, Metric, SeriesKey, Shape
 from skep.web.context import Site
 from skep.web.history_data import stepped, with_steps
 

@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 from watched_store import NOW, fill
 
 from skep.errors import StoreError, UserError
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.report.markup import tag, text
 from skep.web.context import Site
 from skep.web.history_query import Asked, read_query

@@ -7,11 +7,11 @@ import json
 import pytest
 from running_site import running
 
-from skep.engines.control import NotRunning
 from skep.errors import EngineError
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import GatewayRequest
+from skep.supervisor.control import NotRunning
 from skep.web import live as live_module
 from skep.web.context import Site
 from skep.web.live import Live, Stream

@@ -11,7 +11,7 @@ from running_site import running
 from starlette.datastructures import QueryParams
 from stored_runs import HOST, SIMULATED, installation, put_run
 
-from skep.bench.planning import Flags, answer
+from skep.deploy.plan_request import Flags, answer
 from skep.errors import UserError
 from skep.store.database import open_store
 from skep.web.context import Site

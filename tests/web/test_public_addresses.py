@@ -11,12 +11,11 @@ from running_site import running
 from stored_runs import ENGINE, RTX, WORKLOAD, installation, put_run, requests
 
 from sample_climb import sample_curve, sample_stages, sample_tuning
-from skep.series import Alert, Event, EventKind, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
+from skep.monitor.records import Alert, Event, EventKind, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
+from skep.monitor.store import SeriesStore
 from skep.store.records import GatewayRequest
-from skep.store.series import SeriesStore
-from skep.store.tunings import KeptAnswer, TuningStore
-from skep.store.tunings_rows import packed
-from skep.tunings import Curved, Decision, Failure
+from skep.tuner.records import Curved, Decision, Failure
+from skep.tuner.store import KeptAnswer, TuningStore, packed
 from skep.web.context import make_site
 
 NOW = 1_800_000_000.0

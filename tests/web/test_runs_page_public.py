@@ -7,13 +7,13 @@ import pytest
 from running_site import running
 from stored_runs import ANSWER, ENGINE, PROMPT, RTX, WORKLOAD, installation, put_run, requests
 
-from skep.quality.drawing import bare_rows, public_facts, without_texts
 from skep.quality.trial_figures import PAIRED_WITH, WHOLE_BLOCK
-from skep.report.figures import public_name
+from skep.report.stored import bare_rows, public_facts, without_texts
 from skep.store.database import open_store
-from skep.store.quality_rows import Outcome, Verdict
 from skep.store.records import Request
 from skep.store.rows import LevelFact
+from skep.store.verdicts import Outcome, Verdict
+from skep.units import public_name
 from skep.web.context import Site
 from skep.workload.items import Checker, Item
 

@@ -10,9 +10,8 @@ from running_site import running
 from stored_runs import installation, put_run
 
 from sample_climb import sample_curve, sample_stages, sample_tuning
-from skep.store.tunings import KeptAnswer, TuningStore
-from skep.store.tunings_rows import packed
-from skep.tunings import Aim, Curved, Decision, Failure
+from skep.tuner.records import Aim, Curved, Decision, Failure
+from skep.tuner.store import KeptAnswer, TuningStore, packed
 from skep.web.context import Site
 
 MADE = {}

@@ -8,10 +8,10 @@ from itertools import islice
 import pytest
 from running_site import folders, running
 
+from skep.config.key_ring import digest_of
+from skep.config.keys import add_entry, keys_path, make_entry, remove_entry
 from skep.errors import UserError
-from skep.gateway.keys import digest_of
-from skep.keyfile import add_entry, keys_path, make_entry, remove_entry
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.web.auth import COOKIE, MOST_SESSIONS, SESSION_S, Door
 from skep.web.context import Site, make_site
 
@@ -188,7 +188,7 @@ def test_without_any_key_left_nobody_comes_in(asked, keys):
 def test_a_file_of_keys_that_cannot_be_read_changes_nothing(asked, keys, caplog):
     """As with the gateway: half an edit neither locks everybody out nor lets anybody in."""
     whole = keys.read_text()
-    with caplog.at_level(logging.ERROR, "skep.access"):
+    with caplog.at_level(logging.ERROR, "skep.config.access"):
         keys.write_text(whole + "[[key")
         assert asked("/api/now.json", headers={"authorization": "Bearer sk-phone"})[0].status == 200
         assert asked("/api/now.json", headers={"authorization": "Bearer sk-other"})[0].status == 401

@@ -7,10 +7,10 @@ import pytest
 import watched_store
 from running_site import folders, running
 
-from skep.places import user_paths
-from skep.series import Event, EventKind
+from skep.monitor.records import Event, EventKind
+from skep.monitor.store import SeriesStore
+from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 from skep.web.context import Site
 
 SCRIPT = '"><script>alert(1)</script>'

@@ -3,7 +3,7 @@
 import pytest
 from running_site import folders, running
 
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.web.auth import MOST_SOURCES, MOST_WRONG, WITHIN_S, Attempts
 from skep.web.context import Site
 

@@ -12,11 +12,11 @@ from running_site import folders, running
 from starlette.routing import Route
 
 from skep.errors import GatewayError, StoreError
-from skep.places import user_paths
+from skep.monitor.records import Alert, EventKind, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
+from skep.monitor.store import SeriesStore
+from skep.paths import user_paths
 from skep.report import theme
-from skep.series import Alert, EventKind, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 from skep.web.app import serve
 from skep.web.assets import asset, assets, theme_css
 from skep.web.context import Site, make_site
@@ -262,7 +262,7 @@ def test_a_port_in_use_is_one_line(paths):
 def test_a_signal_ends_it_at_once_though_a_browser_watches(env, number):
     """Streams do not hold it up, or it would say so; and the command ends with 0."""
     code = (
-        "import os\nfrom skep.places import user_paths\nfrom skep.web.context import make_site\n"
+        "import os\nfrom skep.paths import user_paths\nfrom skep.web.context import make_site\n"
         "from skep.web.app import serve\nsite = make_site(user_paths(os.environ), host='127.0.0.1')\n"
         "serve(site, host='127.0.0.1', port=0, on_ready=lambda url: print(url, flush=True))\n"
     )

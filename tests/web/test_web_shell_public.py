@@ -2,11 +2,11 @@
 
 import pytest
 
-from skep.places import user_paths
-from skep.series import Alert, Event, EventKind, Probe, ProbeOutcome, Rule, Target
+from skep.monitor.records import Alert, Event, EventKind, Probe, ProbeOutcome, Rule, Target
+from skep.monitor.store import SeriesStore
+from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import GatewayRequest, Request
-from skep.store.series import SeriesStore
 from skep.web.context import Site
 from skep.web.public_mode import VEILED
 

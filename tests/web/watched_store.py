@@ -3,7 +3,7 @@
 import random
 
 from skep.monitor.changes import find_changes
-from skep.series import (
+from skep.monitor.records import (
     DAY_S,
     HOUR_S,
     Alert,
@@ -17,8 +17,8 @@ from skep.series import (
     Shape,
     Target,
 )
+from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 
 NOW = 1_800_003_000.0  # 50 minutes after a full hour
 DAYS = 10

@@ -9,7 +9,7 @@ from weight_makers import ARRAY, BOOL, TEXT, U32, gguf
 
 from skep.catalog.models import geometry
 from skep.errors import UserError
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.weights.gguf import read_header
 from skep.weights.gguf_geometry import average_bits, geometry_of
 from skep.weights.pull import installed

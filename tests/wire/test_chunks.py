@@ -4,7 +4,7 @@ import httptools
 import hypothesis.strategies as st
 from hypothesis import given
 
-from skep.wire.chunks import carried_by, unchunked
+from skep.wire.client import carried_by, unchunked
 
 bodies = st.lists(st.binary(min_size=1, max_size=600), min_size=1, max_size=5)
 

@@ -14,11 +14,10 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from skep.wire.connection import Shared
+from skep.wire.head_cache import Heads
 from skep.wire.limits import HeldBodies
-from skep.wire.memo import Heads
-from skep.wire.rules import METHODS
-from skep.wire.server import HttpServer, ServerConnection, ServerLimits
+from skep.wire.request_validation import METHODS
+from skep.wire.server import HttpServer, ServerConnection, ServerLimits, Shared
 
 EXAMPLES = int(os.environ.get("SKEP_FUZZ_EXAMPLES", "150"))
 SEARCH = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))

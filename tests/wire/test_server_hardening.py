@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from skep.wire.client import unsent_bytes
 from skep.wire.heads import Origin
 from skep.wire.limits import Patience, Stage, Verdict
 from skep.wire.server import HttpServer, ServerLimits
-from skep.wire.transport import unsent_bytes
 
 QUICK_S = 0.15
 CERTIFICATE = Path(__file__).parent / "localhost.pem"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skep.wire.sse import SseParser
+from skep.wire.stream_reader import SseParser
 
 FORMS = {
     "plain": b"data: a\n\ndata: b\n\n",

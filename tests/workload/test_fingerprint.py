@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skep.workload.fingerprint import VERSION, workload_fingerprint
+from skep.workload.items import VERSION, workload_fingerprint
 
 OPTIONS = {"size": "short", "max_tokens": 32, "temperature": 0.0}
 

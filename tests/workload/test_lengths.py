@@ -11,7 +11,6 @@ import pytest
 
 from skep.errors import UserError
 from skep.workload.calibration import Calibration, calibrate, sample_prompts, sample_texts
-from skep.workload.fitting import fit_to
 from skep.workload.lengths import CHARS_PER_PIECE, cut, pieces
 from skep.workload.prompts import KINDS, coding_prompts
 
@@ -152,32 +151,3 @@ def test_samples_stay_short():
     """Counting by `usage` costs a prefill each."""
     for tokens in (None, 30, 500, 200_000):
         assert all(pieces(prompt.text) <= 1700 for prompt in sample_prompts(random.Random(1), tokens=tokens))
-
-
-@pytest.mark.parametrize("off", [-0.2, -0.05, 0.0, 0.05, 0.2])
-@pytest.mark.parametrize("tokens", [60, 120, 300, 2000, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_a_counted_prompt_is_mended(tokens, off):
-    """Composed too short or too long by a fifth, it fits after two counts; task and tag stay."""
-    for prompt in some(10, tokens=round(tokens * (1 + off)), chars_per_token=CHARS_PER_PIECE):
-        mended = prompt
-        for _ in range(2):
-            mended = fit_to(mended, tokens, coarse(mended.text), chars_per_token=CHARS_PER_PIECE)
-        assert coarse(mended.text) == pytest.approx(tokens, rel=0.03, abs=2)
-        assert (mended.kind, mended.system) == (prompt.kind, prompt.system)
-        assert mended.user.split(".")[0][:20] == prompt.user.split(".")[0][:20]
-        for block in re.findall(r"```python\n(.*?)\n```", mended.user, re.DOTALL):
-            ast.parse(block)
-
-
-def test_a_prompt_that_fits_is_left_alone():
-    """Nothing to mend."""
-    (prompt,) = some(1, tokens=100)
-    assert fit_to(prompt, 100, 100) is prompt
-
-
-def test_mending_stops_at_the_task():
-    """A prompt cannot be shorter than what it asks."""
-    for prompt in [*some(5, tokens=60), *some(5, tokens=100), *some(5, tokens=400)]:
-        mended = fit_to(prompt, 1, 1000)
-        assert mended.user
-        assert mended.user[:15] == prompt.user[:15]

@@ -15,12 +15,10 @@ import pytest
 
 from skep.errors import UserError
 from skep.workload.conversations import conversations
-from skep.workload.fingerprint import VERSION
-from skep.workload.ideas import FULL, TINY
-from skep.workload.prompts import KINDS, TARGETS, Prompt, coding_prompts, messages
-from skep.workload.shared import prefill_heavy, shared_prefix
+from skep.workload.items import VERSION
+from skep.workload.prompts import KINDS, TARGETS, Prompt, coding_prompts, messages, prefill_heavy, shared_prefix
 from skep.workload.traces import read_trace, trace_messages
-from skep.workload.vocabulary import FIELDS, THINGS
+from skep.workload.words import FIELDS, FULL, THINGS, TINY
 
 sizes = pytest.mark.parametrize("size", list(TARGETS))
 

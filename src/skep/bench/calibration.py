@@ -16,7 +16,7 @@ from skep.bench.records import SweepSummary
 from skep.bench.request import Sender
 from skep.bench.sweep import OnProgress, SweepPlan, run_sweep
 from skep.bench.tasks import TaskMaker, Workload
-from skep.bench.tokens import tpot_ms
+from skep.bench.token_times import tpot_ms
 from skep.catalog.machine import HostFacts
 from skep.errors import EndpointError, UserError
 from skep.planner.calibration import Measured, Seen

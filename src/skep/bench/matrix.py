@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from skep.bench.records import SweepSummary
-from skep.engines.logfile import open_log
 from skep.errors import EngineError, SkepError, UserError
+from skep.files import open_log
 from skep.host.power import gpu_memory_used, wait_until_clear
 from skep.host.processes import MARK, kill_marked
 from skep.units import format_bytes, parse_seconds

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.reading import Reading
 from skep.store.records import EngineTimings, Request
 from skep.store.rows import storable
 from skep.wire.client import Call, Pool
+from skep.wire.stream_reader import Reading
 
 OPENAI_CHAT = "/chat/completions"
 OLLAMA_CHAT = "/api/chat"

@@ -2,7 +2,7 @@
 
     warm up until stationary -> a level at a time, as the course says -> C=1 once more
 
-The course (`skep.bench.course`) decides which level comes next; this is the shell that carries it out.
+The course (`skep.bench.levels`) decides which level comes next; this is the shell that carries it out.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
-from skep.bench.course import Course, course_of
-from skep.bench.driver import Driver, Meter
 from skep.bench.endpoint import Endpoint
+from skep.bench.levels import Course, course_of
+from skep.bench.load_generator import Driver, Meter, Pace
+from skep.bench.load_shapes import Span
 from skep.bench.metrics import repeat_of
-from skep.bench.pace import Pace
 from skep.bench.recording import Identity, Recording
 from skep.bench.records import SweepSummary
-from skep.bench.strands import Span
 from skep.bench.summary import summarise
 from skep.bench.tasks import Shape, TaskMaker, Workload, talk_strand
-from skep.bench.warming import warm_up
+from skep.bench.warm_up import warm_up
 from skep.catalog.machine import HostFacts
 from skep.host.facts import lasting_json
 from skep.stats.precision import Goal
 from skep.stats.slo import Limits
 from skep.store.database import Store
 from skep.store.records import Request
-from skep.workload.fingerprint import workload_fingerprint
+from skep.workload.items import workload_fingerprint
 
 TICK_S = 0.25
 WARM_UP_WIDTH = 4  # where the widest level is not known

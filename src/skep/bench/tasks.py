@@ -9,12 +9,11 @@ from itertools import islice
 from random import Random
 from typing import Any, Literal
 
+from skep.bench.load_shapes import Strand
 from skep.bench.request import Task
-from skep.bench.strands import Strand
 from skep.workload.calibration import Calibration
 from skep.workload.conversations import Script, conversations
-from skep.workload.prompts import Prompt, Size, coding_prompts, messages
-from skep.workload.shared import prefill_heavy, shared_prefix
+from skep.workload.prompts import Prompt, Size, coding_prompts, messages, prefill_heavy, shared_prefix
 
 Shape = Literal["steady", "burst", "conversation", "shared-prefix", "prefill"]
 

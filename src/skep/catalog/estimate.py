@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import exp, isfinite, log
 
-from skep.catalog.devices import Origin
-from skep.catalog.geometry import Geometry
+from skep.catalog.gpus import Origin
+from skep.catalog.models import Geometry
 from skep.errors import UserError
 
 _HEAD_DIM = 128

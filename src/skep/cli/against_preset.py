@@ -9,18 +9,18 @@ from typing import Any
 
 from skep.bench.against_preset import Held, Rerun, Seen, Verdict, check_model, differences, judge, rerun_of
 from skep.bench.compare import Side
-from skep.bench.loaded import load_run
+from skep.bench.stored_run import load_run
 from skep.catalog.needs import Here, missing_needs
 from skep.catalog.presets import Preset
 from skep.cli.bench_common import Target, run_measuring
 from skep.cli.output import note, number, print_json, print_table
-from skep.cli.results import existing
+from skep.cli.run_list import existing
 from skep.cli.summaries import print_summary
 from skep.cli.sweep import SweepWishes, fail_for, measure, plan_of, shortfalls, sweep_json
+from skep.config.presets import preset, presets_folder
 from skep.errors import UserError
 from skep.host.facts import read_host
-from skep.places import LOOPBACK, user_paths
-from skep.presetfile import preset, presets_folder
+from skep.paths import LOOPBACK, user_paths
 from skep.report.levels import range_text
 from skep.store.records import Run
 from skep.wire.heads import parse_url

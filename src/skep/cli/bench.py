@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from skep.bench.calibrating import calibrate_on
 from skep.bench.endpoint import Endpoint
+from skep.bench.open_loop import Part, TimedPlan, classes_part, open_part, replay_part, run_timed
 from skep.bench.records import SweepSummary
 from skep.bench.tasks import TaskMaker, Workload
-from skep.bench.timed import Part, TimedPlan, classes_part, open_part, replay_part, run_timed
+from skep.bench.tokens_per_char import calibrate_on
 from skep.cli import bench_common as of
 from skep.cli.bench_common import Target, maker_for, meter_for, positive_seconds, run_measuring, text_of, toml_of
 from skep.cli.liveview import live_view
@@ -25,11 +25,11 @@ from skep.cli.summaries import print_summary
 from skep.cli.sweep import fail_for, sweep_json
 from skep.errors import UserError
 from skep.host.facts import read_host
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.workload.arrivals import parse_arrivals
 from skep.workload.calibration import Calibration
-from skep.workload.fingerprint import workload_fingerprint
+from skep.workload.items import workload_fingerprint
 from skep.workload.mix import TrafficClass, parse_classes, with_agents
 from skep.workload.traces import TraceItem, read_trace
 

@@ -14,14 +14,14 @@ from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
-from skep.bench.calibrating import calibrate_on
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.tasks import Shape, TaskMaker, Workload
+from skep.bench.tokens_per_char import calibrate_on
 from skep.cli.output import note
-from skep.engines.control import local_key
 from skep.errors import SkepError, UserError, first_of
 from skep.host.power import PowerMeter, open_meter
-from skep.places import LOOPBACK, user_paths
+from skep.paths import LOOPBACK, user_paths
+from skep.supervisor.control import local_key
 from skep.units import parse_seconds
 from skep.workload.prompts import Size
 
@@ -179,9 +179,9 @@ def running_url(otherwise: str | None = LOCAL) -> str:
     """Of the hive that runs here; without one `otherwise`, None: an error."""
     import os
 
-    from skep.engines.control import ask, socket_of
     from skep.errors import SkepError
-    from skep.places import user_paths
+    from skep.paths import user_paths
+    from skep.supervisor.control import ask, socket_of
 
     paths = user_paths(os.environ)
     try:

@@ -15,15 +15,6 @@ import typer
 
 from skep.bench.calibration import CalibrationPlan, Taken, discard, measure
 from skep.bench.endpoint import Endpoint
-from skep.bench.planning import Flags, ModelFound, pins_of, read_model
-from skep.bench.stored_tuning import (
-    calibration_for,
-    fitted_now,
-    host_key,
-    measured_of,
-    rig_of,
-    setup_of,
-)
 from skep.catalog.machine import HostFacts
 from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable
@@ -33,15 +24,23 @@ from skep.cli.liveview import live_view
 from skep.cli.output import note, number, print_json, print_table
 from skep.cli.serve import JsonOption
 from skep.cli.sweep import levels_of
+from skep.deploy.plan_request import Flags, ModelFound, pins_of, read_model
+from skep.deploy.stored_calibration import (
+    calibration_for,
+    fitted_now,
+    host_key,
+    measured_of,
+    rig_of,
+    setup_of,
+)
 from skep.errors import UserError
 from skep.host.facts import memory_bandwidth_gbs, read_host
-from skep.places import LOOPBACK, user_paths
+from skep.paths import LOOPBACK, user_paths
 from skep.planner.calibration import Fitted, Measured, before_and_after, fit, foresight
 from skep.planner.constants import published_constants
-from skep.planner.cpu_rig import cpu_rig
-from skep.planner.memory_facts import has_pool
+from skep.planner.memory import has_pool
 from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.rig_words import Found, parse_rig, rig_of_host
+from skep.planner.rigs import Found, cpu_rig, parse_rig, rig_of_host
 from skep.planner.setup import Layout, Rig, Setup
 from skep.store.calibrations import Calibration
 from skep.store.database import Store, open_store

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from skep.catalog.devices import Device, Origin
-from skep.catalog.geometry import Geometry
+from skep.catalog.gpus import Device, Origin
+from skep.catalog.models import Geometry
 from skep.cli.serve import JsonOption
 
 catalog_app = typer.Typer(

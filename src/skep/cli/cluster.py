@@ -13,7 +13,7 @@ from skep.cli.serve import JsonOption
 from skep.errors import UserError
 
 if TYPE_CHECKING:
-    from skep.cluster.homenode import HomeNode
+    from skep.cluster.node_file import HomeNode
 
 cluster_app = typer.Typer(
     no_args_is_help=True,
@@ -49,8 +49,8 @@ def start(
 ) -> None:
     """Start a cluster: this machine becomes its head, and its first node."""
     from skep.cli.output import note
-    from skep.cluster.nodelife import start_head
-    from skep.places import user_paths
+    from skep.cluster.node_commands import start_head
+    from skep.paths import user_paths
 
     paths = user_paths(os.environ)
     node = start_head(paths, os.environ, address, port, _wishes(name, cpus, gpus, label), note)
@@ -72,8 +72,8 @@ def join(
 ) -> None:
     """Make this machine a node of the cluster at HEAD."""
     from skep.cli.output import note
-    from skep.cluster.nodelife import join_head
-    from skep.places import user_paths
+    from skep.cluster.node_commands import join_head
+    from skep.paths import user_paths
 
     given = _read_token(token_file) if token_file is not None else None
     wishes = _wishes(name, cpus, gpus, label)
@@ -87,7 +87,7 @@ def status(
 ) -> None:
     """The cluster's nodes: what each has, what is free, which replicas stand there."""
     from skep.cli.output import print_json
-    from skep.cluster.roll import ask_roll
+    from skep.cluster.status import ask_roll
 
     found = ask_roll(address)
     if as_json:
@@ -98,8 +98,8 @@ def status(
 
 def token() -> None:
     """Print the token of the cluster that was started or joined here: whoever has it runs code on every node."""
-    from skep.cluster.homenode import token_of
-    from skep.places import user_paths
+    from skep.cluster.node_file import token_of
+    from skep.paths import user_paths
 
     print(token_of(user_paths(os.environ)))  # noqa: T201
 
@@ -107,8 +107,8 @@ def token() -> None:
 def stop() -> None:
     """End the Ray processes that skep started on this machine, and the engines on it. Other nodes stay."""
     from skep.cli.output import note
-    from skep.cluster.nodelife import stop_node
-    from skep.places import user_paths
+    from skep.cluster.node_commands import stop_node
+    from skep.paths import user_paths
 
     node, killed = stop_node(user_paths(os.environ))
     if node is None:
@@ -119,14 +119,14 @@ def stop() -> None:
 
 
 def _wishes(name: str | None, cpus: int | None, gpus: int | None, label: list[str] | None) -> Any:
-    from skep.cluster.nodelife import Wishes
-    from skep.cluster.raystart import checked_labels
+    from skep.cluster.node_commands import Wishes
+    from skep.cluster.ray_command import checked_labels
 
     return Wishes(name, cpus, gpus, checked_labels(label or []))
 
 
 def _read_token(path: Path) -> str:
-    from skep.cluster.homenode import checked_token
+    from skep.cluster.node_file import checked_token
 
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text()
@@ -141,7 +141,7 @@ def _tell(node: HomeNode, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from skep.cli.output import note, print_json
-    from skep.cluster.nodelife import open_ports
+    from skep.cluster.node_commands import open_ports
 
     found = open_ports(node)
     wide = sorted({one.port for one in found if one.is_everywhere})

@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skep.bench.ab import Duel, run_ab
-from skep.bench.compare import Side, compare, is_higher_better, loss, regressions
-from skep.bench.loaded import JUDGED, OF_A_TUNING, TIMED, load_run
+from skep.bench.compare import Duel, Side, compare, is_higher_better, loss, regressions, run_ab
 from skep.bench.matrix import Cell, Config, parse_matrix, run_matrix
 from skep.bench.records import Comparison, SweepSummary
+from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED, load_run
 from skep.bench.sweep import Progress, SweepPlan, run_sweep
 from skep.bench.tasks import Workload
 from skep.cli.bench_common import (
@@ -28,11 +27,11 @@ from skep.cli.bench_common import (
 )
 from skep.cli.liveview import live_view
 from skep.cli.output import note, number, print_json, print_table
-from skep.cli.results import check_output, existing, write_whole
+from skep.cli.run_list import check_output, existing, write_whole
 from skep.cli.sweep import levels_of, share_of, sweep_json
 from skep.errors import EngineError, Regression, UserError
 from skep.host.facts import read_host
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.report.tables import (
     Entry,
     Table,

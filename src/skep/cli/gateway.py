@@ -47,8 +47,8 @@ def gateway(
     as_json: JsonOption = False,
 ) -> None:
     """Put the gateway in front of servers that run already: llama-server, vLLM, SGLang, another skep."""
-    from skep.configfile import make_upstream
-    from skep.settings import Wishes
+    from skep.config.load import make_upstream
+    from skep.config.settings import Wishes
 
     urls = upstream or []
     if not urls and (slots or model or reserve or soft_slots):
@@ -67,7 +67,7 @@ def gateway(
 
 
 def _slots(urls: list[str], slots: list[int]) -> list[int]:
-    from skep.configfile import SLOTS_MATTER
+    from skep.config.load import SLOTS_MATTER
 
     if urls and not slots:
         raise UserError(f"--upstream {urls[0]} without --slots", hint=SLOTS_MATTER)

@@ -13,22 +13,22 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
 from skep.cli.output import byte_progress, note, number, print_json, print_table
-from skep.engines.logfile import open_log
+from skep.config.settings import Settings
 from skep.errors import EngineError, SkepError
-from skep.places import Paths
-from skep.settings import Settings
+from skep.files import open_log
+from skep.paths import Paths
 from skep.units import format_seconds
 
 if TYPE_CHECKING:
-    from skep.cluster.main import RayNodes
-    from skep.engines.supervisor import Supervisor
+    from skep.cluster.client import RayNodes
+    from skep.supervisor.supervisor import Supervisor
 
 REFRESH_S = 0.5
 
 
 def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
     """In the foreground until Ctrl-C or `skep down`; a live table on a terminal, a line per change elsewhere."""
-    from skep.wiring import run_hive
+    from skep.supervisor.main import run_hive
 
     _warn(paths)
     story = _Story(paths, as_json=as_json)
@@ -51,7 +51,7 @@ def remote_nodes(settings: Settings) -> RayNodes | None:
     """Return the nodes of the cluster that the settings name. Without one, nothing of Ray is loaded."""
     if settings.cluster is None:
         return None
-    from skep.cluster.main import RayNodes
+    from skep.cluster.client import RayNodes
 
     return RayNodes(settings.cluster)
 
@@ -71,14 +71,13 @@ def serve_detached(settings: Settings, paths: Paths, *, as_json: bool) -> None:
 
 def learn_flags(settings: Settings) -> None:
     """Which flags the installed engines know, asked once a version, with a word: vLLM takes half a minute to tell."""
-    from skep.settings import OWN_ENGINES
+    from skep.config.settings import OWN_ENGINES
 
     others = [serve for serve in settings.serve if serve.engine not in OWN_ENGINES]
     if not others:
         return
     from skep.engines.base import engine_named
-    from skep.engines.installed import find_program, is_installed
-    from skep.engines.known_flags import known_flags
+    from skep.engines.discovery import find_program, is_installed, known_flags
 
     for serve in others:
         engine_named(serve.engine)  # there is such an engine
@@ -97,7 +96,7 @@ def start_detached(
     tie = [] if parent_fd is None else ["--parent-fd", str(parent_fd)]
     with open_log(paths.logs / "skep.log") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "skep.cli.detached", "--announce-fd", str(write_fd), *tie],
+            [sys.executable, "-m", "skep.cli.hive_process", "--announce-fd", str(write_fd), *tie],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -161,7 +160,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _warn(paths: Paths) -> None:
-    from skep.keyfile import keys_path, loose_mode
+    from skep.config.keys import keys_path, loose_mode
 
     if warning := loose_mode(keys_path(paths)):
         note(f"warning: {warning}")
@@ -234,7 +233,7 @@ class _Story:
         from rich.live import Live
         from rich.table import Table
 
-        from skep.engines.control import ask
+        from skep.supervisor.control import ask
 
         began = time.monotonic()
         with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:

@@ -40,9 +40,9 @@ def add(
     from datetime import UTC, datetime
 
     from skep.cli.output import note
-    from skep.gateway.keys import digest_of
-    from skep.keyfile import add_entry, keys_path, make_entry, new_key, remove_entry
-    from skep.places import user_paths
+    from skep.config.key_ring import digest_of
+    from skep.config.keys import add_entry, keys_path, make_entry, new_key, remove_entry
+    from skep.paths import user_paths
 
     path = keys_path(user_paths(os.environ))
     key = new_key()
@@ -63,8 +63,8 @@ def add(
 def list_keys(as_json: JsonOption = False) -> None:
     """The keys' names and limits. The keys themselves are not stored."""
     from skep.cli.output import note, print_json, print_table
-    from skep.keyfile import keys_path, loose_mode, read_entries
-    from skep.places import user_paths
+    from skep.config.keys import keys_path, loose_mode, read_entries
+    from skep.paths import user_paths
 
     path = keys_path(user_paths(os.environ))
     entries = read_entries(path)
@@ -94,8 +94,8 @@ def list_keys(as_json: JsonOption = False) -> None:
 def remove(name: NameArgument) -> None:
     """Take a key back."""
     from skep.cli.output import note
-    from skep.keyfile import keys_path, remove_entry
-    from skep.places import user_paths
+    from skep.config.keys import keys_path, remove_entry
+    from skep.paths import user_paths
 
     path = keys_path(user_paths(os.environ))
     stay = remove_entry(path, name)

@@ -19,26 +19,26 @@ from skep.bench.tasks import Workload
 from skep.catalog.pullable import pullable
 from skep.cli.hive import start_detached
 from skep.cli.output import byte_progress, note, print_json
-from skep.cli.results import check_output, write_report
+from skep.cli.run_list import check_output, write_report
 from skep.cli.serve import JsonOption
 from skep.cli.summaries import print_summary
 from skep.cli.sweep import measure_endpoint
+from skep.config.settings import EMBEDDED_MODEL, Gateway, Serve, Settings
 from skep.engines.base import engine_named
-from skep.engines.control import NotRunning, ask_down
 from skep.errors import SkepError, UserError
-from skep.host.checks import Finding, Verdict, disk_finding, examine
+from skep.host.checks import CheckResult, HostFinding, disk_finding, examine
 from skep.host.facts import host_json, read_host
 from skep.host.nvidia import read_nvidia
-from skep.places import Paths, user_paths
-from skep.quality.humaneval import WHEEL, fetch_humaneval, humaneval_at_hand
+from skep.paths import Paths, user_paths
+from skep.quality.banks import WHEEL, fetch_humaneval, humaneval_at_hand
 from skep.sandbox.detect import open_sandbox
-from skep.settings import EMBEDDED_MODEL, Gateway, Serve, Settings
 from skep.store.database import Store, open_store
 from skep.store.records import Run, RunState
-from skep.store.swarm import SwarmStore
-from skep.store.tunings import TuningState, TuningStore
+from skep.supervisor.control import NotRunning, ask_down
 from skep.swarm.locks import as_it_stands, lock_path
-from skep.tasks import RunState as SwarmState
+from skep.swarm.records import RunState as SwarmState
+from skep.swarm.store import SwarmStore
+from skep.tuner.store import TuningState, TuningStore
 from skep.units import format_bytes, format_seconds, parse_seconds
 from skep.weights.pull import installed, model_path
 from skep.weights.pull import pull as fetch_model
@@ -200,8 +200,8 @@ def _stop(paths: Paths) -> None:
         ask_down(paths.socket, 0.0)
 
 
-MARKS = {Verdict.OK: "ok", Verdict.WARNING: "warning", Verdict.PROBLEM: "problem"}
-COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "red"}
+MARKS = {CheckResult.OK: "ok", CheckResult.WARNING: "warning", CheckResult.PROBLEM: "problem"}
+COLOURS = {CheckResult.OK: "green", CheckResult.WARNING: "yellow", CheckResult.PROBLEM: "red"}
 
 
 def run_doctor(*, as_json: bool) -> int:
@@ -220,57 +220,59 @@ def run_doctor(*, as_json: bool) -> int:
         print_json({"findings": [_finding_json(finding) for finding in findings], "host": host_json(facts)})
     else:
         _print(findings)
-    return 1 if any(finding.verdict is Verdict.PROBLEM for finding in findings) else 0
+    return 1 if any(finding.verdict is CheckResult.PROBLEM for finding in findings) else 0
 
 
-def embedded_finding() -> Finding:
+def embedded_finding() -> HostFinding:
     version = engine_named("embedded").version()
     if version is None:
         hint = "run `pip install 'skep[embedded]'`"
-        return Finding("embedded engine", Verdict.WARNING, "not installed", hint)
-    return Finding("embedded engine", Verdict.OK, version)
+        return HostFinding("embedded engine", CheckResult.WARNING, "not installed", hint)
+    return HostFinding("embedded engine", CheckResult.OK, version)
 
 
-def weights_finding(paths: Paths) -> Finding:
+def weights_finding(paths: Paths) -> HostFinding:
     path = installed(EMBEDDED_MODEL, paths.cache)
     if path is None:
         damaged = model_path(pullable(EMBEDDED_MODEL), paths.cache)
         if damaged.exists():
             hint = f"`skep pull {EMBEDDED_MODEL}` fetches it again"
-            return Finding("embedded weights", Verdict.WARNING, f"{damaged} is not the file it should be", hint)
+            return HostFinding("embedded weights", CheckResult.WARNING, f"{damaged} is not the file it should be", hint)
         hint = f"`skep pull {EMBEDDED_MODEL}` fetches them; `skep up` does so by itself"
-        return Finding("embedded weights", Verdict.OK, "not fetched yet", hint)
-    return Finding("embedded weights", Verdict.OK, str(path))
+        return HostFinding("embedded weights", CheckResult.OK, "not fetched yet", hint)
+    return HostFinding("embedded weights", CheckResult.OK, str(path))
 
 
-def store_finding(paths: Paths) -> Finding:
+def store_finding(paths: Paths) -> HostFinding:
     if not paths.store.exists():
-        return Finding("store", Verdict.OK, "no runs yet")
+        return HostFinding("store", CheckResult.OK, "no runs yet")
     try:
         with open_store(paths.store, read_only=True) as store:
             runs, size = len(store.runs()), store.size_bytes()
     except SkepError as error:
-        return Finding("store", Verdict.PROBLEM, error.message, error.hint)
-    return Finding("store", Verdict.OK, f"{runs} runs, {format_bytes(size)} in {_short(paths.store)}")
+        return HostFinding("store", CheckResult.PROBLEM, error.message, error.hint)
+    return HostFinding("store", CheckResult.OK, f"{runs} runs, {format_bytes(size)} in {_short(paths.store)}")
 
 
-def sandbox_finding() -> Finding:
+def sandbox_finding() -> HostFinding:
     """Opens one, tries it out and closes it: a quarter of a second. A warning, as all but quality works without it."""
     try:
         sandbox = open_sandbox()
     except UserError as error:
-        return Finding("sandbox", Verdict.WARNING, error.message, error.hint)
+        return HostFinding("sandbox", CheckResult.WARNING, error.message, error.hint)
     sandbox.close_now()
-    return Finding("sandbox", Verdict.OK, f"model-written code is run in {sandbox.name}; a trial in it was kept in")
+    return HostFinding(
+        "sandbox", CheckResult.OK, f"model-written code is run in {sandbox.name}; a trial in it was kept in"
+    )
 
 
-def _disk(paths: Paths) -> Finding:
+def _disk(paths: Paths) -> HostFinding:
     folder = paths.cache
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         hint = "set XDG_CACHE_HOME to a folder of yours"
-        return Finding("disk", Verdict.PROBLEM, f"nothing can be written below {folder}", hint)
+        return HostFinding("disk", CheckResult.PROBLEM, f"nothing can be written below {folder}", hint)
     model = pullable(EMBEDDED_MODEL)
     need = 0 if installed(EMBEDDED_MODEL, paths.cache) else model.wheel_bytes + model.gguf_bytes
     return disk_finding(str(_short(paths.cache)), shutil.disk_usage(folder).free, need)
@@ -281,11 +283,11 @@ def _short(path: Path) -> Path:
     return Path("~") / path.relative_to(home) if path.is_relative_to(home) else path
 
 
-def _finding_json(finding: Finding) -> dict[str, Any]:
+def _finding_json(finding: HostFinding) -> dict[str, Any]:
     return {**asdict(finding), "verdict": finding.verdict.value}
 
 
-def _print(findings: list[Finding]) -> None:
+def _print(findings: list[HostFinding]) -> None:
     from rich.console import Console
     from rich.text import Text
 

@@ -31,7 +31,7 @@ def mcp(
 ) -> None:
     """Serve MCP tools: dispatch tasks to the swarm, wait, fetch results, see capacity, plan, read benchmarks."""
     from skep.cli.output import note
-    from skep.places import user_paths
+    from skep.paths import user_paths
     from skep.wire.heads import parse_url
 
     if not http and (host is not None or port is not None):

@@ -17,7 +17,7 @@ from skep.cli.monitor_words import NOTHING_YET, loop_pid, runs_with_up, series_i
 from skep.cli.output import note, print_json, print_table
 from skep.cli.serve import ConfigOption, JsonOption
 from skep.errors import SkepError, UserError
-from skep.series import Target, TargetKind
+from skep.monitor.records import Target, TargetKind
 from skep.units import format_seconds
 
 monitor_app = typer.Typer(
@@ -86,7 +86,7 @@ def add(
     """Watch an endpoint: ask it now what it is, and probe it from now on."""
     from skep.cli import bench_common
     from skep.cli.monitor_words import parse_percent
-    from skep.series import Target
+    from skep.monitor.records import Target
     from skep.units import parse_seconds
 
     target = Target(
@@ -303,8 +303,8 @@ def refuse_nonsense(target: Target) -> None:
 
 def key_of(target: Target) -> str | None:
     """The variable that it names; else the key that skep itself has for a server on this machine."""
-    from skep.engines.control import local_key
-    from skep.places import user_paths
+    from skep.paths import user_paths
+    from skep.supervisor.control import local_key
 
     if target.key_env is None:
         return local_key(target.url, os.environ, user_paths(os.environ))
@@ -323,7 +323,7 @@ def key_env_of(target: Target, kind: TargetKind) -> str | None:
 
 async def _look(target: Target) -> Found:
     from skep.bench.endpoint import find_endpoint
-    from skep.places import LOOPBACK
+    from skep.paths import LOOPBACK
 
     key = key_of(target)
     try:
@@ -346,8 +346,8 @@ async def _look(target: Target) -> Found:
 
 def wake_monitor() -> bool:
     """Whether somebody probes: the hive that runs here is asked to, where one does."""
-    from skep.engines.control import ask, socket_of
-    from skep.places import user_paths
+    from skep.paths import user_paths
+    from skep.supervisor.control import ask, socket_of
 
     paths = user_paths(os.environ)
     if loop_pid() is not None:

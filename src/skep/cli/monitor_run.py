@@ -31,9 +31,9 @@ from skep.cli.monitor_words import (
 )
 from skep.cli.output import note, number, print_json, print_table
 from skep.errors import EndpointError, Regression, SkepError, UserError
+from skep.monitor.records import Alert, Metric, Probe, ProbeOutcome, Sample
 from skep.monitor.status import Reading, Standing, State, alert_document, standings
-from skep.places import user_paths
-from skep.series import Alert, Metric, Probe, ProbeOutcome, Sample
+from skep.paths import user_paths
 
 ANOTHER_RUNS_S = 30.0  # between two looks whether the other loop is gone
 END_S = 5.0
@@ -42,9 +42,9 @@ ASK_S = 5.0
 
 
 def run_loop(config: Path | None, *, once: bool, quiet: bool, parent_fd: int | None) -> None:
-    from skep.configfile import find_config, load_settings
+    from skep.config.load import find_config, load_settings
     from skep.monitor.main import run_monitor
-    from skep.places import user_paths
+    from skep.paths import user_paths
 
     paths = user_paths(os.environ)
     settings = load_settings(find_config(config, paths), paths, os.environ)
@@ -81,8 +81,8 @@ def when_ready(parent_fd: int, phase: Callable[[], str | None]) -> bool:
 
 def _phase() -> str | None:
     """Of the hive; None where it cannot be asked, which is no reason to wait."""
-    from skep.engines.control import ask, socket_of
-    from skep.places import user_paths
+    from skep.paths import user_paths
+    from skep.supervisor.control import ask, socket_of
 
     paths = user_paths(os.environ)
     try:
@@ -121,7 +121,7 @@ def probe_now(name: str, *, as_json: bool) -> None:
     from skep.monitor.loop import probe_by_hand
     from skep.monitor.main import probing_turns
     from skep.monitor.probe_errors import BUSY
-    from skep.places import user_paths
+    from skep.paths import user_paths
 
     with series_to_read() as series:
         target = series.target(name)
@@ -249,7 +249,7 @@ def _say_why(found: list[Standing], alerts: list[Alert]) -> None:
 
 def check_now(config: Path | None, *, as_json: bool) -> None:
     """Raises Regression, exit code 4, while something is wrong."""
-    from skep.configfile import find_config, load_settings
+    from skep.config.load import find_config, load_settings
     from skep.monitor.alerts import check_document
 
     paths = user_paths(os.environ)

@@ -19,11 +19,11 @@ from skep.errors import UserError
 from skep.monitor.compare import AroundEvent, TargetComparison, around_event, compare_targets
 from skep.monitor.export import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
 from skep.monitor.history import History, history_of, primary_keys
-from skep.places import user_paths
-from skep.series import DAY_S, Change, Event, EventKind, SeriesKey
+from skep.monitor.records import DAY_S, Change, Event, EventKind, SeriesKey
+from skep.monitor.store import SeriesStore
+from skep.paths import user_paths
 from skep.stats.rolling import WindowStats
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
 from skep.units import parse_seconds
 
 if TYPE_CHECKING:

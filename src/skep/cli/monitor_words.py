@@ -13,7 +13,7 @@ from skep.errors import SkepError, UserError
 from skep.units import format_seconds, parse_seconds
 
 if TYPE_CHECKING:
-    from skep.store.series import SeriesStore
+    from skep.monitor.store import SeriesStore
 
 NOTHING_YET = "`skep monitor add NAME --url URL` adds a target"
 
@@ -21,9 +21,9 @@ NOTHING_YET = "`skep monitor add NAME --url URL` adds a target"
 @contextmanager
 def series_to_read() -> Iterator[SeriesStore]:
     """Raises UserError where nothing was ever watched."""
-    from skep.places import user_paths
+    from skep.monitor.store import SeriesStore
+    from skep.paths import user_paths
     from skep.store.database import open_store
-    from skep.store.series import SeriesStore
 
     path = user_paths(os.environ).store
     if not path.exists():
@@ -35,7 +35,7 @@ def series_to_read() -> Iterator[SeriesStore]:
 @contextmanager
 def series_if_any() -> Iterator[SeriesStore | None]:
     """None where nothing was ever watched: a look makes no file."""
-    from skep.places import user_paths
+    from skep.paths import user_paths
 
     if not user_paths(os.environ).store.exists():
         yield None
@@ -46,9 +46,9 @@ def series_if_any() -> Iterator[SeriesStore | None]:
 
 @contextmanager
 def series_to_write() -> Iterator[SeriesStore]:
-    from skep.places import user_paths
+    from skep.monitor.store import SeriesStore
+    from skep.paths import user_paths
     from skep.store.database import open_store
-    from skep.store.series import SeriesStore
 
     with open_store(user_paths(os.environ).store) as store:
         yield SeriesStore(store)
@@ -60,7 +60,7 @@ def loop_pid() -> int | None:
     The lock itself is not tried: a loop that begins at that moment would find it taken.
     """
     from skep.monitor.main import monitor_lock
-    from skep.places import user_paths
+    from skep.paths import user_paths
 
     path = monitor_lock(user_paths(os.environ))
     try:
@@ -72,8 +72,8 @@ def loop_pid() -> int | None:
 
 def runs_with_up() -> bool:
     """Whether `skep up` brings the loop along; a file that cannot be read starts nothing."""
-    from skep.configfile import find_config, load_settings
-    from skep.places import user_paths
+    from skep.config.load import find_config, load_settings
+    from skep.paths import user_paths
 
     paths = user_paths(os.environ)
     try:

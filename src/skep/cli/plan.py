@@ -9,18 +9,15 @@ from typing import Annotated
 
 import typer
 
-from skep.bench.plan_document import commands_of, document, watts_of
-from skep.bench.planning import Answer
 from skep.cli.output import note, number, print_table
 from skep.cli.serve import JsonOption
-from skep.engines.commands import gateway_line
+from skep.deploy.commands import gateway_line
+from skep.deploy.plan_request import Answer, commands_of, document, watts_of
 from skep.errors import UserError
 from skep.planner.candidates import Goal
-from skep.planner.choice import Choice, Plan, RunnerUp
-from skep.planner.explain import StepAccount, account
+from skep.planner.choose import Choice, Plan, Rejected, RunnerUp, StepAccount, account
 from skep.planner.ranking import Predicted
 from skep.planner.setup import Link
-from skep.planner.survey import Rejected
 from skep.units import GIB, format_bytes, format_seconds
 
 GPU_HELP = (
@@ -71,10 +68,9 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Which layout, does it fit, how fast with N agents, and why."""
-    from skep.bench.plan_document import document
-    from skep.bench.planning import Flags, answer, nothing_fits
     from skep.cli.output import print_json, speak_plainly
-    from skep.places import user_paths
+    from skep.deploy.plan_request import Flags, answer, document, nothing_fits
+    from skep.paths import user_paths
 
     speak_plainly()
     if html is not None:

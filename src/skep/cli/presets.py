@@ -40,7 +40,7 @@ def list_presets(context: typer.Context, as_json: JsonOption = False) -> None:
     if context.invoked_subcommand is not None:
         return
     from skep.cli.output import note, print_json
-    from skep.presetfile import read_presets, shipped_presets
+    from skep.config.presets import read_presets, shipped_presets
 
     own = read_presets(_folder())
     known = sorted({**shipped_presets(), **own.presets}.values(), key=lambda found: found.name)
@@ -55,7 +55,7 @@ def list_presets(context: typer.Context, as_json: JsonOption = False) -> None:
 def show(name: NameArgument, as_json: JsonOption = False) -> None:
     """Everything about one: what it wants, its flags, its figures, and what to run next."""
     from skep.cli.output import print_json
-    from skep.presetfile import preset
+    from skep.config.presets import preset
 
     found = preset(name, _folder())
     if as_json:
@@ -70,7 +70,7 @@ def check(
 ) -> None:
     """Say whether a file is a valid preset; where not, the first line that is wrong."""
     from skep.cli.output import note, print_json
-    from skep.presetfile import read_preset
+    from skep.config.presets import read_preset
 
     found = read_preset(file)
     if as_json:
@@ -88,8 +88,8 @@ def new(
 ) -> None:
     """Copy a preset into a file of your own, to be changed."""
     from skep.cli.output import note
+    from skep.config.presets import check_name, find_preset, preset_text
     from skep.errors import UserError
-    from skep.presetfile import check_name, find_preset, preset_text
 
     folder = _folder()
     text = preset_text(source, folder)
@@ -120,8 +120,8 @@ def markdown_list(known: Sequence[Preset]) -> str:
 
 
 def _folder() -> Path:
-    from skep.places import user_paths
-    from skep.presetfile import presets_folder
+    from skep.config.presets import presets_folder
+    from skep.paths import user_paths
 
     return presets_folder(user_paths(os.environ))
 
@@ -142,7 +142,7 @@ def _row(found: Preset) -> dict[str, Any]:
 def _document(found: Preset) -> dict[str, Any]:
     import dataclasses
 
-    from skep.presetfile import SHIPPED
+    from skep.config.presets import SHIPPED
 
     document = dataclasses.asdict(found)
     document["env"] = dict(found.env)
@@ -154,7 +154,7 @@ def _print_list(known: Sequence[Preset], width: int | None = None) -> None:
     """`width`: of the terminal, which loses columns before it breaks lines; the name says most of what they do."""
     from skep.catalog.needs import best_figure, figure_words
     from skep.cli.output import note, print_table
-    from skep.presetfile import SHIPPED
+    from skep.config.presets import SHIPPED
 
     rows = []
     for found in known:
@@ -193,7 +193,7 @@ def _hardware(found: Preset) -> str:
 def _print_preset(found: Preset, width: int | None = None) -> None:
     """Text rather than tables: reasons and notes are sentences, which a table would break in the middle."""
     from skep.catalog.needs import stand_in_words
-    from skep.presetfile import SHIPPED
+    from skep.config.presets import SHIPPED
 
     _say(f"{found.name}: {found.title}", width)
     for name, value in (*_wants(found), *_flags(found)):

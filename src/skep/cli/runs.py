@@ -12,18 +12,18 @@ from typing import Annotated, Any
 
 import typer
 
-from skep.bench.loaded import JUDGED, TIMED, load_run
 from skep.bench.records import SweepSummary
-from skep.bench.tokens import tpot_ms
+from skep.bench.stored_run import JUDGED, TIMED, load_run
+from skep.bench.token_times import tpot_ms
 from skep.cli import bench_common as of
 from skep.cli.bench import bench
 from skep.cli.output import note
-from skep.cli.results import existing, write_whole
+from skep.cli.run_list import existing, write_whole
 from skep.cli.serve import JsonOption
 from skep.cli.sweep import sweep_json
 from skep.errors import UserError
-from skep.store.quality_rows import Verdict
 from skep.store.records import Request, Run
+from skep.store.verdicts import Verdict
 
 RunName = Annotated[str, typer.Argument(help="A run's id, the beginning of one, or `last` (`last~1`: the one before).")]
 
@@ -42,8 +42,8 @@ def runs(
     as_json: JsonOption = False,
 ) -> None:
     """Stored benchmark runs, newest first."""
-    from skep.cli.results import print_runs
-    from skep.places import user_paths
+    from skep.cli.run_list import print_runs
+    from skep.paths import user_paths
 
     print_runs(user_paths(os.environ).store, limit, as_json=as_json)
 
@@ -57,8 +57,8 @@ def report(
     ] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML file with the pictures and the tables of a run, or of several side by side."""
-    from skep.cli.results import write_comparison, write_report
-    from skep.places import user_paths
+    from skep.cli.run_list import write_comparison, write_report
+    from skep.paths import user_paths
 
     names, store = run or ["last"], user_paths(os.environ).store
     if len(names) == 1:
@@ -81,7 +81,7 @@ def compare(
 ) -> None:
     """Is B better than A? One row a level, and a verdict; exit code 4 where B is worse."""
     from skep.cli.compare import run_compare_command
-    from skep.places import user_paths
+    from skep.paths import user_paths
 
     store = user_paths(os.environ).store
     code = run_compare_command(store, (a, b), threshold=threshold, anyway=anyway, output=output, as_json=as_json)
@@ -152,7 +152,7 @@ def export(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A file; default: standard output.")] = None,
 ) -> None:
     """A run's levels, or its requests, for a spreadsheet or a README."""
-    from skep.places import user_paths
+    from skep.paths import user_paths
 
     run_export_command(user_paths(os.environ).store, run, form, output, requests=requests)
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skep.errors import UserError
+from skep.errors import EngineError, UserError
+from skep.paths import Paths
+from skep.supervisor.control import NotRunning, ask, socket_of
 
 if TYPE_CHECKING:
-    from skep.cli.choosing import Wanted
-    from skep.settings import Cluster, Serve, Wishes
+    from skep.cli.resolve import Wanted
+    from skep.config.settings import Cluster, Serve, Wishes
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 HostOption = Annotated[str | None, typer.Option(help="Address of the gateway; others than loopback want a key.")]
@@ -85,7 +92,7 @@ def up(
     as_json: JsonOption = False,
 ) -> None:
     """Serve a model behind one endpoint, in the foreground or (-d) in the background."""
-    from skep.settings import EMBEDDED_MODEL, Wishes
+    from skep.config.settings import EMBEDDED_MODEL, Wishes
 
     where = cluster_of(cluster, hive, config)
     if where is not None:
@@ -95,7 +102,7 @@ def up(
     real = given(checkpoint=checkpoint, gpus=gpus, memory_share=memory_share, binary=binary)
     served: tuple[Serve, ...] = ()
     if simulate:
-        from skep.cli.simulating import Simulation, simulated_serve
+        from skep.cli.simulate import Simulation, simulated_serve
 
         only_real = {name.replace("_", "-"): True for name in real}
         refuse_together("--simulate", embedded=embedded, threads=threads is not None, **only_real)
@@ -105,7 +112,7 @@ def up(
     elif gpu:
         raise UserError("--gpu is for a simulated rig", hint="add --simulate; --gpus 0,1 names cards of this machine")
     elif model is not None:
-        from skep.cli.choosing import Wanted, parse_gpus, serve_for
+        from skep.cli.resolve import Wanted, parse_gpus, serve_for
 
         refuse_together("a model", embedded=embedded)
         told = {**plan, **real, "gpus": parse_gpus(gpus)}
@@ -131,8 +138,8 @@ def up(
 
 def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cluster | None:
     """As typed; what is not typed, as skep.toml has it."""
-    from skep.configfile import find_config, load_settings, make_cluster
-    from skep.places import user_paths
+    from skep.config.load import find_config, load_settings, make_cluster
+    from skep.paths import user_paths
 
     paths = user_paths(os.environ)
     found = load_settings(find_config(config, paths), paths, os.environ).cluster
@@ -145,7 +152,7 @@ def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cl
 
 
 def _on_nodes(wanted: Wanted, address: str) -> tuple[Serve, ...]:
-    from skep.cli.choosing_nodes import serves_for, survey_nodes
+    from skep.cli.resolve_nodes import serves_for, survey_nodes
 
     return serves_for(wanted, survey_nodes(address))
 
@@ -163,8 +170,8 @@ def given(**options: Any) -> dict[str, Any]:
 def start(wishes: Wishes, config: Path | None, *, detach: bool, as_json: bool) -> None:
     """Serve what the file says and the command line asks for."""
     from skep.cli import hive
-    from skep.configfile import find_config, load_settings
-    from skep.places import user_paths
+    from skep.config.load import find_config, load_settings
+    from skep.paths import user_paths
 
     paths = user_paths(os.environ)
     found = find_config(config, paths)
@@ -190,8 +197,8 @@ def down(
 ) -> None:
     """Stop everything: finish what is under way, then end gateway and engines."""
     from skep.cli.output import note
-    from skep.engines.control import ask_down, socket_of
-    from skep.places import user_paths
+    from skep.paths import user_paths
+    from skep.supervisor.control import ask_down, socket_of
     from skep.units import parse_seconds
 
     paths = user_paths(os.environ)
@@ -205,8 +212,8 @@ def ps(as_json: JsonOption = False) -> None:
     """What runs: replicas, slots, requests in flight and waiting."""
     from skep.cli.hive import print_rows
     from skep.cli.output import print_json
-    from skep.engines.control import NotRunning, ask, socket_of
-    from skep.places import user_paths
+    from skep.paths import user_paths
+    from skep.supervisor.control import NotRunning, ask, socket_of
 
     try:
         paths = user_paths(os.environ)
@@ -227,8 +234,7 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Lines from the end.")] = 100,
 ) -> None:
     """An engine's own output, kept and rotated."""
-    from skep.cli.logview import show_log
-    from skep.places import user_paths
+    from skep.paths import user_paths
 
     show_log(user_paths(os.environ), name, lines, follow=follow)
 
@@ -236,8 +242,8 @@ def logs(
 def restart(name: Annotated[str, typer.Argument(help="A replica's name as in `skep ps`, or `gateway`.")]) -> None:
     """Restart one replica after its answers, or replace the gateway while engines stay loaded and streams go on."""
     from skep.cli.output import note
-    from skep.engines.control import ask, socket_of
-    from skep.places import user_paths
+    from skep.paths import user_paths
+    from skep.supervisor.control import ask, socket_of
 
     paths = user_paths(os.environ)
     ask(socket_of(paths.lock, paths.socket), {"op": "restart", "name": name}, timeout_s=600)
@@ -246,6 +252,152 @@ def restart(name: Annotated[str, typer.Argument(help="A replica's name as in `sk
 
 def service() -> None:
     """Print a systemd user unit that runs `skep up` at login."""
-    from skep.cli.unit import systemd_unit
 
     print(systemd_unit(), end="")  # noqa: T201
+
+
+# KillMode=mixed: skep gets TERM and drains; what is left after the time-out is killed.
+_UNIT = """\
+# ~/.config/systemd/user/skep.service
+# systemctl --user daemon-reload && systemctl --user enable --now skep
+# loginctl enable-linger   # to serve without being logged in
+[Unit]
+Description=skep: one endpoint for a swarm of agents
+After=network.target
+
+[Service]
+Type=exec
+ExecStart={command} up
+ExecReload={command} reload
+WorkingDirectory={folder}
+Restart=on-failure
+RestartSec=5
+KillMode=mixed
+TimeoutStopSec=120
+LimitNOFILE=65536
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def systemd_unit() -> str:
+    """For the skep that runs now; started in this folder, so that a skep.toml here is found."""
+    beside = Path(sys.executable).with_name("skep")
+    command = str(beside) if beside.exists() else shutil.which("skep") or f"{sys.executable} -m skep"
+    return _UNIT.format(command=_quoted(command), folder=str(Path.cwd()).replace("%", "%%"))
+
+
+def _quoted(command: str) -> str:
+    safe = command.replace("%", "%%")
+    return f'"{safe}"' if " " in safe and not safe.endswith(" -m skep") else safe
+
+
+POLL_S = 0.2
+POLL_ELSEWHERE_S = 1.0
+ANSWER_S = 20.0  # of another machine
+OF_SKEP = ("skep", "gateway", "monitor", "requests")  # always here, also while nobody answers
+TAIL_BYTES = 4 << 20
+
+
+def show_log(paths: Paths, name: str, lines: int, *, follow: bool) -> None:
+    """Whoever runs is asked first: a file of that name may be what another hive left here."""
+    try:
+        told = None if name in OF_SKEP else _elsewhere(paths, name, lines)
+    except EngineError:
+        if not (paths.logs / f"{name}.log").is_file():
+            raise
+        told = None
+    if told is None:
+        show_file(paths.logs, name, lines, follow=follow, others=lambda: _hosted(paths))
+    else:
+        offset = _write_all(paths, name, told)
+        if follow:
+            _follow_elsewhere(paths, name, offset)
+
+
+def _write_all(paths: Paths, name: str, told: dict[str, Any]) -> int:
+    """In parts, as far as it went when the first of them was told; where that ends."""
+    offset, size = told["offset"], told.get("size", 0)
+    _write(told["text"].encode())
+    while offset < size and (more := _elsewhere(paths, name, 0, offset)) is not None and more["offset"] > offset:
+        offset = more["offset"]
+        _write(more["text"].encode())
+    return int(offset)
+
+
+def _follow_elsewhere(paths: Paths, name: str, offset: int) -> None:
+    """Also while it moves, and its log cannot be had for a moment; until Ctrl-C, or the end of the hive."""
+    is_behind = False
+    with suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(0 if is_behind else POLL_ELSEWHERE_S)
+            is_behind = False
+            with suppress(EngineError):
+                if (told := _elsewhere(paths, name, 0, offset)) is None:
+                    return
+                offset, is_behind = told["offset"], told["offset"] < told.get("size", 0)
+                _write(told["text"].encode())
+
+
+def _elsewhere(paths: Paths, name: str, lines: int, offset: int | None = None) -> dict[str, Any] | None:
+    """None: its log is here, or nobody is there to ask."""
+    message = {"op": "log", "name": name, "lines": lines, "offset": offset}
+    try:
+        told = ask(socket_of(paths.lock, paths.socket), message, timeout_s=ANSWER_S)
+    except NotRunning:
+        return None
+    return told if "text" in told else None
+
+
+def _hosted(paths: Paths) -> list[str]:
+    """The replicas whose logs lie on the nodes of a cluster."""
+    try:
+        rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"})["rows"]
+    except (NotRunning, EngineError):
+        return []
+    return [row["name"] for row in rows if row.get("node")]
+
+
+def show_file(
+    folder: Path, name: str, lines: int, *, follow: bool, others: Callable[[], Iterable[str]] = tuple
+) -> None:
+    """`others`: whose log lies elsewhere."""
+    path = folder / f"{name}.log"
+    if "/" in name or not path.is_file():
+        known = sorted({*(found.stem for found in folder.glob("*.log")), *others()})
+        raise UserError(f"there is no log of `{name}`", hint=f"known: {', '.join(known) or 'none yet'}")
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        seen = file.read().splitlines(keepends=True)
+        _write(b"".join(seen[-lines:] if lines else ()))
+        if follow:
+            _follow(path, file.tell())
+
+
+def _follow(path: Path, position: int) -> None:
+    """Across rotations; until Ctrl-C."""
+    inode = path.stat().st_ino
+    try:
+        while True:
+            try:
+                found = path.stat()
+            except FileNotFoundError:  # between two steps of a rotation
+                time.sleep(POLL_S)
+                continue
+            if found.st_ino != inode or found.st_size < position:
+                inode, position = found.st_ino, 0
+            if found.st_size > position:
+                with path.open("rb") as file:
+                    file.seek(position)
+                    data = file.read()
+                position += len(data)
+                _write(data)
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        pass
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()

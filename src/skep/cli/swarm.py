@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from skep.cli import swarm_options as of
+from skep.cli.bench_common import KeyEnv, Model
+from skep.cli.output import note, number, print_json, print_table
 from skep.cli.serve import JsonOption
+from skep.cli.swarm_journal import journal
+from skep.cli.swarm_tables import one_line, run_document
+from skep.errors import EngineError
+from skep.files import holder_of
+from skep.paths import user_paths
+from skep.swarm.locks import lock_path
+from skep.swarm.records import Attempt, Result, RunState, Task, task_json
+from skep.units import format_seconds, parse_seconds, printable
+
+__all__ = ["KeyEnv", "Model"]
+
+Url = Annotated[
+    str | None, typer.Option(help="Base URL, with or without /v1. Default: $SKEP_URL, else what `skep up` runs.")
+]
+
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or `last`.")]
+Agents = Annotated[
+    int | None, typer.Option(min=1, help="At most so many at once. Default: as many as the endpoint has room for.")
+]
+Tries = Annotated[int, typer.Option(min=1, help="A task that fails so often is set aside with its error.")]
+Timeout = Annotated[str, typer.Option(help="For one attempt at a task.")]
+Deadline = Annotated[str, typer.Option(help="The endpoint may be down for so long before the run is given up.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Longest answer, where a task does not say.")]
+Price = Annotated[float | None, typer.Option("--price", "--price-kwh", min=0, help="Of a kWh: adds what the run cost.")]
+ReportOption = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE", help="Also write the report at the end, .html or .svg.")
+]
+TEN_MINUTES = "10m"
+
 
 swarm = typer.Typer(
     no_args_is_help=True, help="Run many tasks at once on an endpoint, and lose none.", rich_markup_mode=None
@@ -19,6 +55,8 @@ def register(app: typer.Typer) -> None:
     app.add_typer(swarm, name="swarm")
     swarm.command(epilog="Example: skep swarm run tasks.jsonl -o results.jsonl")(run)
     swarm.command(epilog="Example: skep swarm resume --last")(resume)
+    example = 'Example: skep swarm ask "What does each module do?" "src/**/*.py" -o modules.md'
+    swarm.command(epilog=example)(ask)
     swarm.command(epilog="Example: skep swarm cancel last")(cancel)
     swarm.command("ls", epilog="Example: skep swarm ls --json")(list_)
     swarm.command(epilog="Example: skep swarm show last")(show)
@@ -45,9 +83,9 @@ def run(
     failed_of: Annotated[
         str | None, typer.Option(metavar="RUN", help="Instead of TASKS: those that were set aside in that run.")
     ] = None,
-    url: of.Url = None,
-    model: of.Model = None,
-    agents: of.Agents = None,
+    url: Url = None,
+    model: Model = None,
+    agents: Agents = None,
     template: Annotated[
         str | None, typer.Option(help='Makes a prompt of each line: "Summarise {title}: {text}", by columns or keys.')
     ] = None,
@@ -56,20 +94,20 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="A JSON schema that each answer must meet.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message, where a task has none.")] = None,
-    max_tokens: of.MaxTokens = None,
+    max_tokens: MaxTokens = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Where a task does not say.")] = None,
     priority: Annotated[
         str | None, typer.Option(help="interactive, normal or batch, where a task does not say: for skep's gateway.")
     ] = None,
-    tries: of.Tries = 4,
-    timeout: of.Timeout = of.TEN_MINUTES,
-    deadline: of.Deadline = of.TEN_MINUTES,
+    tries: Tries = 4,
+    timeout: Timeout = TEN_MINUTES,
+    deadline: Deadline = TEN_MINUTES,
     stragglers: Annotated[
         bool, typer.Option("--stragglers/--no-stragglers", help="Send what takes far too long a second time.")
     ] = True,
-    key_env: of.KeyEnv = None,
-    price_kwh: of.Price = None,
-    report_file: of.ReportOption = None,
+    key_env: KeyEnv = None,
+    price_kwh: Price = None,
+    report_file: ReportOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show what would be sent.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -78,8 +116,8 @@ def run(
 
     from skep.cli.bench_common import Target
     from skep.cli.swarm_run import Intake, RunWishes, run_tasks
-    from skep.places import user_paths
-    from skep.swarm.here import url_here
+    from skep.paths import user_paths
+    from skep.swarm.default_endpoint import url_here
 
     intake = Intake(tasks, failed_of, template, form, schema, system, max_tokens, temperature, priority)
     wishes = RunWishes(
@@ -107,7 +145,7 @@ def resume(
     ] = None,
     url: Annotated[str | None, typer.Option(help="Of an endpoint that has moved. Default: the run's own.")] = None,
     model: Annotated[str | None, typer.Option(help="If it has another name there.")] = None,
-    report_file: of.ReportOption = None,
+    report_file: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a run that was stopped or killed: only what has no result is done, the same file is completed."""
@@ -118,12 +156,11 @@ def resume(
 
 
 def cancel(
-    name: of.RunName,
+    name: RunName,
     wait: Annotated[str, typer.Option(help="For the process that works on it to end.")] = "30s",
     as_json: JsonOption = False,
 ) -> None:
     """Stop a run, also one of another process. What is done is kept; `skep swarm resume` would go on with it."""
-    from skep.cli.swarm_cancel import cancel_run
 
     cancel_run(name, wait, as_json=as_json)
 
@@ -138,7 +175,7 @@ def list_(
     print_runs(limit, as_json=as_json)
 
 
-def show(name: of.RunName = "last", price_kwh: of.Price = None, as_json: JsonOption = False) -> None:
+def show(name: RunName = "last", price_kwh: Price = None, as_json: JsonOption = False) -> None:
     """A run's account: failures first, then time, tokens, energy, and what each agent did."""
     from skep.cli.swarm_tables import show_run
 
@@ -146,37 +183,245 @@ def show(name: of.RunName = "last", price_kwh: of.Price = None, as_json: JsonOpt
 
 
 def trace(
-    name: of.RunName,
+    name: RunName,
     task: Annotated[str, typer.Argument(metavar="TASK", help="A task's id.")],
     as_json: JsonOption = False,
 ) -> None:
     """All about one task: what was sent, each attempt, the answer."""
-    from skep.cli.swarm_trace import show_trace
 
     show_trace(name, task, as_json=as_json)
 
 
 def results(
-    name: of.RunName = "last",
+    name: RunName = "last",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A file. Default: stdout.")] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only what was set aside.")] = False,
     done: Annotated[bool, typer.Option("--done", help="Only what is done.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """The result lines of a run from the journal, in the order of its tasks."""
-    from skep.cli.swarm_results import write_results
+    from skep.cli.swarm_session import write_results
 
     write_results(name, output, failed=failed, done=done, as_json=as_json)
 
 
 def report(
-    name: of.RunName = "last",
+    name: RunName = "last",
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The HTML file to write; .svg writes the picture alone.")
     ] = Path("swarm.html"),
-    price_kwh: of.Price = None,
+    price_kwh: Price = None,
 ) -> None:
     """Write one self-contained HTML file: the account, who did what when, failures and slowest tasks."""
-    from skep.cli.swarm_results import write_report
+    from skep.cli.swarm_session import write_report
 
     write_report(name, output, price_kwh)
+
+
+def ask(
+    goal: Annotated[str, typer.Argument(metavar="GOAL", help="In words.")],
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILES", help='What it is about: files, folders, patterns such as "docs/**/*.md".'),
+    ] = None,
+    more_files: Annotated[
+        list[str] | None, typer.Option("--files", metavar="GLOB", help="The same as FILES. Repeatable.")
+    ] = None,
+    root: Annotated[Path, typer.Option(help="No file outside of it is read.")] = Path(),
+    by_rule: Annotated[
+        bool | None,
+        typer.Option(
+            "--by-rule/--by-model",
+            help="Split without a model: the goal goes to every piece of the files. Default: only where the model has "
+            "fewer than 1B parameters.",
+        ),
+    ] = None,
+    plan_timeout: Annotated[str, typer.Option(help="After it, the goal is split by rule.")] = "60s",
+    merge: Annotated[
+        bool | None,
+        typer.Option(
+            "--merge/--no-merge",
+            help="Have the model put the answers together; else they stand one after the other. Default: merge, but "
+            "not where it is split by rule and the model has fewer than 1B parameters.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show how the goal is split, and leave.")] = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The answer's file. Default: stdout.")] = None,
+    url: Url = None,
+    model: Model = None,
+    key_env: KeyEnv = None,
+    agents: Agents = None,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(min=50, help="Size of a piece of a file. Default: by the endpoint's context, or 1000.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=16, help="Longest answer of a task and of a merge. Default: by the context.")
+    ] = None,
+    tries: Tries = 4,
+    timeout: Timeout = TEN_MINUTES,
+    deadline: Deadline = TEN_MINUTES,
+    report: ReportOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Split a goal over files, work on all parts at once, and merge the answers into one."""
+    from skep.cli.bench_common import Target, positive_seconds
+    from skep.cli.swarm_run import AskWishes, run_ask
+    from skep.paths import user_paths
+    from skep.swarm.default_endpoint import url_here
+    from skep.swarm.run_options import Order
+
+    order = Order(
+        agents=agents,
+        tries=tries,
+        timeout_s=positive_seconds(timeout, "--timeout", "10m"),
+        deadline_s=positive_seconds(deadline, "--deadline", "10m"),
+        key_env=key_env,
+    )
+    wishes = AskWishes(
+        goal=goal.strip(),
+        files=(*(files or ()), *(more_files or ())),
+        root=root,
+        by_rule=by_rule,
+        plan_timeout_s=positive_seconds(plan_timeout, "--plan-timeout", "60s"),
+        merge=merge,
+        output=output,
+        target=Target(url or url_here(user_paths(os.environ), os.environ), model, key_env),
+        chunk_tokens=chunk_tokens,
+        max_tokens=max_tokens,
+        order=order,
+        report=report,
+    )
+    raise typer.Exit(run_ask(wishes, dry_run=dry_run, as_json=as_json))
+
+
+LOOK_S = 0.05
+PROC = Path("/proc")
+
+
+def cancel_run(name: str, wait: str, *, as_json: bool) -> None:
+    """Told through the journal, where whoever works on it looks every few seconds; a command is woken as well."""
+    wait_s = parse_seconds(wait)
+    with journal(read_only=False) as swarm:
+        run = swarm.run(name)
+        lock = lock_path(user_paths(os.environ), run.id)
+        if run.state is not RunState.DONE:
+            swarm.set_cancelled(run.id, time.time())
+            _await_end(lock, run.id, wait_s)
+        ended = swarm.run(run.id)
+    counts = f"{ended.counts.done} done, {ended.counts.failed} set aside, {ended.counts.left} left"
+    if run.state is RunState.DONE:
+        note(f"{run.id} is finished already: {counts}")
+    else:
+        note(f"{run.id} is cancelled: {counts}; `skep swarm resume {run.id}` would go on with it")
+    if as_json:
+        print_json(run_document(ended))
+
+
+def is_command(pid: int) -> bool:
+    """Whether it is `skep swarm` and nothing else: a Ctrl-C would end an MCP server or a notebook as a whole."""
+    try:
+        words = [word.rpartition(b"/")[2] for word in (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")]
+    except OSError:
+        return False
+    return b"skep" in words and b"swarm" in words[words.index(b"skep") :]
+
+
+def _await_end(lock: Path, run_id: str, wait_s: float) -> None:
+    began, woken = time.monotonic(), False
+    while (pid := holder_of(lock)) is not None:
+        if not woken and is_command(pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGINT)
+        woken = True
+        if time.monotonic() - began > wait_s:
+            hint = f"it has been told; `kill {pid}` ends it, and what is done is kept all the same"
+            raise EngineError(f"process {pid} still works on `{run_id}` after {wait_s:g} s", hint=hint)
+        time.sleep(LOOK_S)
+
+
+def show_trace(name: str, task_id: str, *, as_json: bool) -> None:
+    with journal() as swarm:
+        run = swarm.run(name)
+        task = swarm.task(run.id, task_id)
+        result = swarm.result(run.id, task.id)
+        attempts = swarm.attempts(run.id, task.id)
+    if as_json:
+        print_json(trace_document(run.id, task, result, attempts))
+        return
+    for line in [*asked(task), ""]:
+        print(line)  # noqa: T201
+    _show_attempts(attempts)
+    for line in ended(result):
+        print(line)  # noqa: T201
+
+
+def trace_document(run_id: str, task: Task, result: Result | None, attempts: list[Attempt]) -> dict[str, Any]:
+    return {
+        "run": run_id,
+        "task": task_json(task),
+        "result": None if result is None else asdict(result),
+        "attempts": [asdict(one) for one in attempts],
+    }
+
+
+def asked(task: Task) -> list[str]:
+    lines = [f"task {one_line(task.id)}"]
+    for message in task.messages:
+        lines += [f"  {message.get('role', '?')}:", *indented(content_text(message))]
+    wants = {
+        "schema": task.schema,
+        "checker": task.checker,
+        "max_tokens": task.max_tokens,
+        "temperature": task.temperature,
+        "priority": task.priority,
+        "extra": dict(task.extra) or None,
+    }
+    return [*lines, *(f"  {name}: {one_line(str(value))}" for name, value in wants.items() if value is not None)]
+
+
+def content_text(message: Mapping[str, Any]) -> str:
+    """A message may be made of parts, some of them pictures."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") or f"[{part.get('type')}]" for part in content if isinstance(part, dict)]
+        return "\n".join(map(str, parts))
+    return "" if content is None else str(content)
+
+
+def indented(text: str, by: str = "    ") -> list[str]:
+    """What a model wrote must not move the cursor."""
+    return [f"{by}{line}" for line in printable(text).splitlines()]
+
+
+def _show_attempts(attempts: list[Attempt]) -> None:
+    columns = ("ATTEMPT", "WHY", "OUTCOME", "AGENT", "REPLICA", "TOOK", "QUEUED", "FIRST TOKEN", "TOKENS", "ERROR")
+    right = ("ATTEMPT", "AGENT", "TOOK", "QUEUED", "FIRST TOKEN", "TOKENS")
+    if attempts:
+        print_table(columns, [_attempt_cells(one) for one in attempts], right=right)
+    else:
+        print("not tried yet")  # noqa: T201
+
+
+def _attempt_cells(one: Attempt) -> list[str]:
+    status = f"HTTP {one.status} " if one.status not in (None, 200) else ""
+    return [
+        str(one.number),
+        one.why.value,
+        one.outcome.value,
+        str(one.agent),
+        one.replica or "–",
+        format_seconds(one.ended_at - one.started_at),
+        "–" if one.queued_ms is None else format_seconds(one.queued_ms / 1000),
+        "–" if one.first_token_at is None else format_seconds(max(0.0, one.first_token_at - one.started_at)),
+        number(one.output_tokens, 0),
+        one_line(f"{one.error_kind}: {status}{one.error or ''}") if one.error_kind else "",
+    ]
+
+
+def ended(result: Result | None) -> list[str]:
+    if result is None:
+        return ["", "no result yet"]
+    fault = f": {result.error_kind}: {one_line(result.error)}" if result.error_kind else ""
+    cut = ", cut at its token limit" if result.finish_reason == "length" else ""
+    head = f"{result.ending.value} after {result.tries} {'try' if result.tries == 1 else 'tries'}{cut}{fault}"
+    return ["", head, *indented(result.answer or "")]

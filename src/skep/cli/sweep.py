@@ -17,7 +17,7 @@ from skep.cli.output import note, print_json
 from skep.cli.summaries import print_summary
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
-from skep.places import user_paths
+from skep.paths import user_paths
 from skep.report.levels import runs_text
 from skep.stats.slo import Limits
 from skep.store.database import open_store

@@ -22,9 +22,9 @@ import typer
 
 from skep.cli.output import note, number, print_json
 from skep.cli.serve import JsonOption
-from skep.engines.shown import OUTCOMES, Shown, Status, replicas_of, up_s
 from skep.errors import SkepError
 from skep.stats.rates import WINDOW_S, Rate, TokenRates
+from skep.supervisor.status import OUTCOMES, Shown, Status, replicas_of, up_s
 from skep.units import format_seconds, parse_seconds
 
 if TYPE_CHECKING:
@@ -250,8 +250,8 @@ def top(
     """Watch a running hive: slots, queues, tokens per second. Counts are since the gateway began; q leaves."""
     from rich.console import Console
 
-    from skep.engines.control import ask, socket_of
-    from skep.places import user_paths
+    from skep.paths import user_paths
+    from skep.supervisor.control import ask, socket_of
 
     every_s = max(SHORTEST_S, parse_seconds(every))
     paths = user_paths(os.environ)
@@ -283,7 +283,7 @@ def _watch(read: Callable[[], Status], console: Console, every_s: float) -> None
     """Until q, Ctrl-C, or the end of the hive. A hive that is only silent is shown as it was."""
     from rich.live import Live
 
-    from skep.engines.control import NotRunning
+    from skep.supervisor.control import NotRunning
 
     view, trouble = View(), None
     view.take(read(), time.monotonic())

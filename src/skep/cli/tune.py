@@ -98,8 +98,8 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Turn one knob at a time, keep what is shown to be faster and answers as well, and leave the best as a preset."""
-    from skep.cli.tune_ground import Wishes
     from skep.cli.tune_run import run_tuning
+    from skep.cli.tune_target import Wishes
 
     wishes = Wishes(
         name=name, goal=goal, slo=slo, min_context=min_context, budget=budget, input_tokens=input_tokens,
@@ -130,7 +130,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """The ladder: each change with its figure, interval, ratio, and why it was kept or left; the climb as bars."""
-    from skep.cli.tune_kept import show_tuning
+    from skep.cli.tune_stored import show_tuning
 
     show_tuning(name, html=html, as_json=as_json)
 
@@ -142,7 +142,7 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="A preset of that name may be there.")] = False,
 ) -> None:
     """Write the best of a tuning as a preset of your own."""
-    from skep.cli.tune_kept import export_tuning
+    from skep.cli.tune_stored import export_tuning
 
     export_tuning(name, tuning, stage=stage, overwrite=overwrite)
 
@@ -152,13 +152,13 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """The tunings, newest first: of what, for what, from where to where."""
-    from skep.cli.tune_kept import print_tunings
+    from skep.cli.tune_stored import print_tunings
 
     print_tunings(limit, as_json=as_json)
 
 
 def remove(name: TuningName) -> None:
     """Delete a tuning with its stages; presets made of it stay."""
-    from skep.cli.tune_kept import remove_tuning
+    from skep.cli.tune_stored import remove_tuning
 
     remove_tuning(name)

@@ -5,32 +5,174 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from skep.cli.bench_common import Interrupted, run_measuring
-from skep.cli.output import note, print_json
-from skep.cli.swarm_words import one_line
-from skep.cli.tune_bench import bench_for, check_bank, machine_for
-from skep.cli.tune_ground import Wishes
-from skep.cli.tune_kept import Kept, check_page, document, kept, logs_folder, opened, print_all, took_words, write_page
-from skep.cli.tune_preset import free_name, stage_for, write_preset, written_before
+from skep.cli.output import byte_progress, note, print_json
+from skep.cli.swarm_tables import one_line
+from skep.cli.tune_setup import Ready, prepare, prepare_again, tell
+from skep.cli.tune_stored import (
+    Kept,
+    check_page,
+    document,
+    free_name,
+    kept,
+    logs_folder,
+    opened,
+    print_all,
+    stage_for,
+    took_words,
+    write_page,
+    write_preset,
+    written_before,
+)
+from skep.cli.tune_tables import figure_words
+from skep.cli.tune_target import Wishes
 from skep.cli.tune_view import Standing, Watch, live_view
-from skep.cli.tune_words import unmet
-from skep.cli.tuning import Ready, prepare, prepare_again, tell
 from skep.errors import EngineError, SkepError, UserError
-from skep.places import Paths, user_paths
-from skep.report.tuning_words import accepted
+from skep.host.facts import read_host
+from skep.host.power import open_meter
+from skep.paths import Paths, user_paths
 from skep.store.database import Store, open_store
-from skep.store.tunings import KeptTuning, TuningState, TuningStore
-from skep.tryout import tuner_lock
 from skep.tuner.documents import asked_and_answered
 from skep.tuner.journal import Journal
-from skep.tuner.ports import BenchProgress
+from skep.tuner.knobs import turned
+from skep.tuner.measure import EngineBench, Tuned
+from skep.tuner.measurements import over_limit
+from skep.tuner.ports import Bench, BenchProgress
+from skep.tuner.quality_check import ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
+from skep.tuner.records import FAILURES, Config, Failure, Round, Sitting, Stage, Tuning
 from skep.tuner.running import Answered, Asked, Decided, Event, climb_on, resumed
 from skep.tuner.search import Climb
-from skep.tunings import FAILURES, Failure, Round, Sitting
+from skep.tuner.service_pause import running_service, service_paused
+from skep.tuner.simulated import PlannedTruth, SimulatedBench
+from skep.tuner.store import KeptTuning, TuningState, TuningStore
+from skep.tuner.summary import accepted, best_of, unit_of
+from skep.tuner.trial_server import Tryout, tuner_lock
+
+USUAL_BANK, NO_BANK, CHOSEN_BANK = "drills", "off", "auto"
+GUARD_SHARE = 0.1  # of the budget, for the answers of one configuration
+
+
+@contextmanager
+def machine_for(ready: Ready, paths: Paths, *, in_place: bool) -> Iterator[None]:
+    """Held for one tuner; what `skep up` serves is paused meanwhile, or left alone where both can be."""
+    if ready.tuning.simulated:
+        yield
+        return
+    with tuner_lock(paths):
+        if not in_place:
+            _check_service(ready, paths)
+        with service_paused(paths) if in_place else nullcontext() as service:
+            if service is not None:
+                note(f"set aside until this ends: {service}")
+            try:
+                yield
+            finally:
+                if service is not None:
+                    note(f"{', '.join(service.models)} is started again at {service.url}")
+
+
+def _check_service(ready: Ready, paths: Paths) -> None:
+    """Where both would have the same cards there is no room; elsewhere they only disturb each other."""
+    service = running_service(paths)
+    if service is None:
+        return
+    shared = service.shares(ready.base.gpus)
+    if ready.terrain.ground.on_cpu or not shared:
+        note(f"warning: {service}; what it is asked meanwhile slows down what is measured here")
+        return
+    hint = "--in-place stops it meanwhile and puts it back on any exit; --gpus takes others; or `skep down` first"
+    raise EngineError(f"GPU {', '.join(map(str, shared))} is in use: {service}", hint=hint)
+
+
+def check_bank(wishes: Wishes, paths: Paths) -> None:
+    """A bank that cannot be had is told before anything is started."""
+    if wishes.quality not in (NO_BANK, CHOSEN_BANK) and not wishes.simulate:
+        guard_bank(wishes.quality, GuardPlan(1, items=wishes.quality_items or ITEMS), paths.cache)
+
+
+@asynccontextmanager
+async def bench_for(
+    ready: Ready, tuning: Tuning, store: Store, paths: Paths, *, spent_s: float, rounds: int
+) -> AsyncIterator[Bench]:
+    """`spent_s` and `rounds`: of what was measured before it was taken up again."""
+    if tuning.simulated:
+        yield SimulatedBench(PlannedTruth(ready.terrain), seed=tuning.seed, together=False, began_s=spent_s)
+        return
+    host = read_host()
+    async with AsyncExitStack() as stack:
+        guard = await _guard(stack, ready, tuning, store, paths)
+        meter = open_meter()
+        if meter is not None:
+            stack.callback(meter.close)
+        work = paths.state / "tunings" / tuning.id
+        work.mkdir(parents=True, exist_ok=True)
+        progress = stack.enter_context(byte_progress("fetching the weights"))
+        house = Tryout(paths, work, binary=ready.wishes.binary, progress=progress)
+        base = ready.base
+        tuned = Tuned(tuning.id, tuning.aim, tuning.seed, lambda config: turned(base, config), first_round=rounds)
+        yield EngineBench(house, tuned, store, host, guard=guard, meter=meter)
+
+
+async def _guard(
+    stack: AsyncExitStack, ready: Ready, tuning: Tuning, store: Store, paths: Paths
+) -> QualityGuard | None:
+    wishes = ready.wishes
+    if wishes.quality == NO_BANK:
+        return None
+    items = wishes.quality_items or ITEMS
+    most_s = min(MOST_S, GUARD_SHARE * tuning.budget_s)
+    plan = GuardPlan(tuning.aim.concurrency, items=items, seed=tuning.seed, tuning=tuning.id, most_s=most_s)
+    name = USUAL_BANK if wishes.quality == CHOSEN_BANK else wishes.quality
+    try:
+        bank = guard_bank(name, plan, paths.cache)
+        return await stack.enter_async_context(open_guard(bank, plan, store, read_host()))
+    except UserError as error:
+        if wishes.quality != CHOSEN_BANK:
+            raise
+        note(f"warning: answers are not guarded: {error.message}")
+        return None
+
+
+def unmet(tuning: Tuning, stages: Sequence[Stage], sittings: Sequence[Sitting]) -> SkepError | None:
+    """An SLO that nothing kept, or a target that nothing reached. None: all is well, or there is no figure at all."""
+    best = best_of(stages)
+    if best is None or best.figure is None:
+        return None
+    return _late(tuning, best, sittings) or _short(tuning, best)
+
+
+def _late(tuning: Tuning, best: Stage, sittings: Sequence[Sitting]) -> SkepError | None:
+    if tuning.aim.slo is None:
+        return None
+    by_config: dict[Config, list[Sitting]] = {}
+    for sitting in sittings:
+        if sitting.figures:
+            by_config.setdefault(sitting.config, []).append(sitting)
+    shares = {config: over_limit(seen) for config, seen in by_config.items()}
+    if not shares or shares.get(best.config, 0.0) <= 1:
+        return None
+    closest = min(shares, key=lambda config: shares[config])
+    words = ", ".join(map(str, closest.changes_from(tuning.baseline))) or "the baseline"
+    if shares[closest] <= 1:
+        what = f"the best is over {tuning.aim.slo} ({shares[best.config]:.2f} times it)"
+        return SkepError(f"{what}; within it was only {words}, in a first look", hint="a longer --budget may decide it")
+    what = f"no configuration kept {tuning.aim.slo} at C={tuning.aim.concurrency}"
+    hint = "a wider --slo, or fewer agents; the nearest to it and fastest is kept all the same"
+    return SkepError(f"{what}; closest came {words} with {shares[closest]:.2f} times the limit", hint=hint)
+
+
+def _short(tuning: Tuning, best: Stage) -> SkepError | None:
+    target, figure = tuning.aim.target, best.figure
+    if target is None or figure is None or figure.estimate >= target:
+        return None
+    unit = unit_of(tuning)
+    what = f"no configuration reached {target:g} {unit}; closest came {figure_words(figure)} {unit}"
+    return SkepError(what, hint="a longer --budget, more --knobs or another --checkpoint may; the best is kept")
 
 
 class Stopped(SkepError):

@@ -9,8 +9,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from skep.cli.output import number, print_table
-from skep.cli.swarm_words import one_line
-from skep.report.tuning_words import (
+from skep.cli.swarm_tables import one_line
+from skep.tuner.predictions import FORESEEN
+from skep.tuner.records import FAILURES, Aim, Config, CurvePoint, Decision, Failure, Knob, Stage, Tuning, value_words
+from skep.tuner.step_text import share_words
+from skep.tuner.summary import (
     KEPT,
     accepted,
     baseline_of,
@@ -20,9 +23,6 @@ from skep.report.tuning_words import (
     total_gain,
     unit_of,
 )
-from skep.tuner.predictions import FORESEEN
-from skep.tuner.verdicts import share_words
-from skep.tunings import FAILURES, Aim, Config, CurvePoint, Decision, Failure, Knob, Stage, Tuning, value_words
 from skep.units import Interval
 
 BAR, WHY_WIDTH, CHANGE_WIDTH = 40, 68, 44

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skep.cli.output import note, number
-from skep.cli.swarm_words import one_line
+from skep.cli.swarm_tables import one_line
 from skep.cli.top import Line, Page
 from skep.cli.tune_tables import figure_words
-from skep.report.tuning_words import UNITS, best_of
 from skep.tuner.ports import BenchProgress, Curve, Errand, Judge, Measure
-from skep.tunings import Aim, Decision, Stage
+from skep.tuner.records import Aim, Decision, Stage
+from skep.tuner.summary import UNITS, best_of
 from skep.units import format_seconds
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ def web(
 ) -> None:
     """Serve the dashboard: what runs now, the history of what is watched, runs, plans."""
     from skep.cli.output import note
-    from skep.places import user_paths
+    from skep.paths import user_paths
     from skep.web.app import serve
     from skep.web.context import make_site
 

@@ -1,1 +1,1 @@
-"""One file per engine, and the supervisor that keeps their processes."""
+"""One file per engine: how it is found, started, checked and diagnosed."""

@@ -8,11 +8,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from skep.catalog.options import Options, own_flag
+from skep.engines.api_key import ENGINE_KEY, key_variables
 from skep.engines.base import Diagnosis, Launch
 from skep.engines.diagnosis import diagnose
-from skep.engines.enginekey import ENGINE_KEY, key_variables
-from skep.engines.installed import Program, bare_words, find_program, version_of
-from skep.engines.known_flags import HELPS, known_flags, remembered_flags, unknown_flags
+from skep.engines.discovery import (
+    HELPS,
+    Program,
+    bare_words,
+    find_program,
+    known_flags,
+    remembered_flags,
+    unknown_flags,
+    version_of,
+)
 from skep.errors import UserError
 
 VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}

@@ -1,6 +1,6 @@
 """Why an engine died or refused: its exit code and last words in, cause, evidence and remedy out.
 
-The rules are in `causes/diagnosis.toml`. They are read when something died, not before: what starts engines
+The rules are in `diagnosis.toml`. They are read when something died, not before: what starts engines
 imports this.
 """
 
@@ -11,9 +11,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from skep.catalog.devices import Device
+from skep.catalog.gpus import Device
 from skep.engines.base import EXIT_FINAL, Diagnosis, Launch
-from skep.engines.causes.logwords import plain
+from skep.engines.log_lines import plain
 
 _WORDS = re.compile(r"error\b|\bfailed\b|out of memory\b|\bcannot\b", re.IGNORECASE)
 
@@ -33,14 +33,14 @@ def diagnose(launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills
 
 def before_start(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None:
     """What is certain to fail, said before the start. `cards` are those the launch gets, in its order."""
-    from skep.engines.causes import foresight
+    from skep.engines import preflight
 
-    return foresight.before_start(launch, cards)
+    return preflight.before_start(launch, cards)
 
 
 def _by_rule(launch: Launch, code: int | None, tail: Sequence[str], oom_kills: int | None) -> Diagnosis | None:
-    from skep.engines.causes.order import find
-    from skep.engines.causes.rule import explained
+    from skep.engines.diagnosis_rule import explained
+    from skep.engines.diagnosis_rules import find
 
     found = find(launch, code, tail, oom_kills=oom_kills)
     return None if found is None else explained(*found)
@@ -67,7 +67,7 @@ def _unknown(code: int | None, tail: Sequence[str]) -> Diagnosis:
 
 
 def _root_of(last: str, tail: Sequence[str]) -> str:
-    from skep.engines.causes.order import SAYS_NOTHING, root
+    from skep.engines.diagnosis_rules import SAYS_NOTHING, root
 
     return (root(tail) or last) if SAYS_NOTHING.search(last) else last
 

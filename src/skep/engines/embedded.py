@@ -8,9 +8,9 @@ from importlib import metadata
 from importlib.util import find_spec
 
 from skep.engines.adapter import Refusal, common_refusals, flag, not_taken
+from skep.engines.api_key import ENGINE_KEY, key_variables
 from skep.engines.base import REPORT_FD, Diagnosis, Launch
 from skep.engines.diagnosis import diagnose
-from skep.engines.enginekey import ENGINE_KEY, key_variables
 from skep.engines.llama import BATCH, KV_TYPES, batch_of, flash_of, llama_refusals
 from skep.errors import EngineError, UserError
 

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 
 from skep.engines.adapter import flag
+from skep.engines.api_key import ENGINE_KEY, key_variables
 from skep.engines.base import REPORT_FD, Diagnosis, Launch
-from skep.engines.binding import HOST
 from skep.engines.diagnosis import diagnose
-from skep.engines.enginekey import ENGINE_KEY, key_variables
+from skep.engines.ports import HOST
 
 
 class Fake:

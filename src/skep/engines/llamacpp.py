@@ -8,9 +8,9 @@ from pathlib import Path
 
 from skep.catalog.options import Draft, Options
 from skep.engines.adapter import P2P, Adapter, Known, Refusal, common_refusals, either, flag, not_taken, source_of
+from skep.engines.api_key import ENGINE_KEY, NO_ORIGIN
 from skep.engines.base import Launch
 from skep.engines.embedded_server import http_threads
-from skep.engines.enginekey import ENGINE_KEY, NO_ORIGIN
 from skep.engines.llama import BATCH, NGRAM, batch_of, flash_of, llama_refusals
 from skep.errors import UserError
 

@@ -20,8 +20,8 @@ from skep.engines.adapter import (
     not_taken,
     source_of,
 )
+from skep.engines.api_key import KEY_FILE_HERE, KEY_HERE
 from skep.engines.base import Launch
-from skep.engines.enginekey import KEY_FILE_HERE, KEY_HERE
 
 _ALGORITHMS = {"mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE", "ngram": "NGRAM", "dflash": "DFLASH"}
 _NOT = {

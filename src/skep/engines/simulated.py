@@ -2,16 +2,78 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 from skep.engines.adapter import flag
+from skep.engines.api_key import ENGINE_KEY, key_variables
 from skep.engines.base import REPORT_FD, Diagnosis, Launch
-from skep.engines.binding import HOST
 from skep.engines.diagnosis import diagnose
-from skep.engines.enginekey import ENGINE_KEY, key_variables
-from skep.engines.simulated_plan import plan_from_json
+from skep.engines.ports import HOST
 from skep.errors import UserError
+from skep.planner.predict import Prospect
+from skep.planner.step import StepModel
+from skep.units import GIB
+
+LOAD_BYTES_PER_S = 20 * GIB  # a real load takes longer; nobody wants to wait for what is not there
+LOAD_MOST_S = 2.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPlan:
+    """`about`: model, quantization, layout, cards and engine in words, for records and answers."""
+
+    about: str
+    slots: int
+    context_tokens: int
+    pool_tokens: float
+    chunk_tokens: int
+    load_s: float
+    step: StepModel
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+def plan_from_json(text: str) -> SimulatedPlan:
+    try:
+        fields: dict[str, Any] = json.loads(text)
+        return SimulatedPlan(**{**fields, "step": _rebuilt(StepModel, fields["step"])})
+    except (ValueError, TypeError, KeyError) as error:
+        hint = '`skep up MODEL --gpu "2x rtx-3090" --simulate` makes one'
+        raise UserError(f"the plan of the simulated engine cannot be read: {error}", hint=hint) from None
+
+
+def _rebuilt(kind: type[T], fields: dict[str, Any]) -> T:
+    """The inverse of `asdict` through JSON: inner values are dataclasses and tuples again."""
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        hint = hints.get(name)
+        if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
+            values[name] = _rebuilt(hint, value)
+        else:
+            values[name] = tuple(value) if get_origin(hint) is tuple else value
+    return kind(**values)
+
+
+def plan_of(prospect: Prospect, *, context_tokens: int, about: str, weight_bytes: int | None = None) -> SimulatedPlan:
+    """`weight_bytes`: of one replica; it loads for as long as they take, made short."""
+    load_s = min(LOAD_MOST_S, (weight_bytes or 0) / LOAD_BYTES_PER_S)
+    return SimulatedPlan(
+        about=about,
+        slots=prospect.slots,
+        context_tokens=context_tokens,
+        pool_tokens=prospect.pool_tokens,
+        chunk_tokens=prospect.chunk_tokens,
+        load_s=round(load_s, 3),
+        step=prospect.step,
+    )
 
 
 class Simulated:

@@ -19,14 +19,12 @@ from typing import Any
 
 import uvloop
 
+from skep.engines.api_key import REFUSED, shows_key, take_key
 from skep.engines.base import EXIT_FINAL
-from skep.engines.binding import HOST, cannot_listen, socket_for
-from skep.engines.enginekey import REFUSED, shows_key, take_key
-from skep.engines.simulated_answers import Writer
-from skep.engines.simulated_asks import Ask, Refused, error_document, parse_ask
-from skep.engines.simulated_clockwork import Clockwork
-from skep.engines.simulated_metrics import Meters
-from skep.engines.simulated_plan import SimulatedPlan, plan_from_json
+from skep.engines.ports import HOST, cannot_listen, socket_for
+from skep.engines.simulated import SimulatedPlan, plan_from_json
+from skep.engines.simulated_loop import Clockwork, Meters
+from skep.engines.simulated_requests import Ask, Refused, Writer, error_document, parse_ask
 from skep.errors import UserError
 from skep.planner.batching import Replica
 from skep.wire.heads import Origin

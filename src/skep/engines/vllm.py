@@ -21,8 +21,8 @@ from skep.engines.adapter import (
     not_taken,
     source_of,
 )
+from skep.engines.api_key import ENGINE_KEY
 from skep.engines.base import Launch
-from skep.engines.enginekey import ENGINE_KEY
 
 _METHODS = {"draft": "draft_model", "eagle": "eagle3"}
 _NOT = {

@@ -8,13 +8,52 @@ Invariant: active + releasing leases of a replica never exceed its slots (unless
 
 from __future__ import annotations
 
-from skep.gateway.keys import Priority
-from skep.gateway.leases import Leases
-from skep.gateway.pool import ModelPool
+from heapq import heappop, heappush
+
+from skep.config.key_ring import Priority
 from skep.gateway.queue import Waiting
-from skep.gateway.replica import Lease, Process, Replica, process_of
+from skep.gateway.replica_table import Lease, ModelPool, Process, Replica, process_of
 from skep.gateway.routing import REMEMBERED, REMEMBERED_PER_SLOT, Homes
 from skep.gateway.values import Action, AdmissionLimits, Arrival, Forward, Reject, RejectCode, ReplicaSpec, Withdraw
+
+
+class Leases:
+    def __init__(self) -> None:
+        self.by_id: dict[str, Lease] = {}
+        self._releasing: dict[Replica, int] = {}  # how many of a replica's
+        self._releases = 0
+        self._bounds: list[tuple[float, str, Lease]] = []  # a heap of all releases, also of those that have ended
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    @property
+    def active(self) -> int:
+        return len(self.by_id) - self._releases
+
+    def note_release(self, lease: Lease, until: float) -> None:
+        self._releases += 1
+        self._releasing[lease.home] = self._releasing.get(lease.home, 0) + 1
+        heappush(self._bounds, (until, lease.id, lease))
+
+    def note_end_of_release(self, lease: Lease) -> None:
+        self._releases -= 1
+        self._releasing[lease.home] -= 1
+        if not self._releasing[lease.home]:
+            del self._releasing[lease.home]
+
+    def overdue(self, now: float) -> list[Lease]:
+        """Those in release whose bound has passed. They are named once: they have to end."""
+        found = []
+        while self._bounds and self._bounds[0][0] <= now:
+            lease = heappop(self._bounds)[2]
+            if self.by_id.get(lease.id) is lease:
+                found.append(lease)
+        return found
+
+    def homes_of_releases(self) -> list[Replica]:
+        return sorted(self._releasing, key=lambda replica: replica.order)
+
 
 COME_BACK_S = 5.0  # after a shutdown
 AVOID_S = 1.0  # a failed request waits for another replica, before it is tried on the same one again

@@ -1,4 +1,4 @@
-"""The gateway as a process of its own: `python -m skep.frontdoor --listen-fd N --link-fd M`.
+"""The gateway as a process of its own: `python -m skep.gateway.main --listen-fd N --link-fd M`.
 
 The listening socket belongs to the supervisor and outlives this process, so that a crash or an upgrade refuses no
 connection. The link brings the replica table and takes questions; when it ends, the supervisor is gone, and so is
@@ -22,18 +22,17 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 from urllib.parse import parse_qs, unquote
 
-from skep.gateway.accounts import Accounts
+from skep.config.key_ring import KeySpec, digest_of
 from skep.gateway.admission import Admission
-from skep.gateway.dialect import JSON, Refused
-from skep.gateway.exchange import Timeouts
-from skep.gateway.journal import Journal
-from skep.gateway.keys import KeySpec, digest_of
+from skep.gateway.error_format import JSON, Refused
+from skep.gateway.health_loop import HealthTimes, Watch
 from skep.gateway.metrics import Metrics, of_replica
+from skep.gateway.proxied_request import Timeouts
 from skep.gateway.proxy import Policy, Proxy, Route
+from skep.gateway.request_log import Accounts, Journal
+from skep.gateway.status import fill_gauges, model_document, models_document, status_document
 from skep.gateway.values import AdmissionLimits, ReplicaSpec
-from skep.gateway.views import fill_gauges, model_document, models_document, status_document
-from skep.gateway.watch import HealthTimes, Watch
-from skep.wire.link import Link, Message
+from skep.wire.json_pipe import Link, Message
 from skep.wire.server import HttpServer, Incoming, ServerLimits
 
 DRAIN_POLL_S = 0.02

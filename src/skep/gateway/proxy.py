@@ -16,29 +16,31 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from skep.gateway.accounts import Accounts
+from skep.config.key_ring import PRIORITIES, KeyRing, KeySpec, class_for, given_keys
 from skep.gateway.admission import Admission
-from skep.gateway.aloud import wants_stream
-from skep.gateway.dialect import ERRORS, Refused, error_body, limit_reached, preflight_headers, retry_headers
-from skep.gateway.dormancy import Dormancy
-from skep.gateway.exchange import Exchange, Timeouts
-from skep.gateway.headers import host_of, is_preflight, sort_headers
-from skep.gateway.keys import PRIORITIES, KeyRing, KeySpec, class_for, given_keys
-from skep.gateway.peek import LONG_BYTES, Look, NotAnObject, look, model_of_form, session_digest, with_model
-from skep.gateway.plan import (
+from skep.gateway.body_inspection import LONG_BYTES, Look, NotAnObject, look, model_of_form, session_digest, with_model
+from skep.gateway.error_format import ERRORS, Refused, error_body, limit_reached, preflight_headers, retry_headers
+from skep.gateway.proxied_request import Exchange, Timeouts
+from skep.gateway.request_log import Accounts
+from skep.gateway.request_policy import (
     AMBIGUOUS,
     AMBIGUOUS_NAMES,
     Plan,
     batch_plan,
+    host_of,
     is_for_clients,
     is_for_the_owner,
+    is_preflight,
     seconds_of,
+    sort_headers,
     takes_no_slot,
 )
+from skep.gateway.stream_keepalive import wants_stream
+from skep.gateway.unloaded_models import Dormancy
 from skep.gateway.values import Action, Arrival, Forward, Reject, RejectCode, ReplicaSpec
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
-from skep.wire.rules import Refusal
+from skep.wire.request_validation import Refusal
 from skep.wire.server import Incoming
 
 LIGHT_PER_SLOT, LIGHT_AT_LEAST = 2, 8  # requests without a slot that a replica gets at once: engines have few threads

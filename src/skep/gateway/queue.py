@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import attrgetter
 
-from skep.gateway.keys import Priority
+from skep.config.key_ring import Priority
 from skep.gateway.ranking import Ranking
 from skep.gateway.values import Arrival
 

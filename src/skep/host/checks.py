@@ -12,18 +12,18 @@ from skep.catalog.machine import Gpu, HostFacts
 from skep.units import GIB, format_bytes
 
 
-class Verdict(Enum):
+class CheckResult(Enum):
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HostFinding:
     """One line of `skep doctor`. `hint` says what to do; None when there is nothing to do."""
 
     check: str
-    verdict: Verdict
+    verdict: CheckResult
     detail: str
     hint: str | None = None
 
@@ -55,24 +55,26 @@ _REMEDIES = (
 _ANY_REMEDY = "run `nvidia-smi` by hand; reinstall the driver and reboot if it keeps failing"
 
 
-def gpu_finding(gpus: Sequence[Gpu], error: str | None) -> Finding:
+def gpu_finding(gpus: Sequence[Gpu], error: str | None) -> HostFinding:
     if error is not None:
         said = error.lower()
         hint = next((remedy for words, remedy in _REMEDIES if words in said), _ANY_REMEDY)
         listed = f"; it lists {_describe_all(gpus)}" if gpus else ""
-        return Finding("gpu", Verdict.PROBLEM, f"nvidia-smi fails: {error}{listed}", hint)
+        return HostFinding("gpu", CheckResult.PROBLEM, f"nvidia-smi fails: {error}{listed}", hint)
     if not gpus:
-        return Finding("gpu", Verdict.OK, "no NVIDIA GPU: the embedded model runs on the CPU")
-    return Finding("gpu", Verdict.OK, _describe_all(gpus))
+        return HostFinding("gpu", CheckResult.OK, "no NVIDIA GPU: the embedded model runs on the CPU")
+    return HostFinding("gpu", CheckResult.OK, _describe_all(gpus))
 
 
-def driver_finding(driver: str | None, cuda: str | None, gpus: Sequence[Gpu]) -> Finding | None:
+def driver_finding(driver: str | None, cuda: str | None, gpus: Sequence[Gpu]) -> HostFinding | None:
     """None without cards: then no driver is needed."""
     if not gpus:
         return None
     major = _major(driver)
     if driver is None or major is None:
-        return Finding("driver", Verdict.WARNING, "version unknown", "run `nvidia-smi` and look at its first line")
+        return HostFinding(
+            "driver", CheckResult.WARNING, "version unknown", "run `nvidia-smi` and look at its first line"
+        )
     detail = f"{driver}, carries CUDA {cuda}" if cuda else driver
     if major < DRIVER_FOR_RTX_5090 and any("RTX 5090" in gpu.name for gpu in gpus):
         return _too_old(f"{detail}; an RTX 5090 wants driver {DRIVER_FOR_RTX_5090} or newer", DRIVER_FOR_RTX_5090)
@@ -86,36 +88,36 @@ def driver_finding(driver: str | None, cuda: str | None, gpus: Sequence[Gpu]) ->
     if major < DRIVER_FOR_CUDA_13_0:
         wants = f"builds for CUDA 13.0 want driver {DRIVER_FOR_CUDA_13_0} or newer"
         return _too_old(f"{detail}; {wants}", DRIVER_FOR_CUDA_13_0, cuda or "12.9")
-    return Finding("driver", Verdict.OK, detail)
+    return HostFinding("driver", CheckResult.OK, detail)
 
 
-def lanes_finding(gpus: Sequence[Gpu]) -> Finding | None:
+def lanes_finding(gpus: Sequence[Gpu]) -> HostFinding | None:
     """Judges lanes only: an idle card drops its generation, not its lanes. None where no card tells its lanes."""
     slotted = [gpu for gpu in gpus if gpu.pcie_lanes is not None and not _shares_memory(gpu)]
     if not slotted:
         return None
     detail = ", ".join(f"GPU {gpu.index} {_lanes(gpu)}" for gpu in slotted)
     if not any(_is_narrow(gpu) for gpu in slotted):
-        return Finding("pcie", Verdict.OK, detail)
-    return Finding(
+        return HostFinding("pcie", CheckResult.OK, detail)
+    return HostFinding(
         "pcie",
-        Verdict.WARNING,
+        CheckResult.WARNING,
         detail,
         "check slot, riser and BIOS bifurcation; one replica per card loses less than one model split over cards",
     )
 
 
-def links_finding(gpus: Sequence[Gpu], links: Sequence[tuple[int, int, str]]) -> Finding | None:
+def links_finding(gpus: Sequence[Gpu], links: Sequence[tuple[int, int, str]]) -> HostFinding | None:
     """None with fewer than two cards."""
     if len(gpus) < 2:
         return None
     if not links:
-        return Finding("links", Verdict.OK, "between the cards unknown")
+        return HostFinding("links", CheckResult.OK, "between the cards unknown")
     pairs: dict[str, list[str]] = {}
     for one, other, kind in links:
         pairs.setdefault(kind, []).append(f"{one}-{other}")
     kinds = sorted(pairs, key=lambda kind: (not kind.startswith("NV"), kind))
-    return Finding("links", Verdict.OK, "; ".join(f"GPU {', '.join(pairs[k])}: {link_means(k)}" for k in kinds))
+    return HostFinding("links", CheckResult.OK, "; ".join(f"GPU {', '.join(pairs[k])}: {link_means(k)}" for k in kinds))
 
 
 def link_means(kind: str) -> str:
@@ -125,9 +127,9 @@ def link_means(kind: str) -> str:
     return f"{kind} ({LINK_MEANS[kind]})" if kind in LINK_MEANS else kind
 
 
-def _too_old(detail: str, wanted: int, cuda: str | None = None) -> Finding:
+def _too_old(detail: str, wanted: int, cuda: str | None = None) -> HostFinding:
     otherwise = f", or take builds for CUDA {cuda} or older" if cuda else ""
-    return Finding("driver", Verdict.WARNING, detail, f"install driver {wanted} or newer and reboot{otherwise}")
+    return HostFinding("driver", CheckResult.WARNING, detail, f"install driver {wanted} or newer and reboot{otherwise}")
 
 
 def _describe_all(gpus: Sequence[Gpu]) -> str:
@@ -170,7 +172,7 @@ OPEN_FILES_WARNING = 4096
 OPEN_FILES_WANTED = 65536
 
 
-def examine(facts: HostFacts, *, nvidia_error: str | None = None) -> list[Finding]:
+def examine(facts: HostFacts, *, nvidia_error: str | None = None) -> list[HostFinding]:
     """All findings about this host, in the order they are printed. `nvidia_error` is `NvidiaReport.error`."""
     found = [
         python_finding(facts.python),
@@ -185,45 +187,45 @@ def examine(facts: HostFacts, *, nvidia_error: str | None = None) -> list[Findin
     return [finding for finding in found if finding is not None]
 
 
-def python_finding(version: str) -> Finding:
+def python_finding(version: str) -> HostFinding:
     match = re.match(r"(\d+)\.(\d+)", version)
     if match and (int(match[1]), int(match[2])) >= OLDEST_PYTHON:
-        return Finding("python", Verdict.OK, version)
-    return Finding("python", Verdict.PROBLEM, f"{version} is too old", "install Python 3.11 or newer")
+        return HostFinding("python", CheckResult.OK, version)
+    return HostFinding("python", CheckResult.PROBLEM, f"{version} is too old", "install Python 3.11 or newer")
 
 
-def cpu_finding(facts: HostFacts) -> Finding:
+def cpu_finding(facts: HostFacts) -> HostFinding:
     features = " ".join(facts.cpu_features) or "features unknown"
     cores = "1 core" if facts.cpu_cores == 1 else f"{facts.cpu_cores} cores"
     detail = f"{facts.cpu_model or facts.machine}, {cores}, {features}"
     x86 = facts.machine.lower() in {"x86_64", "amd64", "i686"}
     if not x86 or not facts.cpu_features or "avx2" in facts.cpu_features:
-        return Finding("cpu", Verdict.OK, detail)
-    return Finding(
+        return HostFinding("cpu", CheckResult.OK, detail)
+    return HostFinding(
         "cpu",
-        Verdict.WARNING,
+        CheckResult.WARNING,
         f"{detail}; without AVX2 llama.cpp is slow",
         "in a virtual machine pass the host's CPU through (`-cpu host`); else run the model on a GPU or another host",
     )
 
 
-def memory_finding(total_bytes: int | None, available_bytes: int | None) -> Finding:
+def memory_finding(total_bytes: int | None, available_bytes: int | None) -> HostFinding:
     free = total_bytes if available_bytes is None else available_bytes
     if free is None:
-        return Finding("memory", Verdict.OK, "size unknown")
+        return HostFinding("memory", CheckResult.OK, "size unknown")
     detail = f"{format_bytes(free)} available" + (f" of {format_bytes(total_bytes)}" if total_bytes else "")
     if free >= MEMORY_WARNING_BYTES:
-        return Finding("memory", Verdict.OK, detail)
-    verdict = Verdict.PROBLEM if free < MEMORY_PROBLEM_BYTES else Verdict.WARNING
+        return HostFinding("memory", CheckResult.OK, detail)
+    verdict = CheckResult.PROBLEM if free < MEMORY_PROBLEM_BYTES else CheckResult.WARNING
     hint = f"end other programs or raise the container's limit until {format_bytes(MEMORY_WARNING_BYTES)} are free"
-    return Finding("memory", verdict, detail, hint)
+    return HostFinding("memory", verdict, detail, hint)
 
 
-def open_files_finding(soft: int | None, hard: int | None) -> Finding:
+def open_files_finding(soft: int | None, hard: int | None) -> HostFinding:
     if soft is None:
-        return Finding("open files", Verdict.OK, "no limit")
+        return HostFinding("open files", CheckResult.OK, "no limit")
     if soft >= OPEN_FILES_WARNING:
-        return Finding("open files", Verdict.OK, f"limit {soft}")
+        return HostFinding("open files", CheckResult.OK, f"limit {soft}")
     detail = f"limit {soft}; each agent takes two or more"
     unit = f"`LimitNOFILE={OPEN_FILES_WANTED}` in the systemd unit"
     if hard is not None and hard < OPEN_FILES_WARNING:
@@ -231,15 +233,15 @@ def open_files_finding(soft: int | None, hard: int | None) -> Finding:
     else:
         wanted = OPEN_FILES_WANTED if hard is None else min(hard, OPEN_FILES_WANTED)
         hint = f"run `ulimit -n {wanted}` in the shell that starts skep, or set {unit}"
-    return Finding("open files", Verdict.WARNING, detail, hint)
+    return HostFinding("open files", CheckResult.WARNING, detail, hint)
 
 
-def disk_finding(path_label: str, free_bytes: int, need_bytes: int) -> Finding:
+def disk_finding(path_label: str, free_bytes: int, need_bytes: int) -> HostFinding:
     """`need_bytes` is what is yet to be written there; 0 when nothing is."""
     detail = f"{format_bytes(free_bytes)} free in {path_label}"
     if free_bytes >= need_bytes + DISK_SPARE_BYTES:
-        return Finding("disk", Verdict.OK, detail)
-    verdict = Verdict.PROBLEM if free_bytes < need_bytes else Verdict.WARNING
+        return HostFinding("disk", CheckResult.OK, detail)
+    verdict = CheckResult.PROBLEM if free_bytes < need_bytes else CheckResult.WARNING
     missing = format_bytes(need_bytes + DISK_SPARE_BYTES - free_bytes)
     hint = f"free {missing} more there, or choose a folder on another disk"
-    return Finding("disk", verdict, f"{detail}, {format_bytes(need_bytes)} needed", hint)
+    return HostFinding("disk", verdict, f"{detail}, {format_bytes(need_bytes)} needed", hint)

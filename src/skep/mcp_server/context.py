@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from skep.engines.control import ask, local_key, socket_of
 from skep.errors import UserError
-from skep.places import Paths
+from skep.paths import Paths
 from skep.store.database import Store, open_store
-from skep.store.swarm import SwarmStore
-from skep.swarm.here import URL_VARIABLE
+from skep.supervisor.control import ask, local_key, socket_of
+from skep.swarm.default_endpoint import URL_VARIABLE
+from skep.swarm.store import SwarmStore
 
 
 @dataclass(frozen=True, slots=True)

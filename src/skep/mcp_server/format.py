@@ -8,8 +8,8 @@ from typing import Any
 
 from skep.mcp_server.schemas import Failure, Page, Row, Standing, Whole
 from skep.store.database import Store
-from skep.store.swarm import SwarmStore
-from skep.tasks import Ending, Result, RunState, SwarmRun
+from skep.swarm.records import Ending, Result, RunState, SwarmRun
+from skep.swarm.store import SwarmStore
 
 ENDED = ("done", "stopped", "cancelled")
 NEWEST_FAILURES = 5

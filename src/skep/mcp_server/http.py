@@ -17,14 +17,14 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from skep.access import AcceptedKeys, answer_while
+from skep.config.access import AcceptedKeys, answer_while
+from skep.config.key_ring import given_keys
+from skep.config.keys import keys_path
 from skep.errors import UserError
-from skep.gateway.keys import given_keys
-from skep.keyfile import keys_path
-from skep.listening import Listening
 from skep.mcp_server.context import Place
 from skep.mcp_server.server import make_server
-from skep.places import LOOPBACK
+from skep.paths import LOOPBACK
+from skep.wire.serve_asgi import Listening
 
 PATH = "/mcp"
 BODY_BYTES = 32 * 1024 * 1024

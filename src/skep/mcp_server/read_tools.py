@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from skep.bench.records import LevelSummary
-from skep.engines.control import NotRunning
 from skep.errors import EndpointError, SkepError, UserError
 from skep.mcp_server.context import Place
 from skep.mcp_server.format import short_standing
@@ -31,14 +30,15 @@ from skep.mcp_server.schemas import (
 )
 from skep.store.database import Store
 from skep.store.records import Run, RunState
+from skep.supervisor.control import NotRunning
 from skep.swarm.locks import as_it_stands
-from skep.tasks import RunState as SwarmState
+from skep.swarm.records import RunState as SwarmState
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
 from skep.wire.heads import parse_url
 
 if TYPE_CHECKING:
-    from skep.bench.planning import Answer
+    from skep.deploy.plan_request import Answer
 
 
 ANSWER_S = 5.0
@@ -163,7 +163,7 @@ class LookTools:
     ) -> Planned:
         """Whether a model fits on given GPUs, in which layout, and how fast it would be with so many agents: the
         planner's best layouts with predicted tok/s and the command that starts each. Predictions, not measurements."""
-        from skep.bench.planning import Flags, answer, nothing_fits
+        from skep.deploy.plan_request import Flags, answer, nothing_fits
 
         flags = Flags(
             model, (gpu,) if gpu else (), agents=agents, input_tokens=input_tokens, output_tokens=output_tokens,
@@ -234,7 +234,7 @@ class LookTools:
         """Of the newest finished run of that model whose levels are numbers of agents, simulated as it is itself."""
         if not self._place.paths.store.exists():
             return (), None
-        from skep.bench.loaded import JUDGED, TIMED
+        from skep.bench.stored_run import JUDGED, TIMED
 
         with self._place.reading() as store:
             for run in islice(_own(store), LOOKED_AT):
@@ -260,13 +260,13 @@ def _suggested(served: tuple[Served, ...]) -> str:
 
 def _own(store: Store) -> Iterator[Run]:
     """Newest first, without what tunings tried: those are many, and of configurations that nobody serves."""
-    from skep.bench.loaded import OF_A_TUNING
+    from skep.bench.stored_run import OF_A_TUNING
 
     return (run for run in store.runs() if run.kind not in OF_A_TUNING)
 
 
 def _levels(store: Store, run: Run) -> tuple[Level, ...]:
-    from skep.bench.loaded import load_run
+    from skep.bench.stored_run import load_run
 
     try:
         return tuple(level for one in load_run(store, run.id)[1].levels if (level := _level(one)) is not None)
@@ -282,7 +282,7 @@ def _level(level: LevelSummary) -> Level | None:
 
 
 def _layout(found: Answer, place: int) -> Layout:
-    from skep.bench.plan_document import plan_document
+    from skep.deploy.plan_request import plan_document
 
     choice, plan = found.ranked[place]
     told = plan_document(found, choice, plan)
@@ -297,7 +297,7 @@ def _layout(found: Answer, place: int) -> Layout:
 
 def _benchmark(store: Store, run: Run, *, best: bool) -> Benchmark:
     """`best`: with its fastest level alone."""
-    from skep.bench.loaded import JUDGED, TIMED, TUNE_QUALITY, load_run
+    from skep.bench.stored_run import JUDGED, TIMED, TUNE_QUALITY, load_run
 
     figures: dict[str, Any] = {}
     failed = sum(not row.ok for row in store.requests(run.id))

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from skep.engines.logfile import holder_of, open_log
 from skep.errors import EngineError
-from skep.places import Paths
+from skep.files import holder_of, open_log
+from skep.paths import Paths
 from skep.swarm.locks import lock_path
 
 TAIL_BYTES = 4096

@@ -22,12 +22,12 @@ from skep.mcp_server.format import ENDED, page_of, short_standing, standing_of, 
 from skep.mcp_server.run_process import Launcher
 from skep.mcp_server.schemas import Dispatched, Listed, Page, Standing, Whole
 from skep.store.database import Store, open_store
-from skep.store.swarm import SwarmStore
-from skep.swarm.intake.reading import read_tasks, tasks_of
 from skep.swarm.journal import create_run
 from skep.swarm.locks import as_it_stands
-from skep.swarm.orders import Order, order_from_json
-from skep.tasks import Ending, RunState, Task
+from skep.swarm.records import Ending, RunState, Task
+from skep.swarm.run_options import Order, order_from_json
+from skep.swarm.store import SwarmStore
+from skep.swarm.task_file import read_tasks, tasks_of
 
 LONGEST_WAIT_S = 44.0  # with its answer a call stays below 45 s; clients give up on longer ones
 LOOK_S, TELL_S = 0.25, 1.0

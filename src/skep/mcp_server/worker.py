@@ -14,10 +14,10 @@ import uvloop
 
 from skep.errors import SkepError, first_of
 from skep.mcp_server.context import Place
-from skep.places import user_paths
-from skep.store.swarm import SwarmStore
-from skep.swarm.orders import order_from_json
-from skep.swarm.running import carry_out
+from skep.paths import user_paths
+from skep.swarm.run_options import order_from_json
+from skep.swarm.runner import carry_out
+from skep.swarm.store import SwarmStore
 
 
 def main() -> int:

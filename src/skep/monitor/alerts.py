@@ -14,16 +14,16 @@ from datetime import tzinfo
 from pathlib import Path
 from typing import Any, Self
 
+from skep.config.monitor import Monitor, parse_quiet_hours
 from skep.errors import SkepError
 from skep.monitor import evaluate
-from skep.monitor.config import Monitor, parse_quiet_hours
 from skep.monitor.evaluate import Action, Alarms, Opened, findings_of, judge
 from skep.monitor.notify import Courier, Log, Notice, Rounds, Secrets, couriers_of, log_line, put_into_words
 from skep.monitor.probe_errors import BUSY
 from skep.monitor.quiet_hours import Discretion, Word
+from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome, Sample, Target
 from skep.monitor.status import alert_document, fresh_s
-from skep.series import DAY_S, Alert, Probe, ProbeOutcome, Sample, Target
-from skep.store.series import SeriesStore
+from skep.monitor.store import SeriesStore
 from skep.units import format_seconds
 
 KNOWN_FOR_S = 30 * DAY_S

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skep.monitor.describe import cause
-from skep.series import DAY_S, HOUR_S, Change, Event, Heat, Metric, Point, SeriesKey, Shape
+from skep.monitor.records import DAY_S, HOUR_S, Change, Event, Heat, Metric, Point, SeriesKey, Shape
+from skep.monitor.store import SeriesStore
 from skep.stats.changepoints import FEWEST, course_of
 from skep.stats.rolling import line_through
-from skep.store.series import SeriesStore
 
 WINDOW_S = 30 * DAY_S
 SETTLED_S = 5 * DAY_S  # of the window's beginning, where what was found before stays

@@ -9,9 +9,9 @@ from datetime import tzinfo
 from skep.monitor import describe
 from skep.monitor.changes import interval_of
 from skep.monitor.history import read_window
-from skep.series import DAY_S, Event, EventKind, Heat, Metric, SeriesKey, Shape, Target
+from skep.monitor.records import DAY_S, Event, EventKind, Heat, Metric, SeriesKey, Shape, Target
+from skep.monitor.store import SeriesStore
 from skep.stats.versus import Judgement, Versus, versus
-from skep.store.series import SeriesStore
 
 AROUND_S = 7 * DAY_S
 _BOUNDARIES = (EventKind.VERSION, EventKind.NOTE)  # a restart by itself is not expected to change a speed

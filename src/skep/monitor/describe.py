@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 
-from skep.series import DAY_S, HOUR_S, Change, Event, EventKind, Metric
+from skep.monitor.records import DAY_S, HOUR_S, Change, Event, EventKind, Metric
 from skep.stats.rolling import WindowStats
 from skep.stats.versus import Judgement, Versus
 from skep.units import Interval

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import tzinfo
 from itertools import pairwise
 
+from skep.config.monitor import Monitor
 from skep.monitor.changes import primary_keys
-from skep.monitor.config import Monitor
 from skep.monitor.describe import clock
 from skep.monitor.probe_errors import BUSY
-from skep.series import (
+from skep.monitor.records import (
     DAY_S,
     HOUR_S,
     Alert,
@@ -31,15 +31,15 @@ from skep.series import (
     Shape,
     Target,
 )
+from skep.monitor.store import SeriesStore
 from skep.stats.percentiles import mad, median
-from skep.store.series import SeriesStore
 from skep.units import format_bytes, format_seconds
 
 Place = tuple[Rule, str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RuleFinding:
     """What a rule says of a target now. `message` of a right one says why it is over."""
 
     rule: Rule
@@ -93,7 +93,7 @@ class Alarms:
             self._open[place] = kept
         return kept
 
-    def feed(self, findings: Sequence[Finding], now: float) -> list[Action]:
+    def feed(self, findings: Sequence[RuleFinding], now: float) -> list[Action]:
         actions: list[Action] = []
         for finding in findings:
             place = (finding.rule, finding.target)
@@ -112,11 +112,11 @@ class Alarms:
         gone = [alert for alert in self.open if alert.target is not None and alert.target not in watched]
         return [self._end(alert, "it is no longer watched", now) for alert in gone]
 
-    def _is_news(self, finding: Finding) -> bool:
+    def _is_news(self, finding: RuleFinding) -> bool:
         last = self._last_opened.get((finding.rule, finding.target))
         return finding.since is None or last is None or finding.since > last
 
-    def _begin(self, finding: Finding, now: float) -> Opened:
+    def _begin(self, finding: RuleFinding, now: float) -> Opened:
         alert = Alert(finding.rule, finding.target, now, finding.message, finding.value, finding.limit)
         self._open[finding.rule, finding.target] = alert
         self._last_opened[finding.rule, finding.target] = now
@@ -143,7 +143,7 @@ MAX_ERROR = 200
 REFUSED_MOST = 24  # a target that has no room for so many probes in a row serves nobody
 
 
-def down(target: str, probes: Sequence[Probe], after: int) -> Finding | None:
+def down(target: str, probes: Sequence[Probe], after: int) -> RuleFinding | None:
     """`probes`: newest first. Missed ones tell nothing of the target.
 
     One that is told to come later neither failed nor was answered, until it has been told so for very long.
@@ -153,12 +153,12 @@ def down(target: str, probes: Sequence[Probe], after: int) -> Finding | None:
     made = tried if refused >= REFUSED_MOST else [probe for probe in tried if probe.error_kind != BUSY]
     failed = next((place for place, probe in enumerate(made) if probe.outcome is ProbeOutcome.DONE), len(made))
     if made and not failed:
-        return Finding(Rule.DOWN, target, wrong=False, message="it answers again")
+        return RuleFinding(Rule.DOWN, target, wrong=False, message="it answers again")
     if failed < after:
         return None
     why = (made[0].error or made[0].error_kind or "no answer")[:MAX_ERROR]
     many = "the last probe" if failed == 1 else f"{failed} probes in a row"
-    return Finding(
+    return RuleFinding(
         Rule.DOWN,
         target,
         wrong=True,
@@ -168,7 +168,7 @@ def down(target: str, probes: Sequence[Probe], after: int) -> Finding | None:
     )
 
 
-def slower(key: SeriesKey, points: Sequence[Point], pct: float) -> Finding | None:
+def slower(key: SeriesKey, points: Sequence[Point], pct: float) -> RuleFinding | None:
     """The median of the last three against that of the 7 days before them, on the scale of ratios.
 
     It must lie further below than the limit and than three times the deviation from run to run, and none of the three
@@ -187,13 +187,13 @@ def slower(key: SeriesKey, points: Sequence[Point], pct: float) -> Finding | Non
     drop = 100 * (1 - late / usual)
     if late < limit and max(lately) < usual * (1 - pct / 200):
         text = f"{describe(key)} {late:.4g} {key.metric.unit}, {drop:.1f} % below the median of 7 days, {usual:.4g}"
-        return Finding(Rule.SLOWER, key.target, wrong=True, message=text, value=late, limit=limit)
+        return RuleFinding(Rule.SLOWER, key.target, wrong=True, message=text, value=late, limit=limit)
     text = f"{late:.4g} {key.metric.unit}, its median of 7 days is {usual:.4g}"
     over = False if drop <= pct / 2 else None
-    return Finding(Rule.SLOWER, key.target, wrong=over, message=text, value=late, limit=limit)
+    return RuleFinding(Rule.SLOWER, key.target, wrong=over, message=text, value=late, limit=limit)
 
 
-def first_token(key: SeriesKey, points: Sequence[Point], limit_ms: float) -> Finding | None:
+def first_token(key: SeriesKey, points: Sequence[Point], limit_ms: float) -> RuleFinding | None:
     quiet = [point.value for point in points if not point.busy][-LATE:]
     if len(quiet) < LATE:
         return None
@@ -201,9 +201,9 @@ def first_token(key: SeriesKey, points: Sequence[Point], limit_ms: float) -> Fin
     took = format_seconds(late / 1000)
     if late > limit_ms:
         text = f"{describe(key)}: first token after {took}, the limit is {format_seconds(limit_ms / 1000)}"
-        return Finding(Rule.TTFT, key.target, wrong=True, message=text, value=late, limit=limit_ms)
+        return RuleFinding(Rule.TTFT, key.target, wrong=True, message=text, value=late, limit=limit_ms)
     if late <= TTFT_CLEARS * limit_ms:
-        return Finding(
+        return RuleFinding(
             Rule.TTFT, key.target, wrong=False, message=f"first token after {took}", value=late, limit=limit_ms
         )
     return None
@@ -211,7 +211,7 @@ def first_token(key: SeriesKey, points: Sequence[Point], limit_ms: float) -> Fin
 
 def quality(
     key: SeriesKey, points: Sequence[Point], items: int, every_s: float, minimum: float | None
-) -> Finding | None:
+) -> RuleFinding | None:
     """The last probe alone and the last three together, against the median of the 7 days before them.
 
     `items` right or wrong answers a probe are counted; that so few or fewer are right by chance must be less likely
@@ -226,7 +226,7 @@ def quality(
     target, unit = key.target, f"{share:.0%} of the small tasks right in the last {len(late)} probes"
     if minimum is not None and share < minimum:
         text = f"{target}: {unit}, the limit is {minimum:.0%}"
-        return Finding(Rule.QUALITY, target, wrong=True, message=text, value=share, limit=minimum)
+        return RuleFinding(Rule.QUALITY, target, wrong=True, message=text, value=share, limit=minimum)
     if len(before) >= MIN_BASELINE:
         counted = items * len(before)
         usual = min(median(before), (counted + 1) / (counted + 2))  # not even a year of right answers is certainty
@@ -235,32 +235,32 @@ def quality(
             asked = items * len(window)
             if chance_of_at_most(round(items * sum(window)), asked, usual) < risk:
                 text = f"{target}: {sum(window) / len(window):.0%} of {asked} small tasks right, usually {usual:.0%}"
-                return Finding(Rule.QUALITY, target, wrong=True, message=text, value=share, limit=usual)
+                return RuleFinding(Rule.QUALITY, target, wrong=True, message=text, value=share, limit=usual)
     elif minimum is None:
         return None
-    return Finding(Rule.QUALITY, target, wrong=False, message=unit, value=share, limit=minimum)
+    return RuleFinding(Rule.QUALITY, target, wrong=False, message=unit, value=share, limit=minimum)
 
 
-def shift(target: str, changes: Sequence[Change], now: float, zone: tzinfo | None = None) -> Finding:
+def shift(target: str, changes: Sequence[Change], now: float, zone: tzinfo | None = None) -> RuleFinding:
     """A change for the worse that its series has not made good, in the last 7 days; after them it is the level."""
     last = {change.key: change for change in sorted(changes, key=lambda change: change.at)}
     recent = [change for change in last.values() if now - change.at <= SHIFT_HOLDS_S]
     worse = [change for change in recent if change.worse and abs(change.ratio - 1) >= MIN_SHIFT]
     if not worse:
         text = "it is as it was before" if recent else "no change for the worse in the last 7 days"
-        return Finding(Rule.SHIFT, target, wrong=False, message=text)
+        return RuleFinding(Rule.SHIFT, target, wrong=False, message=text)
     change = max(worse, key=lambda change: (change.at, _size(change)))
     when = clock(change.at, zone)
     low, high = (100 * (ratio - 1) for ratio in (change.ratio_low, change.ratio_high))
     size = f"{100 * (change.ratio - 1):+.1f} % ({low:+.1f} to {high:+.1f} %)"
     because = f", when {change.because}" if change.because else ""
     text = f"{describe(change.key)}: {_FIGURES.get(change.key.metric, change.key.metric)} {size} since {when}{because}"
-    return Finding(
+    return RuleFinding(
         Rule.SHIFT, target, wrong=True, message=text, value=change.after, limit=change.before, since=change.at
     )
 
 
-def disk(free: int, history: Sequence[tuple[float, int]], limit: int) -> Finding | None:
+def disk(free: int, history: Sequence[tuple[float, int]], limit: int) -> RuleFinding | None:
     """`history`: (time, free bytes) of the last day, oldest first. Of the steps from hour to hour, the middle one
     counts: a large file that came once is no trend."""
     loss = _hourly_loss(history)
@@ -268,18 +268,20 @@ def disk(free: int, history: Sequence[tuple[float, int]], limit: int) -> Finding
     room = format_bytes(free)
     if free < limit:
         text = f"the disk of the store has {room} left, the limit is {format_bytes(limit)}"
-        return Finding(Rule.DISK, None, wrong=True, message=text, value=float(free), limit=float(limit))
+        return RuleFinding(Rule.DISK, None, wrong=True, message=text, value=float(free), limit=float(limit))
     if left_s < DISK_FULL_WITHIN_S:
         text = (
             f"the disk of the store has {room} left and is full in {format_seconds(left_s)} at the pace of the last day"
         )
-        return Finding(Rule.DISK, None, wrong=True, message=text, value=float(free), limit=float(limit))
+        return RuleFinding(Rule.DISK, None, wrong=True, message=text, value=float(free), limit=float(limit))
     if free > DISK_CLEARS * limit and left_s > DISK_CLEARS * DISK_FULL_WITHIN_S:
-        return Finding(Rule.DISK, None, wrong=False, message=f"{room} are free", value=float(free), limit=float(limit))
+        return RuleFinding(
+            Rule.DISK, None, wrong=False, message=f"{room} are free", value=float(free), limit=float(limit)
+        )
     return None
 
 
-def worst(findings: Sequence[Finding]) -> Finding | None:
+def worst(findings: Sequence[RuleFinding]) -> RuleFinding | None:
     """Of one rule over several series of a target: wrong where one is, right again where all are."""
     wrong = [finding for finding in findings if finding.wrong]
     if wrong:
@@ -341,7 +343,7 @@ MISSED_BETWEEN = 50
 
 def findings_of(
     series: SeriesStore, target: Target, wanted: Monitor, now: float, zone: tzinfo | None = None
-) -> list[Finding]:
+) -> list[RuleFinding]:
     """Of one target. Its own limits go before the configured ones."""
     changes = [one for one in series.changes(target.name, now - SHIFT_HOLDS_S) if one.key.heat is Heat.HOT]
     probes = series.probes(target.name, 0.0, now + 1, limit=wanted.down_after + MISSED_BETWEEN)
@@ -371,7 +373,7 @@ def judge(
     return [Alert(one.rule, one.target, now, one.message, one.value, one.limit) for one in found if one.wrong]
 
 
-def _slower(series: SeriesStore, target: Target, wanted: Monitor, now: float) -> Finding | None:
+def _slower(series: SeriesStore, target: Target, wanted: Monitor, now: float) -> RuleFinding | None:
     pct = wanted.slower_pct if target.slower_pct is None else target.slower_pct
     if pct is None:
         return None
@@ -380,7 +382,7 @@ def _slower(series: SeriesStore, target: Target, wanted: Monitor, now: float) ->
     return worst([finding for finding in found if finding is not None])
 
 
-def _first_token(series: SeriesStore, target: Target, wanted: Monitor, now: float) -> Finding | None:
+def _first_token(series: SeriesStore, target: Target, wanted: Monitor, now: float) -> RuleFinding | None:
     limit = wanted.ttft_ms if target.ttft_ms is None else target.ttft_ms
     if limit is None:
         return None
@@ -388,7 +390,7 @@ def _first_token(series: SeriesStore, target: Target, wanted: Monitor, now: floa
     return first_token(key, _fresh(series, key, target, now), limit)
 
 
-def _quality(series: SeriesStore, target: Target, wanted: Monitor, now: float) -> Finding | None:
+def _quality(series: SeriesStore, target: Target, wanted: Monitor, now: float) -> RuleFinding | None:
     keys = [key for key in series.keys(target.name) if key.metric is Metric.QUALITY and key.heat is not Heat.SEEN]
     if not keys or not target.quality_items:
         return None

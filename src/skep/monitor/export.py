@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from skep.series import SeriesKey
+from skep.monitor.records import SeriesKey
+from skep.monitor.store import SeriesStore
 from skep.store.database import Store
-from skep.store.series import SeriesStore
 
 PROBES_AT_ONCE = 500
 FAR = 1e12  # later than any sample

@@ -13,10 +13,10 @@ from datetime import tzinfo
 
 from skep.monitor import describe
 from skep.monitor.changes import SlowDrift, changes_in, interval_of, primary_keys
-from skep.series import DAY_S, HOUR_S, Change, Event, Heat, Point, SeriesKey, Span, SpanKind
+from skep.monitor.records import DAY_S, HOUR_S, Change, Event, Heat, Point, SeriesKey, Span, SpanKind
+from skep.monitor.store import SeriesStore
 from skep.stats.rolling import WindowStats, rolling_median, window_stats
 from skep.stats.versus import Versus, versus
-from skep.store.series import SeriesStore
 
 __all__ = ["History", "Reading", "history_of", "lately", "primary_keys", "read_window", "thinned"]
 

@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from skep.engines.control import replica_key
-from skep.engines.logfile import held
 from skep.errors import StoreError
+from skep.files import held
 from skep.monitor.changes import find_changes
 from skep.monitor.probe import Lengths, probe_target
 from skep.monitor.probe_lock import Turns
+from skep.monitor.records import HOUR_S, Event, EventKind, Probe, ProbeOutcome, Sample, Target
 from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, Schedule
+from skep.monitor.store import SeriesStore
 from skep.monitor.versions import LastSeen, machine_of, news_of
-from skep.places import user_paths
-from skep.series import HOUR_S, Event, EventKind, Probe, ProbeOutcome, Sample, Target
-from skep.store.faults import is_about_a_row
-from skep.store.series import SeriesStore
+from skep.paths import user_paths
+from skep.store.errors import is_about_a_row
+from skep.supervisor.control import replica_key
 from skep.units import format_seconds
 
 MOST = 1000  # entries that wait

@@ -8,13 +8,13 @@ import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from skep.config.settings import Monitor
 from skep.monitor.alerts import Watch, free_bytes_of
 from skep.monitor.loop import Loop, only_writer, prober_with
 from skep.monitor.probe_lock import Turns
-from skep.places import Paths
-from skep.settings import Monitor
+from skep.monitor.store import SeriesStore
+from skep.paths import Paths
 from skep.store.database import Store, open_store
-from skep.store.series import SeriesStore
 
 
 def monitor_lock(paths: Paths) -> Path:

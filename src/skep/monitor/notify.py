@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from typing import Any, Protocol
 
+from skep.config.monitor import Hook, Monitor, Shape, check_webhook
 from skep.errors import UserError
-from skep.monitor.config import Hook, Monitor, Shape, check_webhook
 from skep.monitor.quiet_hours import What, Word
+from skep.monitor.records import Alert, Rule
 from skep.monitor.status import alert_document
-from skep.series import Alert, Rule
 from skep.units import format_seconds
 from skep.wire.client import WireFailure
 from skep.wire.fetch import Answer, fetch_once

@@ -21,12 +21,12 @@ from skep import __version__
 from skep.bench.counters import parse_counters
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.request import Sender, Task
-from skep.bench.tokens import tpot_ms
+from skep.bench.token_times import tpot_ms
 from skep.host.nvidia import NvidiaReport, read_nvidia
 from skep.host.power import open_meter
 from skep.monitor.probe_errors import Fault, ProbeFailed, fault_of, fault_of_row
+from skep.monitor.records import PROBES_FLOW, Heat, Probe, ProbeOutcome, Sample, Shape, Target, TargetKind
 from skep.monitor.versions import BEGAN_AT, HERE, TOKENS_TOTAL, machine_of, read_versions
-from skep.series import PROBES_FLOW, Heat, Probe, ProbeOutcome, Sample, Shape, Target, TargetKind
 from skep.store.records import Request
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch

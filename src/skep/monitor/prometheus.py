@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from skep.monitor.records import HOUR_S, Heat, Metric, SeriesKey
 from skep.monitor.status import Standing, State, fresh_s, latest_and_week, standings
-from skep.series import HOUR_S, Heat, Metric, SeriesKey
+from skep.monitor.store import SeriesStore
 from skep.stats.percentiles import mad, median
-from skep.store.series import SeriesStore
 
 MOST_SERIES = 400
 MOST_TARGETS = 200

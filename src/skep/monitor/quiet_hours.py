@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Literal
 
-from skep.monitor.config import QuietHours
-from skep.series import Alert, Rule
+from skep.config.monitor import QuietHours
+from skep.monitor.records import Alert, Rule
 
 What = Literal["opened", "closed", "passed"]
 

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from skep.series import Event, EventKind, Probe, ProbeOutcome, Target
+from skep.monitor.records import Event, EventKind, Probe, ProbeOutcome, Target
 from skep.units import format_seconds
 
 LATEST_SHARE = 0.9  # of a slot: no probe is due after it

@@ -12,10 +12,10 @@ from typing import Any
 
 from skep.monitor.changes import primary_keys
 from skep.monitor.probe_errors import BUSY
+from skep.monitor.records import DAY_S, HOUR_S, Alert, Point, Probe, ProbeOutcome, SeriesKey, SpanKind, Target
 from skep.monitor.schedule import due_at
-from skep.series import DAY_S, HOUR_S, Alert, Point, Probe, ProbeOutcome, SeriesKey, SpanKind, Target
+from skep.monitor.store import SeriesStore
 from skep.stats.rolling import WindowStats, window_stats
-from skep.store.series import SeriesStore
 
 WINDOW_S = 7 * DAY_S
 MOST_POINTS_AN_HOUR = 4  # beyond it, hours stand for their samples

@@ -13,7 +13,7 @@ from skep.bench.endpoint import Endpoint
 from skep.errors import UserError
 from skep.host.nvidia import NvidiaReport
 from skep.monitor.probe_errors import BUSY
-from skep.series import Event, EventKind, Probe, ProbeOutcome
+from skep.monitor.records import Event, EventKind, Probe, ProbeOutcome
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
 from skep.wire.heads import parse_url

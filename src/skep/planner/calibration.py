@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from skep.planner.constants import Constants
-from skep.planner.forecast import Outcome
-from skep.planner.prospect import Prospect, prospect
+from skep.planner.predict import Outcome, Prospect, prospect
 from skep.planner.setup import Load, Rig, Setup
 from skep.planner.step import UNTUNED, Tuning
 from skep.units import Interval

@@ -9,15 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from skep.catalog.devices import Device
-from skep.catalog.geometry import Geometry
+from skep.catalog.gpus import Device
+from skep.catalog.models import Geometry
 from skep.errors import UserError
-from skep.planner.fitting_in import Verdict, fits, smallest
-from skep.planner.memory import memory
-from skep.planner.memory_facts import defaults, has_pool
+from skep.planner.fit import Verdict, fits, smallest
+from skep.planner.memory import defaults, has_pool, memory
 from skep.planner.parts import part_bits
 from skep.planner.quants import KV_TYPES, QUANTS, KvType, Quant
-from skep.planner.rig_words import of_machines
+from skep.planner.rigs import of_machines
 from skep.planner.rules_engine import SAFE_HYBRID_UTILIZATION
 from skep.planner.setup import Layout, Link, Load, Rig, Setup, Speculation
 

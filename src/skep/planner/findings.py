@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from skep.catalog.devices import Device
+from skep.catalog.gpus import Device
 from skep.planner.setup import Link, Rig, Setup
 
 Answer = Literal["refused", "costs", "depends", "fine"]

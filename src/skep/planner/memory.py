@@ -9,16 +9,153 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import ceil, log2
 
-from skep.catalog.devices import Device
-from skep.catalog.geometry import Geometry
-from skep.planner import memory_facts as facts
-from skep.planner.graphs import drafts, graph_bytes, graphs_inside
+from skep.catalog.gpus import Device
+from skep.catalog.models import Geometry
 from skep.planner.parts import part_bits, parts_of
 from skep.planner.quants import Quant
 from skep.planner.setup import Setup
-from skep.units import MIB
+from skep.units import GIB, MIB
+
+# What CUDA reports as a card's memory (GiB) against what is printed on the box. "total capacity of 15.47 GiB" and the
+# like in torch's out-of-memory messages (8 to 32 GB: 31.38 in vllm pull 51590, 23.56 in club-3090 issue 58). From 48 on
+# nobody was quoted: about 99 %, which the H100's published pools bear out.
+_USABLE_GIB = ((0, 0), (8, 7.63), (12, 11.63), (16, 15.47), (24, 23.56), (32, 31.36), (48, 47.4), (80, 79.2),
+               (96, 94.97), (141, 139.8), (192, 191.5), (288, 287.5))  # fmt: skip
+APPLE_SHARE = 0.75  # of unified memory that Metal lets a process wire down by default (recommendedMaxWorkingSetSize)
+UNIFIED_SHARE = 0.95  # DGX Spark reports 121.7 of 128 GiB to CUDA; Strix Halo's GTT limit is set near that by its users
+UNIFIED_UTILIZATION = 0.85  # vLLM's recipe for DGX Spark: more is not free when the engine asks
+UNIFIED_RESERVE_BYTES = 6 * GIB  # the system and the engine's own host memory, where they share it (a guess)
+
+# A process's CUDA context with its kernels, on the card before the engine takes its first snapshot: vLLM's budget does
+# not count it. nvidia-smi shows 260 to 430 MiB for an idle torch process; within that, fitted on the boundary of one
+# 3090 at 0.97 (runs with one sequence and not with two), which leaves 40 MiB to either side.
+CONTEXT_BYTES = int(0.40 * GIB)
+# Beside the torch allocator, counted by vLLM's profile: cuBLAS and FlashInfer workspaces, sampler tables. Fitted on the
+# Qwen3-8B pools of arXiv 2601.09527, in which 0.1 to 0.8 GiB stay unexplained otherwise.
+ENGINE_BYTES = int(0.30 * GIB)
+# NCCL channels and the all-reduce buffers of a card in a group. Inside the budget: fitted on the same runs' TP=2 rows.
+COMMUNICATION_BYTES = int(0.15 * GIB)
+# Outside it: vllm pull 51590 measured 1.37 GiB over budget at TP=8, of which graphs were 62 MiB and the context some
+# 0.4: 0.3 GiB for each doubling of the group.
+COMMUNICATION_LATE_BYTES = int(0.30 * GIB)
+
+# Sampling sorts the logits of every sequence: FP32 logits, sorted values, indices (4 bytes each). Between 256 and 1024
+# sequences (Qwen3-8B on a 5090, on an H100) memory grows by 1.9 GiB with a vocabulary of 152K: 12 to 16 bytes. The low
+# end is taken.
+SAMPLER_BYTES = 12
+VERIFY_BYTES = 4  # FP32 logits of every drafted position: "256 x 5 x 151936 x 4 B" in a vLLM out-of-memory report
+
+# The profile run encodes pictures of the largest size. Gemma 3: fitted on five runs of arXiv 2601.09527 (2.6 to 2.8 GiB
+# on one card, about half on two). Qwen3.5/3.6: vllm issue 52872 (2.0 GiB beside 0.1 GiB a thousand tokens, 0.7 of it
+# sampling) and club-3090 issue 104 (1.54 GiB in all at TP=2).
+VISION_SCRATCH_BYTES = {"gemma-3": int(2.7 * GIB)}
+VISION_SCRATCH_DEFAULT_BYTES = int(1.3 * GIB)
+
+# CUDA graphs. club-3090 issue 104: 5 piecewise graphs of 64 layers 0.13 GiB; a 27B on one card: 15 took 0.22; vllm
+# issue 50780: 24 MiB for a full one of a 64-layer hybrid; vLLM logs: 51 + 35 of 28 to 36 layers took 0.64 to 0.78 GiB.
+GRAPH_BASE_BYTES = 85 * MIB
+GRAPH_PIECEWISE_BYTES = 9 * MIB / 64  # a layer
+GRAPH_FULL_BYTES = 24 * MIB / 64  # a layer
+GRAPHS_INSIDE_SINCE = (0, 21)  # "CUDA graph memory profiling is enabled (default since v0.21.0)"
+
+CHUNK_TOKENS = 64  # of the chunked scan of linear attention (FLA_CHUNK_SIZE; vllm issue 54775)
+
+LLAMACPP_BATCH_TOKENS = 512  # --ubatch-size
+LLAMACPP_ENGINE_BYTES = int(0.15 * GIB)  # cuBLAS workspace and scratch pools beside the compute buffer
+LLAMACPP_SLOTS = 4  # without --parallel (llama.cpp pull 16736); that they then share one context is not followed
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    utilization: float
+    slots: int
+    batched_tokens: int
+
+
+def usable_bytes(card: Device) -> int:
+    """What an engine can have of the card: less than is printed on the box, and less still where memory is shared."""
+    if card.unified_memory:
+        share = APPLE_SHARE if card.vendor == "apple" else UNIFIED_SHARE
+        return int(card.memory_gib * share * GIB)
+    last = _USABLE_GIB[-1]
+    if card.memory_gib >= last[0]:
+        return int(card.memory_gib * last[1] / last[0] * GIB)
+    for (below, has), (above, has_above) in pairwise(_USABLE_GIB):
+        if below <= card.memory_gib < above:
+            return int((has + (has_above - has) * (card.memory_gib - below) / (above - below)) * GIB)
+    return 0
+
+
+def defaults(engine: str, card: Device) -> Defaults:
+    """vLLM: EngineArgs.get_batch_defaults for its server: 70 GiB and more, but for the A100, have larger ones."""
+    large = card.memory_gib >= 70 and not card.id.startswith("a100") and not card.unified_memory
+    if engine == "sglang":
+        # mem_fraction_static is worked out at start, near 0.88; requests are bounded by memory: the slots are a guess
+        return Defaults(0.88, 256 if large else 64, 8192 if large else 2048)
+    if not has_pool(engine):
+        return Defaults(1.0, LLAMACPP_SLOTS, LLAMACPP_BATCH_TOKENS)
+    use = UNIFIED_UTILIZATION if card.unified_memory else 0.9
+    return Defaults(use, 1024 if large else 256, 8192 if large else 2048)
+
+
+def has_pool(engine: str) -> bool:
+    """Whether KV is a pool of what is left (vLLM, SGLang, TensorRT-LLM), or slots x context taken at start."""
+    return engine not in ("llamacpp", "ik_llamacpp", "ollama")
+
+
+def version_of(text: str | None) -> tuple[int, ...] | None:
+    """`0.17.1rc0` → (0, 17, 1); None where there is no number to read, or a date."""
+    numbers: list[int] = []
+    for part in (text or "").lstrip("vV").split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if digits != part:
+            break
+    return tuple(numbers) if numbers and numbers[0] < 1000 else None
+
+
+LARGEST_CAPTURE = 512
+
+
+def capture_sizes(slots: int, depth: int = 0) -> tuple[int, ...]:
+    """1, 2, 4, every 8 up to 256, then every 16; at most twice what the slots decode at once, and at most 512."""
+    top = min(2 * max(1, slots) * (1 + depth), LARGEST_CAPTURE)
+    sizes = [n for n in (1, 2, 4) if n <= top]
+    sizes += range(8, min(top, 256) + 1, 8)
+    sizes += range(272, top + 1, 16)
+    return tuple(sizes)
+
+
+def full_sizes(slots: int, depth: int = 0) -> tuple[int, ...]:
+    """Whole decode steps are recorded too, up to the number of slots; with speculation most kernels cannot."""
+    return () if depth else tuple(n for n in capture_sizes(slots) if n <= max(1, slots))
+
+
+def drafts(setup: Setup) -> int:
+    """Tokens drafted a step; 0 without speculation."""
+    return max(0, setup.spec.depth) if setup.spec else 0
+
+
+def graph_bytes(setup: Setup, card: Device, slots: int) -> int:
+    """On one card. The activations of a recording are shared by all sizes; what is left grows with sizes and layers."""
+    if not setup.graphs or card.vendor not in ("nvidia", "amd"):
+        return 0
+    depth = drafts(setup)
+    layers = setup.model.layers / setup.layout.pp
+    pieces = len(capture_sizes(slots, depth)) * GRAPH_PIECEWISE_BYTES * layers
+    full = len(full_sizes(slots, depth)) * GRAPH_FULL_BYTES * layers
+    return int(GRAPH_BASE_BYTES + pieces + full)
+
+
+def graphs_inside(setup: Setup) -> bool:
+    """Newer vLLM sizes the KV pool with the graphs in mind; older ones record them in what the budget leaves."""
+    version = version_of(setup.version)
+    return setup.engine == "vllm" and version is not None and version[:2] >= GRAPHS_INSIDE_SINCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +238,14 @@ def memory(
     """`at_once` sequences of `context` tokens; None: one with a pool (the engine starts then, and the others wait),
     all slots where KV is taken at start. Of several kinds of card, give the smallest.
     """
-    default = facts.defaults(setup.engine, rig_card)
-    pooled = facts.has_pool(setup.engine)
+    default = defaults(setup.engine, rig_card)
+    pooled = has_pool(setup.engine)
     slots = slots or setup.slots or default.slots
     at_once = (at_once or 1) if pooled else slots
-    usable = facts.usable_bytes(rig_card)
+    usable = usable_bytes(rig_card)
     terms = [*_weight_terms(setup, vision=vision), *_working_terms(setup, rig_card, slots, vision=vision)]
     if rig_card.unified_memory:
-        terms.append(Term("unified-memory reserve", facts.UNIFIED_RESERVE_BYTES, "the system shares this memory"))
+        terms.append(Term("unified-memory reserve", UNIFIED_RESERVE_BYTES, "the system shares this memory"))
     if pooled:
         budget = int(usable * (setup.utilization or default.utilization))
         terms += _late_terms(setup, rig_card, slots)
@@ -161,7 +298,7 @@ def scratch_bytes(setup: Setup, slots: int, batched_tokens: int) -> int:
     A token keeps its share of the chunk states `h`, `v_new`, `w`, `u` and the FP32 matrix A: 72 KiB with 48 heads of
     128. Where a step may hold prompt and drafted tokens of different sequences, both kinds are copied apart and merged.
     """
-    model, chunk = setup.model, facts.CHUNK_TOKENS
+    model, chunk = setup.model, CHUNK_TOKENS
     if not model.linear_layers:
         return 0
     k, v, heads = model.linear_k_dim, model.linear_v_dim, model.linear_v_heads / setup.layout.tp
@@ -199,7 +336,7 @@ def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
             ", experts included" if model.is_moe else ""
         )
         terms.append(Term("draft layers", int(own * model.mtp_layers * bits["draft"] / 8), how))
-    if vision and parts.vision and facts.has_pool(setup.engine):
+    if vision and parts.vision and has_pool(setup.engine):
         tower = int(parts.vision * bits["vision"] / 8 / layout.tp)
         terms.append(Term("vision tower", tower, f"{parts.vision / 1e6:.0f}M parameters that the checkpoint carries"))
     return terms
@@ -208,7 +345,7 @@ def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
 def _ends(setup: Setup, embedding: float, head: float) -> tuple[float, str]:
     """Embedding and head on the card that has the most of them. llama.cpp looks embeddings up in system memory."""
     tp, pp = setup.layout.tp, setup.layout.pp
-    if not facts.has_pool(setup.engine):
+    if not has_pool(setup.engine):
         return (head or embedding) / tp, "embeddings stay in system memory" if head else "one matrix for both ends"
     if pp > 1:
         return max(embedding, head) / tp, "one end on the first and one on the last card"
@@ -219,20 +356,20 @@ def _working_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> l
     """What the engine's trial run measures before it sizes the pool (SGLang leaves it to the rest of the card)."""
     model, tp = setup.model, setup.layout.tp
     inside = setup.engine != "sglang"
-    default = facts.defaults(setup.engine, card)
+    default = defaults(setup.engine, card)
     tokens = setup.batched_tokens or default.batched_tokens
     depth = drafts(setup)
     width = max(model.intermediate, model.experts_per_token * model.expert_intermediate, model.hidden)
     forward = tokens * (3 * width / tp + 2 * model.hidden) * 2
-    if not facts.has_pool(setup.engine):
+    if not has_pool(setup.engine):
         logits = tokens * model.vocab * 4
         compute = Term(
             "activations", int(forward + logits), f"compute buffer of {tokens} tokens, {model.vocab} logits each"
         )
-        engine = Term("engine overhead", facts.CONTEXT_BYTES + facts.LLAMACPP_ENGINE_BYTES, "context and workspaces")
+        engine = Term("engine overhead", CONTEXT_BYTES + LLAMACPP_ENGINE_BYTES, "context and workspaces")
         return [compute, engine]
     rows = min(slots, tokens)
-    sampling = rows * model.vocab * (facts.SAMPLER_BYTES + depth * facts.VERIFY_BYTES)
+    sampling = rows * model.vocab * (SAMPLER_BYTES + depth * VERIFY_BYTES)
     how = f"{tokens} tokens through an MLP {width} wide, sampling of {rows} x {model.vocab} logits"
     terms = [
         Term("activations", int(forward + sampling), how, inside),
@@ -242,24 +379,24 @@ def _working_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> l
             f"{tokens} tokens x {model.experts_per_token} experts",
             inside,
         ),
-        Term("engine overhead", facts.ENGINE_BYTES, "workspaces beside the allocator", inside),
+        Term("engine overhead", ENGINE_BYTES, "workspaces beside the allocator", inside),
     ]
     if vision and model.vision_params:
-        scratch = next((b for n, b in facts.VISION_SCRATCH_BYTES.items() if model.id.startswith(n)), None)
-        scratch = facts.VISION_SCRATCH_DEFAULT_BYTES if scratch is None else scratch
+        scratch = next((b for n, b in VISION_SCRATCH_BYTES.items() if model.id.startswith(n)), None)
+        scratch = VISION_SCRATCH_DEFAULT_BYTES if scratch is None else scratch
         terms.append(
             Term("vision scratch", scratch // tp, "the trial run encodes pictures of the largest size", inside)
         )
     if setup.layout.cards_each > 1:
-        terms.append(Term("communication buffers", facts.COMMUNICATION_BYTES, "NCCL channels", inside))
+        terms.append(Term("communication buffers", COMMUNICATION_BYTES, "NCCL channels", inside))
     return terms
 
 
 def _late_terms(setup: Setup, card: Device, slots: int) -> list[Term]:
     """What comes before the first snapshot or after the pool was sized."""
-    tokens = setup.batched_tokens or facts.defaults(setup.engine, card).batched_tokens
+    tokens = setup.batched_tokens or defaults(setup.engine, card).batched_tokens
     name = "CUDA context" if card.vendor == "nvidia" else "device context"
-    terms = [Term(name, facts.CONTEXT_BYTES, "before the engine's first look at the card", inside=False)]
+    terms = [Term(name, CONTEXT_BYTES, "before the engine's first look at the card", inside=False)]
     graphs = graph_bytes(setup, card, slots)
     if graphs:
         how = f"sizes that follow from {slots} sequences, {setup.model.layers} layers"
@@ -267,7 +404,7 @@ def _late_terms(setup: Setup, card: Device, slots: int) -> list[Term]:
     scratch = scratch_bytes(setup, slots, tokens)
     terms.append(Term("linear-attention scratch", scratch, f"chunked scan of {tokens} tokens", inside=False))
     if setup.layout.tp > 1:
-        late = int(facts.COMMUNICATION_LATE_BYTES * log2(setup.layout.tp))
+        late = int(COMMUNICATION_LATE_BYTES * log2(setup.layout.tp))
         terms.append(
             Term("late communication buffers", late, f"all-reduce among {setup.layout.tp} cards", inside=False)
         )

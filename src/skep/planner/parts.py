@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from skep.catalog.geometry import Geometry
+from skep.catalog.models import Geometry
 from skep.planner.quants import Quant
 
 

@@ -7,17 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from skep.catalog.devices import Device
 from skep.catalog.estimate import geometry_from_parameters
-from skep.catalog.geometry import Geometry
-from skep.catalog.gpus import find_device
-from skep.catalog.models import find_geometry
+from skep.catalog.gpus import Device, find_device
+from skep.catalog.models import Geometry, find_geometry
 from skep.errors import UserError
-from skep.planner.links import default_link, pcie_gbs
 from skep.planner.quants import KvType, Quant, find_kv, find_quant, known_kv, known_quant
-from skep.planner.rates import LLAMACPP
-from skep.planner.rigs import pace_setter
+from skep.planner.rigs import default_link, pace_setter, pcie_gbs
 from skep.planner.setup import Layout, Link, Load, Speculation
+from skep.planner.step import LLAMACPP
 
 _PROMPT, _ANSWER = 128.0, 512.0  # where a row does not tell: a question, an answer
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from skep.catalog.geometry import Geometry
-from skep.catalog.models import geometry
+from skep.catalog.models import Geometry, geometry
 from skep.catalog.names import did_you_mean
 from skep.catalog.needs import NO_CARDS
 from skep.catalog.options import own_flag
 from skep.catalog.presets import Preset, own_name
 from skep.errors import UserError
 from skep.planner.quants import known_quant
-from skep.planner.rig_words import parse_rig
+from skep.planner.rigs import parse_rig
 from skep.planner.rules_layout import valid_rungs
 from skep.planner.setup import Rig
 

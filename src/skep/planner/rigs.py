@@ -2,12 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from skep.catalog.devices import Device
-from skep.planner.links import default_link
+from skep.catalog.gpus import Device, Origin, also_meant, device, devices, find_device
+from skep.catalog.machine import Gpu, HostFacts
+from skep.errors import UserError
+from skep.planner.constants import Constants
 from skep.planner.setup import Layout, Link, Rig
+from skep.units import GIB, parse_bytes
+
+PCIE_GBS = {
+    "1.0": 0.25,
+    "1.1": 0.25,
+    "2.0": 0.5,
+    "3.0": 0.985,
+    "4.0": 1.969,
+    "5.0": 3.938,
+    "6.0": 7.56,
+}  # of one lane, one direction
+_SLOT = re.compile(r"^(?:pcie)? ?(\d(?:\.\d)?)?(?:\s*x\s*(\d{1,2}))?$", re.IGNORECASE)
+
+# Microseconds of a small all-reduce on 2 cards, and how it grows with more: the engine's own kernel inside CUDA graphs
+# on A100, H100 and H200 (NVLink of a board); NCCL over a bridge or PCIe (L40S, RTX PRO 6000: 6; on Ampere 10).
+_SMALL_US = {"nvlink": (4.8, 0.12), "bridge": (6.3, 0.5), "pcie": (6.5, 0.95)}
+_OLDER = {"ampere", "turing", "volta", "pascal"}
+_OLDER_US = 3.8  # more for each call of NCCL
+_NETWORK = Link("pcie", 22.0, p2p=False, title="200 Gbit/s network")
+# Share of the link that a large one reaches on 2 cards, and how it falls with more.
+_LARGE_SHARE = {"nvlink": (0.65, 0.35), "bridge": (0.65, 0.35), "pcie": (0.62, 1.2)}
+_BRIDGE_GBS = 120.0  # below it NVLink is a bridge between two cards: NCCL's latency, as on A100 without the own kernel
+_EAGER_US = 35.0  # launched from Python rather than replayed
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Seconds = `fixed_s` + `s_per_byte` x bytes."""
+
+    fixed_s: float
+    s_per_byte: float
+
+    def seconds(self, size: float) -> float:
+        return self.fixed_s + self.s_per_byte * size
+
+
+NO_LINK = AllReduce(0.0, 0.0)
+
+
+def all_reduce(cards: int, link: Link, constants: Constants, *, graphs: bool = True, family: str = "") -> AllReduce:
+    if cards < 2:
+        return NO_LINK
+    kind = "pcie" if link.kind != "nvlink" else "bridge" if link.gbs < _BRIDGE_GBS else "nvlink"
+    base_us, growth = _SMALL_US[kind]
+    if kind != "nvlink" and family in _OLDER:
+        base_us += _OLDER_US
+    share, fall = _LARGE_SHARE[kind]
+    times = constants.link_latency if link.p2p else constants.link_latency_no_p2p
+    fixed_us = base_us * (cards / 2) ** growth * (times if kind == "pcie" else 1.0 + (times - 1.0) * 0.3)
+    if not graphs:
+        fixed_us += _EAGER_US
+    rate = link.gbs * share / (cards / 2) ** fall * (1.0 if link.p2p else 0.4)
+    return AllReduce(fixed_us * 1e-6, constants.link_bytes / (rate * 1e9))
+
+
+def is_built_in(link: Link) -> bool:
+    """NVLink or xGMI of a board, not a bridge between two cards."""
+    return link.kind == "nvlink" and link.gbs >= _BRIDGE_GBS
+
+
+def default_link(card: Device) -> Link:
+    """Without a word from the user: NVLink where the board has it built in, PCIe of the card's slot otherwise."""
+    if card.nvlink_gbs is not None and card.nvlink_gbs >= _BRIDGE_GBS and not _is_bridged(card):
+        return Link("nvlink", card.nvlink_gbs, title="xGMI" if card.vendor == "amd" else "NVLink")
+    if card.pcie is not None and _SLOT.match(card.pcie.strip()) is None:
+        return _NETWORK  # machines of their own, joined by a cable
+    return Link("pcie", pcie_gbs(card.pcie or "4.0 x16"), title=f"PCIe {card.pcie or '4.0 x16'}")
+
+
+def _is_bridged(card: Device) -> bool:
+    return "pcie" in card.id or "nvl" in card.id.split("-") or "bridge" in (card.nvlink or "").lower()
+
+
+def pcie_gbs(text: str) -> float:
+    """ "4.0 x16" → 31.5; lanes are 16 and the generation 4.0 where not said."""
+    found = _SLOT.match(text.strip())
+    if found is None:
+        return PCIE_GBS["4.0"] * 16
+    generation = f"{float(found[1]):.1f}" if found[1] else "4.0"
+    return PCIE_GBS.get(generation, PCIE_GBS["4.0"]) * max(1, int(found[2] or 16))
 
 
 def groups(layout: Layout) -> tuple[tuple[int, ...], ...]:
@@ -39,3 +122,350 @@ def group_link(rig: Rig, cards: Sequence[int]) -> Link | None:
     if not links:
         return None
     return min(links, key=lambda link: (link.kind == "nvlink", link.p2p, link.gbs))
+
+
+MOST_CARDS = 64
+_COUNT_FIRST = re.compile(r"(\d{1,3}|\d{4,}(?=\s*[x*]\s*[a-z]))\s*[x*]\s*(.+)", re.IGNORECASE)
+_COUNT_LAST = re.compile(r"(.+?)\s+[x*]\s*(\d+)", re.IGNORECASE)
+_LINK = re.compile(r"\s*([a-z0-9.]+)\s*(?:\(([^)]*)\))?\s*(?:,|$)", re.IGNORECASE)
+_PCIE = re.compile(r"pcie\s*(\d(?:\.\d)?)?(?:x(\d+))?", re.IGNORECASE)
+_GEFORCE = re.compile(r"(?:rtx|gtx)-\d{4}(?!-ada)\b")
+_HINT = 'write it as "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)"'
+_SPEC_HINT = 'write it as --gpu-spec "name=my-card,memory=24GiB,bandwidth=936,fp16=71"'
+_SPEC_NUMBERS = ("bandwidth", "fp16", "fp8", "fp4", "int8", "cc", "tdp", "nvlink")  # GB/s, TFLOPS, W, GB/s one way
+_SPEC_KEYS = ("name", "memory", "formats", "pcie", "vendor", *_SPEC_NUMBERS)
+_AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
+_LANES = (1, 2, 4, 8, 12, 16, 32)
+_LINK_WORDS = "known: nvlink, pcie, pcie4x8 and p2p"
+_CABLE = Link("pcie", 5.0, p2p=False, title="40 Gbit/s network")  # USB4 or Thunderbolt between machines
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A rig with what had to be assumed about it."""
+
+    rig: Rig
+    notes: tuple[str, ...] = ()
+
+
+def parse_rig(
+    text: str, link: str | None = None, *, price: float | None = None, known: Mapping[str, Device] | None = None
+) -> Rig:
+    """`link`: `nvlink` or `pcie` for all pairs. `price` of one card. `known`: cards the user described."""
+    return find_rig(text, link, price=price, known=known).rig
+
+
+def find_rig(
+    text: str, link: str | None = None, *, price: float | None = None, known: Mapping[str, Device] | None = None
+) -> Found:
+    """`parse_rig`, with what a short name was taken for and what joins machines of their own."""
+    names, _, links = text.partition(":")
+    cards: list[Device] = []
+    prices: list[float | None] = []
+    notes: list[str] = []
+    for part in _AND.split(names):
+        name, count, each = _part(part.strip(), text)
+        described = (known or {}).get("-".join(name.casefold().split()))
+        found = described or device(name)
+        if described is None and (others := also_meant(name)):
+            notes.append(f"`{name}` is taken as {found.id}; there is also {', '.join(others)}")
+        if len(cards) + count > MOST_CARDS:
+            raise UserError(f"--gpu `{text}` has {len(cards) + count} cards", hint=f"a rig has at most {MOST_CARDS}")
+        cards += [found] * count
+        prices += [price if each is None else each] * count
+    if price is not None and price not in prices:
+        raise UserError(f"--gpu `{text}` has prices of its own beside --price {price:g}", hint="say them once")
+    total = sum(p for p in prices if p is not None) if all(p is not None for p in prices) else None
+    rig = Rig(tuple(cards), _usual(cards), title=_title(cards), price=total)
+    if link is not None:
+        rig = _all_linked(rig, link)
+    if links.strip():
+        rig = _with_links(rig, links, text)
+    if of_machines(rig) and link is None and not links.strip() and rig.default_link is not None:
+        notes.append(f"{rig.title} is {len(cards)} machines, taken as joined by a {rig.default_link.title}")
+    return Found(rig, tuple(dict.fromkeys(notes)))
+
+
+def of_machines(rig: Rig) -> bool:
+    """Chips whose memory is the machine's: several of them are several machines."""
+    return len(rig.cards) > 1 and any(card.unified_memory for card in rig.cards)
+
+
+def _part(part: str, text: str) -> tuple[str, int, float | None]:
+    part, at, price = part.partition("@")
+    each = _number(price, text) if at else None
+    match = _COUNT_FIRST.fullmatch(part.strip())
+    name, count = (match[2], int(match[1])) if match else (part, 1)
+    if match is None and (match := _COUNT_LAST.fullmatch(part.strip())):
+        name, count = match[1], int(match[2])
+    if not name.strip() or count < 1:
+        raise UserError(
+            f"--gpu `{text}` names no card" if not name.strip() else f"--gpu `{text}` has no cards", hint=_HINT
+        )
+    return name.strip(), count, each
+
+
+def _title(cards: Sequence[Device]) -> str:
+    counts: dict[str, int] = {}
+    for card in cards:
+        counts[card.id] = counts.get(card.id, 0) + 1
+    return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counts.items())
+
+
+def is_geforce(card: Device) -> bool:
+    """Their driver lets no card read another's memory over PCIe."""
+    return card.vendor == "nvidia" and _GEFORCE.match(card.id) is not None
+
+
+def _usual(cards: Sequence[Device]) -> Link:
+    """Of all pairs, without a word from the user: the board's NVLink where it is built in, else the slowest slot."""
+    slow = min((_own_link(card) for card in cards), key=lambda link: (link.kind == "nvlink", link.gbs))
+    return slow if slow.kind == "nvlink" else _over_pcie(slow, cards)
+
+
+def slot_link(cards: Sequence[Device]) -> Link:
+    """Without any NVLink: the slowest slot."""
+    return _over_pcie(min((_own_link(replace(c, nvlink_gbs=None)) for c in cards), key=lambda link: link.gbs), cards)
+
+
+def _over_pcie(link: Link, cards: Sequence[Device]) -> Link:
+    return replace(link, p2p=link.p2p and not any(is_geforce(card) for card in cards))
+
+
+def _own_link(card: Device) -> Link:
+    own = default_link(card)
+    return _CABLE if card.unified_memory and own.kind != "nvlink" and own.title.startswith("PCIe") else own
+
+
+def _all_linked(rig: Rig, word: str) -> Rig:
+    if word.lower() not in ("nvlink", "p2p") and _PCIE.fullmatch(word.lower()) is None:
+        raise UserError(f"--link `{word}` is no link", hint=_LINK_WORDS)
+    lacking = next((card for card in rig.cards if not card.nvlink_gbs), None)
+    if word.lower() == "nvlink" and lacking is not None:
+        raise UserError(f"--link nvlink: {lacking.id} has no NVLink", hint="--link pcie, or leave --link out")
+    return _linked(rig, word, (), f"--link {word}")
+
+
+def _with_links(rig: Rig, words: str, text: str) -> Rig:
+    place = 0
+    while place < len(words.rstrip()):
+        match = _LINK.match(words, place)
+        if match is None:
+            raise UserError(f"--gpu `{text}` has a link that is not understood: `{words[place:].strip()}`", hint=_HINT)
+        members = tuple(m.strip() for m in (match[2] or "").split(",") if m.strip())
+        rig = _linked(rig, match[1], members, text)
+        place = match.end()
+    return rig
+
+
+def _linked(rig: Rig, word: str, members: Sequence[str], text: str) -> Rig:
+    """One word of links applied: to all pairs, or to those named."""
+    count = len(rig.cards)
+    everybody = [(a, b) for a in range(count) for b in range(a + 1, count)]
+    if members:
+        chosen = [pair for member in members for pair in _members(member, count, text)]
+    elif word.lower() == "nvlink" and any(_bridged(card) for card in rig.cards):
+        chosen = [(a, a + 1) for a in range(0, count - 1, 2)]  # a bridge joins two cards
+    else:
+        chosen = everybody
+    pairs = {(a, b): link for a, b, link in rig.pairs}
+    for a, b in chosen:
+        made = _make(word, rig, a, b, text)
+        old = pairs.get((a, b)) or rig.default_link
+        if word.lower().startswith("pcie") and members and old is not None and "-" not in "".join(members):
+            made = old if old.kind == "nvlink" else min(made, old, key=lambda link: link.gbs)  # a slot, not a pair
+        pairs[(a, b)] = made
+    if chosen == everybody and len(set(pairs.values())) == 1:
+        return replace(rig, default_link=next(iter(pairs.values())), pairs=())
+    return replace(rig, pairs=tuple((a, b, link) for (a, b), link in sorted(pairs.items())))
+
+
+def _bridged(card: Device) -> bool:
+    """NVLink that is not the board's own joins two cards."""
+    return card.nvlink_gbs is not None and default_link(card).kind != "nvlink"
+
+
+def _members(member: str, count: int, text: str) -> list[tuple[int, int]]:
+    """`0-1` is a pair, `2` every pair that card is in."""
+    numbers = [int(n) for n in re.findall(r"\d+", member)]
+    if not re.fullmatch(r"\d+(\s*-\s*\d+)?", member) or max(numbers) >= count or len(set(numbers)) != len(numbers):
+        raise UserError(
+            f"--gpu `{text}` has no cards `{member}`", hint=f"its cards are 0 to {count - 1}, a pair is 0-1"
+        )
+    if len(numbers) == 2:
+        return [(min(numbers), max(numbers))]
+    own = numbers[0]
+    return [(min(own, other), max(own, other)) for other in range(count) if other != own]
+
+
+def _make(word: str, rig: Rig, a: int, b: int, text: str) -> Link:
+    cards = (rig.cards[a], rig.cards[b])
+    lower = word.lower()
+    if lower == "nvlink":
+        lacking = next((card for card in cards if not card.nvlink_gbs), None)
+        if lacking is not None:
+            raise UserError(f"{lacking.id} has no NVLink", hint="--link pcie, or leave --link out")
+        return Link("nvlink", min(card.nvlink_gbs or 0.0 for card in cards), p2p=True, title="NVLink")
+    old = rig.link(a, b) or _usual(cards)
+    if lower == "p2p":
+        return replace(old, p2p=True)
+    match = _PCIE.fullmatch(lower)
+    if match is None:
+        raise UserError(f"`{word}` is no link in `{text}`", hint=_LINK_WORDS)
+    p2p = old.p2p if old.kind == "pcie" else not any(is_geforce(card) for card in cards)
+    if match[1] is None and match[2] is None:
+        slot = min((card.pcie or "4.0 x16" for card in cards), key=pcie_gbs)
+        return Link("pcie", pcie_gbs(slot), p2p=p2p, title=f"PCIe {slot}")
+    generation = match[1] if match[1] and "." in match[1] else f"{match[1] or '4'}.0"
+    if generation not in PCIE_GBS:
+        raise UserError(f"`{word}` is no PCIe generation in `{text}`", hint="known: " + ", ".join(PCIE_GBS))
+    if int(match[2] or 16) not in _LANES:
+        raise UserError(f"`{word}` is no slot in `{text}`", hint="lanes are 1, 2, 4, 8 or 16")
+    written = f"{generation} x{match[2] or '16'}"
+    return Link("pcie", pcie_gbs(written), p2p=p2p, title=f"PCIe {written}")
+
+
+def parse_spec(text: str) -> Device:
+    """`name=my-card,memory=24GiB,bandwidth=936,fp16=71` and whatever else is known: see `_SPEC_KEYS`."""
+    values: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or not value.strip():
+            raise UserError(f"--gpu-spec `{text}` has no value in `{part.strip()}`", hint=_SPEC_HINT)
+        values[key.strip().lower()] = value.strip()
+    unknown = next((key for key in values if key not in _SPEC_KEYS), None)
+    missing = next((key for key in ("name", "memory", "bandwidth") if key not in values), None)
+    if unknown or missing:
+        what = f"knows no `{unknown}`" if unknown else f"lacks {missing}"
+        raise UserError(f"--gpu-spec `{text}` {what}", hint=_SPEC_HINT)
+    numbers = {key: _number(values[key], text) for key in _SPEC_NUMBERS if key in values}
+    size = values["memory"]
+    memory = float(size) if re.fullmatch(r"\d+(\.\d+)?", size) else _gib(size)
+    return Device(
+        id="-".join(values["name"].casefold().split()), title=values["name"], vendor=values.get("vendor", "nvidia"),
+        arch=_arch(numbers.get("cc")), memory_gib=memory, bandwidth_gbs=numbers["bandwidth"],
+        fp16_tflops=numbers.get("fp16"), fp8_tflops=numbers.get("fp8"), fp4_tflops=numbers.get("fp4"),
+        int8_tops=numbers.get("int8"), compute_capability=numbers.get("cc"),
+        formats=tuple(values["formats"].replace("+", " ").split()) if "formats" in values else _formats(numbers),
+        pcie=values.get("pcie"), nvlink="bridge" if "nvlink" in numbers else None, nvlink_gbs=numbers.get("nvlink"),
+        tdp_w=numbers.get("tdp"), origins={"memory_gib": Origin("--gpu-spec", "C")},
+    )  # fmt: skip
+
+
+def _gib(text: str) -> float:
+    """People call 24 GiB `24GB`: on a card both mean the same."""
+    return round(parse_bytes(re.sub(r"gb?$", "gib", text.strip(), flags=re.IGNORECASE)) / GIB, 2)
+
+
+def _arch(cc: float | None) -> str:
+    names = ((6.0, "Pascal"), (7.0, "Volta"), (7.5, "Turing"), (8.0, "Ampere"), (8.9, "Ada"), (9.0, "Hopper"),
+             (10.0, "Blackwell DC"), (12.0, "Blackwell"))  # fmt: skip
+    if cc is None:
+        return "unknown"
+    return (
+        "Blackwell DC" if 10 <= cc < 12 else "Blackwell" if cc >= 12 else next(n for c, n in reversed(names) if cc >= c)
+    )
+
+
+def _formats(numbers: Mapping[str, float]) -> tuple[str, ...]:
+    """By compute capability, as NVIDIA's generations have them; by the rates that were given otherwise."""
+    cc = numbers.get("cc", 0.0)
+    has = {"bf16": cc >= 8.0 or not cc, "int8": cc >= 7.5 or "int8" in numbers, "fp8": cc >= 8.9 or "fp8" in numbers,
+           "fp4": cc >= 10 or "fp4" in numbers}  # fmt: skip
+    return ("fp16", *(name for name, there in has.items() if there))
+
+
+def _number(text: str, whole: str) -> float:
+    try:
+        value = float(text.strip())
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise UserError(f"`{text.strip()}` in `{whole}` is no number above 0", hint="write it as 936 or 2.5")
+    return value
+
+
+def rig_of_host(facts: HostFacts, link: str | None = None, *, price: float | None = None) -> Found:
+    """This machine's cards. One that is not known by name stands in for by its nearest relative, which is said."""
+    if not facts.gpus:
+        raise UserError("no GPU was found on this machine", hint='name one: --gpu "2x rtx-3090"')
+    cards, notes = [], []
+    for gpu in facts.gpus:
+        card, note = _host_card(gpu)
+        cards.append(card)
+        notes += [note] if note else []
+    pairs = []
+    for a, b, kind in facts.links:
+        if max(a, b) < len(cards):
+            pairs.append((a, b, _host_link(kind, facts.gpus[a], facts.gpus[b], cards[a], cards[b])))
+    total = None if price is None else price * len(cards)
+    rig = Rig(tuple(cards), _usual(cards), tuple(pairs), f"this machine ({_title(cards)})", total)
+    if link is not None:
+        rig = _all_linked(replace(rig, pairs=()), link)
+    return Found(rig, tuple(dict.fromkeys(notes)))
+
+
+def _host_card(gpu: Gpu) -> tuple[Device, str | None]:
+    memory = None if gpu.memory_bytes is None else gpu.memory_bytes / GIB
+    found = find_device(gpu.name) or (find_device(f"{gpu.name} {round(memory)}GB") if memory else None)
+    if found is not None:
+        if memory is None or abs(memory / found.memory_gib - 1) <= 0.06:
+            return found, None
+        return replace(found, memory_gib=round(memory, 1)), f"{gpu.name} has {memory:.1f} GiB here"
+    cc = float(gpu.compute_capability) if gpu.compute_capability else None
+    alike = [d for d in devices().values() if d.vendor == "nvidia" and (cc is None or d.compute_capability == cc)]
+    if memory is None or not alike:
+        hint = 'describe it: --gpu-spec "name=...,memory=24GiB,bandwidth=936,fp16=71"'
+        raise UserError(f"`{gpu.name}` is not known and does not tell enough about itself", hint=hint)
+    near = min(alike, key=lambda d: abs(d.memory_gib - memory))
+    name = "-".join(gpu.name.casefold().split())
+    note = (
+        f"{gpu.name} is not in the catalogue: {memory:.0f} GiB as it says, speeds as of {near.id}, its nearest "
+        "relative; --gpu-spec describes it better"
+    )
+    return replace(near, id=name, title=gpu.name, memory_gib=round(memory, 1)), note
+
+
+def _host_link(kind: str, one: Gpu, two: Gpu, card: Device, other: Device) -> Link:
+    """`NV4` is NVLink with four links; everything else in nvidia-smi's matrix goes over PCIe."""
+    if kind.startswith("NV"):
+        told = min(card.nvlink_gbs or 0.0, other.nvlink_gbs or 0.0)
+        links = float(kind[2:] or 1)
+        return Link("nvlink", told or links * 14.0, p2p=True, title=f"NVLink ({kind})")
+    generation = min((g.pcie_generation_max for g in (one, two) if g.pcie_generation_max), default=None)
+    lanes = min((g.pcie_lanes for g in (one, two) if g.pcie_lanes), default=None)
+    usual = _usual((card, other))
+    if generation is None or lanes is None:
+        return replace(usual, kind="pcie") if usual.kind == "pcie" else Link("pcie", 31.5, title="PCIe")
+    written = f"{generation}.0 x{lanes}"
+    return Link("pcie", pcie_gbs(written), p2p=not (is_geforce(card) or is_geforce(other)), title=f"PCIe {written}")
+
+
+_CLOCK_GHZ = 3.0  # a guess: the clock under load is not known
+# Operations a core and cycle, by the widest unit that llama.cpp has kernels for. Rough: a calibration corrects it.
+# Without i8mm, ARM cores are far below what their units could do: on a Neoverse-N1, about 3 with 4-bit weights.
+_PER_CYCLE = (("amx_int8", 64), ("avx512f", 64), ("avx2", 32), ("i8mm", 32), ("sve", 16), ("avx", 16), ("asimddp", 8))
+_LEAST_PER_CYCLE = 4
+
+
+def cpu_device(facts: HostFacts, bandwidth_gbs: float, *, measured: bool) -> Device:
+    per_cycle = next((width for name, width in _PER_CYCLE if name in facts.cpu_features), _LEAST_PER_CYCLE)
+    tflops = facts.cpu_cores * _CLOCK_GHZ * per_cycle / 1000
+    told = Origin("copying a large buffer" if measured else "--bandwidth", "C")
+    return Device(
+        id="cpu", title=facts.cpu_model or "CPU", vendor="cpu", arch="CPU",
+        memory_gib=round((facts.memory_bytes or 0) / GIB, 1), bandwidth_gbs=round(bandwidth_gbs, 1),
+        fp16_tflops=round(tflops, 3), units=facts.cpu_cores, formats=("fp16", "int8"),
+        origins={"bandwidth_gbs": told, "fp16_tflops": Origin("cores x 3 GHz x width of the units", "C")},
+    )  # fmt: skip
+
+
+def cpu_rig(facts: HostFacts, bandwidth_gbs: float, *, measured: bool, replicas: int = 1) -> Rig:
+    """Replicas share cores and memory evenly: each is taken for a device of its own."""
+    whole = cpu_device(facts, bandwidth_gbs, measured=measured)
+    share = replace(
+        whole, memory_gib=whole.memory_gib / replicas, bandwidth_gbs=whole.bandwidth_gbs / replicas,
+        fp16_tflops=(whole.fp16_tflops or 0.0) / replicas,
+    )  # fmt: skip
+    title = f"this machine's CPU ({facts.cpu_cores} cores, {whole.bandwidth_gbs:g} GB/s)"
+    return Rig((share if replicas > 1 else whole,) * replicas, title=title)

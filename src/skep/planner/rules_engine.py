@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from skep.planner.findings import DUAL_3090, QUAD_3090, SWARM, Finding, capability, gguf_engine, gpu_engine, used_cards
-from skep.planner.graphs import LARGEST_CAPTURE, capture_sizes, drafts, graph_bytes
-from skep.planner.memory import scratch_bytes
-from skep.planner.memory_facts import defaults, version_of
+from skep.planner.memory import LARGEST_CAPTURE, capture_sizes, defaults, drafts, graph_bytes, scratch_bytes, version_of
 from skep.planner.setup import Rig, Setup
 from skep.units import format_bytes
 

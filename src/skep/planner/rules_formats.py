@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skep.catalog.devices import Device
+from skep.catalog.gpus import Device
 from skep.planner.findings import (
     DUAL_3090,
     MARLIN_CC,
@@ -16,7 +16,7 @@ from skep.planner.findings import (
     used_cards,
     without,
 )  # fmt: skip
-from skep.planner.memory_facts import version_of
+from skep.planner.memory import version_of
 from skep.planner.setup import Rig, Setup
 
 MXFP4_CC = 8.0  # vllm issue 23203

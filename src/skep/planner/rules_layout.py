@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skep.catalog.geometry import Geometry
+from skep.catalog.models import Geometry
 from skep.planner.findings import (
     DUAL_3090,
     QUAD_3090,
@@ -15,7 +15,7 @@ from skep.planner.findings import (
     used_cards,
     worst_link,
 )  # fmt: skip
-from skep.planner.memory_facts import usable_bytes, version_of
+from skep.planner.memory import usable_bytes, version_of
 from skep.planner.setup import Rig, Setup
 
 MOST_RUNGS = 64

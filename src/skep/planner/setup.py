@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from skep.catalog.devices import Device
-from skep.catalog.geometry import Geometry
+from skep.catalog.gpus import Device
+from skep.catalog.models import Geometry
 from skep.planner.quants import KvType, Quant
 
 

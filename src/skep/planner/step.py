@@ -8,15 +8,165 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from skep.catalog.devices import Device
-from skep.catalog.geometry import Geometry
+from skep.catalog.gpus import Device
+from skep.catalog.models import Geometry
 from skep.planner.constants import Constants
-from skep.planner.drafting import drafting
-from skep.planner.links import NO_LINK, all_reduce, is_built_in
 from skep.planner.parts import part_bits, parts_of
 from skep.planner.quants import KvType, Quant
-from skep.planner.rates import Rates, rates_of
+from skep.planner.rigs import NO_LINK, all_reduce, is_built_in
 from skep.planner.setup import Layout, Link, Speculation
+
+LLAMACPP = ("llamacpp", "ollama", "ik_llamacpp")
+_DATACENTER = {"volta", "hopper", "blackwell-dc", "cdna4", "cdna3", "cdna2", "cdna"}
+_DATACENTER_AMPERE = ("a100", "a30", "a800", "cmp-170hx")  # the die with HBM, not the one of the GeForce cards
+_TUNED_AMD = {"cdna3", "cdna4"}  # with kernels of AMD's own for experts
+_GGUF_IN_VLLM = 0.2  # "GGUF in vLLM is slow: 5 to 10 times slower than Marlin"
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes and FLOPs a second of one card. `host` scales launches: servers have faster CPUs."""
+
+    read: float  # weights as quantized
+    read_half: float  # what stays 16 bit
+    read_kv: float
+    read_state: float
+    compute: float
+    compute_half: float
+    host: float
+    llamacpp: bool
+    tuned_experts: bool
+
+
+def is_datacenter(card: Device) -> bool:
+    return card.family in _DATACENTER or (card.family == "ampere" and card.id.startswith(_DATACENTER_AMPERE))
+
+
+def rates_of(quant: Quant, kv: KvType, card: Device, engine: str, c: Constants, *, weight_only: bool = False) -> Rates:
+    llamacpp = engine in LLAMACPP
+    bandwidth = card.bandwidth_gbs * 1e9 * _on_card(card, llamacpp, c)
+    unpacked = 1.0 if kv.family == "half" else c.bw_kv_quantized
+    return Rates(
+        read=bandwidth * _share(quant, llamacpp, c),
+        read_half=bandwidth * (c.bw_gguf_half if llamacpp else c.bw_half),
+        read_kv=bandwidth * c.bw_kv * unpacked,
+        read_state=bandwidth * c.bw_kv,
+        compute=_compute(quant, card, llamacpp, c, weight_only=weight_only),
+        compute_half=_compute(None, card, llamacpp, c),
+        host=c.overhead_datacenter if is_datacenter(card) else 1.0,
+        llamacpp=llamacpp,
+        tuned_experts=llamacpp or card.vendor != "amd" or card.family in _TUNED_AMD,
+    )
+
+
+def _share(quant: Quant, llamacpp: bool, c: Constants) -> float:
+    if llamacpp:
+        return c.bw_gguf_half if quant.bits >= 16 else c.bw_gguf
+    shares = {"int4": c.bw_int4, "int8": c.bw_int8, "fp8": c.bw_fp8, "fp4": c.bw_fp4, "gguf": c.bw_gguf * _GGUF_IN_VLLM}
+    return shares.get(quant.family, c.bw_half)
+
+
+def _on_card(card: Device, llamacpp: bool, c: Constants) -> float:
+    share = 1.0
+    if card.vendor == "amd":
+        share = c.on_amd_llamacpp if llamacpp else c.on_amd
+    elif card.vendor == "intel":
+        share = c.on_intel
+    elif card.vendor == "apple":
+        share = c.on_apple
+    if card.unified_memory and card.vendor != "apple":
+        share *= c.on_unified
+    if is_datacenter(card):
+        share *= c.on_datacenter_llamacpp if llamacpp else c.on_datacenter
+    if card.vendor == "nvidia" and card.family == "blackwell" and not card.unified_memory:
+        share *= c.on_blackwell
+    return share
+
+
+def _compute(quant: Quant | None, card: Device, llamacpp: bool, c: Constants, *, weight_only: bool = False) -> float:
+    """In a large batch. A format without hardware for it is unpacked and computed in 16 bit."""
+    fp16 = card.fp16_tflops or card.bandwidth_gbs * 0.06
+    if llamacpp:
+        rate = fp16 * c.mfu_gguf
+    elif quant is None or quant.family == "half":
+        rate = fp16 * c.mfu_half
+    elif weight_only:
+        rate = fp16 * c.mfu_int4
+    elif quant.family in ("fp8", "int8"):
+        told = card.fp8_tflops if quant.family == "fp8" else card.int8_tops
+        fast = told or (2 * fp16 if quant.family in card.formats else 0.0)
+        rate = max(fp16 * c.mfu_int4, fast * c.mfu_eight)
+    elif quant.family == "fp4" and "fp4" in card.formats:
+        rate = max(fp16 * c.mfu_int4, (card.fp4_tflops or 8 * fp16) * c.mfu_fp4 * 0.5)
+    else:
+        rate = fp16 * c.mfu_int4
+    if card.vendor in ("amd", "huawei"):
+        rate *= c.mfu_amd
+    elif card.vendor == "intel":
+        rate *= c.mfu_intel
+    if card.unified_memory:
+        rate *= c.mfu_unified
+    if is_datacenter(card):
+        rate *= c.mfu_datacenter
+    return rate * 1e12
+
+
+_LAYERS = {"mtp": 1.0, "eagle": 1.0, "dflash": 5.0}  # of the model's own size
+_DRAFT_MODEL_PARAMS = 0.6e9
+_TIRING = 0.95  # a further draft after right ones: 87, 86, 80 % and 92, 86, 86 % and 75, 63, 57 % were published
+_BUILT_IN_LINK = 0.1  # of the drafts' cost on several cards, where they are joined on a board
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    depth: int = 0
+    accepted: float = 1.0  # tokens a step brings a sequence
+    batch_s: float = 0.0
+    sequence_s: float = 0.0
+
+
+def drafting(
+    spec: Speculation | None, model: Geometry, rates: Rates, c: Constants, *,
+    ways: int, draft_bits: float, head_s: float, experts_s: float, reduce_s: float, built_in_link: bool = False,
+) -> Drafting:  # fmt: skip
+    """A draft reads its own layers and the whole output head; with MTP once for every drafted token."""
+    if spec is None or spec.depth < 1:
+        return Drafting()
+    accepted = accepted_tokens(spec, c)
+    if spec.method == "ngram":
+        return Drafting(spec.depth, accepted)
+    passes = 1 if spec.method == "dflash" else spec.depth
+    params = _params(spec, model)
+    launch_us = c.draft_us_llamacpp
+    if not rates.llamacpp:
+        launch_us = c.draft_us + (c.draft_us_moe if model.is_moe else 0.0)
+        launch_us += (c.draft_us_tp if ways > 1 else 0.0) * (_BUILT_IN_LINK if built_in_link else 1.0)
+    one_s = params * draft_bits / 8 / rates.read_half / ways + head_s + launch_us * 1e-6 * rates.host
+    one_s += reduce_s / max(1, model.layers)
+    if model.is_moe and spec.method == "mtp":
+        one_s += experts_s
+    compute_s = 2 * (params + parts_of(model).embedding) / rates.compute_half / ways
+    return Drafting(spec.depth, accepted, passes * one_s, passes * compute_s)
+
+
+def accepted_tokens(spec: Speculation, c: Constants) -> float:
+    """Expected tokens of a step: a drafted one counts only if all before it were right."""
+    chances = {"mtp": c.accept_mtp, "dflash": c.accept_dflash, "eagle": c.accept_eagle, "draft": c.accept_draft}
+    right = chances.get(spec.method, c.accept_ngram) if spec.acceptance is None else spec.acceptance
+    total, chance = 1.0, 1.0
+    for place in range(spec.depth):
+        chance *= right * _TIRING**place
+        total += chance
+    return total
+
+
+def _params(spec: Speculation, model: Geometry) -> float:
+    if spec.method == "draft":
+        return _DRAFT_MODEL_PARAMS
+    parts = parts_of(model)
+    body = parts.small + parts.mlp if model.is_moe else parts.attention + parts.linear + parts.mlp
+    return body / max(1, model.layers) * _LAYERS.get(spec.method, 0.0)
+
 
 _SHARP = 2.5  # how abruptly a pass turns from bandwidth-bound to compute-bound
 _ATTENTION_SHARE = 0.6  # of the rate of plain multiplications that attention over a prompt reaches

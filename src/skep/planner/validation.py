@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from skep.planner.bands import band
 from skep.planner.constants import honest_constants
-from skep.planner.memory_facts import defaults
+from skep.planner.memory import defaults
 from skep.planner.parts import part_bits, parts_of
 from skep.planner.points import Case, Unpredictable, read_case
 from skep.planner.predict import predict, value_of
+from skep.planner.ranking import band
 from skep.planner.step import UNTUNED, Tuning
 
 

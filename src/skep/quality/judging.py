@@ -21,8 +21,8 @@ from typing import Any
 from skep.errors import SkepError, UserError, first_of
 from skep.sandbox.runner import Sandbox
 from skep.sandbox.script import Ending, Limits, Result, Script
-from skep.store.quality_rows import Check, Outcome, Verdict
 from skep.store.records import Request
+from skep.store.verdicts import Check, Outcome, Verdict
 from skep.workload.extraction import python_blocks, spoken
 from skep.workload.items import EXECUTED, READ, Item
 from skep.workload.reading_checks import LONGEST_READ, keyword_check, read_check
@@ -45,7 +45,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AnswerFinding:
     """What was found of an answer, before it is a verdict of a request."""
 
     outcome: Outcome
@@ -95,7 +95,7 @@ class Judge:
             raise first_of(group) from None
         return [task.result() for task in under_way]
 
-    async def look_at(self, item: Item, text: str) -> Finding:
+    async def look_at(self, item: Item, text: str) -> AnswerFinding:
         """Of a whole answer that belongs to no measured request, its thinking taken away already."""
         self._check_means([item])
         async with self._room:
@@ -139,45 +139,45 @@ class Judge:
             seconds=seconds,
         )
 
-    async def _walled(self, finding: Awaitable[Finding]) -> Finding:
+    async def _walled(self, finding: Awaitable[AnswerFinding]) -> AnswerFinding:
         """A check of ours that fails on one answer is told with that answer, and does not cost the others."""
         try:
             return await finding
         except SkepError:
             raise
         except Exception as error:
-            return Finding(Outcome.BROKEN, f"the check itself failed: {type(error).__name__}: {error}")
+            return AnswerFinding(Outcome.BROKEN, f"the check itself failed: {type(error).__name__}: {error}")
 
-    async def _finding(self, which: Answered) -> Finding:
+    async def _finding(self, which: Answered) -> AnswerFinding:
         row = which.row
         if not row.ok:
             outcome = Outcome.TIMED_OUT if row.error_kind == "timeout" else Outcome.FAILED
-            return Finding(outcome, row.error or row.error_kind or "")
+            return AnswerFinding(outcome, row.error or row.error_kind or "")
         if row.finish_reason == "length":
             return _truncated(row, which.item, await self._of_text(which))
         return await self._of_text(which)
 
-    async def _of_text(self, which: Answered) -> Finding:
+    async def _of_text(self, which: Answered) -> AnswerFinding:
         row, item = which.row, which.item
         if row.answer is None and row.reasoning is None:
-            return Finding(Outcome.NO_ANSWER, "the answer was not stored")
+            return AnswerFinding(Outcome.NO_ANSWER, "the answer was not stored")
         said = spoken(row.answer or "", row.reasoning)
         if not said.text.strip():
-            return Finding(Outcome.NO_ANSWER, _silence(row, thought=bool((said.reasoning or "").strip())))
+            return AnswerFinding(Outcome.NO_ANSWER, _silence(row, thought=bool((said.reasoning or "").strip())))
         return await self._said(said.text, item)
 
-    async def _said(self, text: str, item: Item) -> Finding:
+    async def _said(self, text: str, item: Item) -> AnswerFinding:
         if not item.checker.is_executed:
             passed, detail = read_check(item.checker, text)
-            return Finding(Outcome.PASSED if passed else Outcome.WRONG, detail)
+            return AnswerFinding(Outcome.PASSED if passed else Outcome.WRONG, detail)
         return await self._executed(text, item)
 
-    async def _executed(self, text: str, item: Item) -> Finding:
+    async def _executed(self, text: str, item: Item) -> AnswerFinding:
         checker = item.checker
         asked = "\n".join(one.get("content", "") for one in item.messages)
         blocks = python_blocks(text, asked)
         if not blocks and checker.kind != "regex":
-            return Finding(Outcome.NO_ANSWER, "no code in the answer")
+            return AnswerFinding(Outcome.NO_ANSWER, "no code in the answer")
         limits = self._limits or (_HEAVY if checker.values.get("packages") else _LIGHT)
         mark = secrets.token_hex(16)
         job = {
@@ -216,21 +216,21 @@ def harness_files() -> Mapping[str, bytes]:
     return {f"harness/{one.name}": one.read_bytes() for one in folder.iterdir() if one.name.endswith(".py")}
 
 
-def finding_of(result: Result, mark: str) -> Finding:
+def finding_of(result: Result, mark: str) -> AnswerFinding:
     """Of what the harness reported; without a report there is no pass, whatever was printed or returned."""
     for line in reversed(result.stdout.splitlines()):
         if line.startswith(mark.encode()):
             try:
                 report = json.loads(line[len(mark) :])
                 checks = tuple(_check(one) for one in report["checks"][:_MOST_CHECKS])
-                return Finding(Outcome(report["outcome"]), str(report["detail"]), checks)
+                return AnswerFinding(Outcome(report["outcome"]), str(report["detail"]), checks)
             except (ValueError, KeyError, TypeError, AttributeError):
                 break
     if result.ending in (Ending.OUT_OF_TIME, Ending.OUT_OF_MEMORY, Ending.TOO_MUCH_OUTPUT):
-        return Finding(Outcome.EXCEEDED, result.ending.value)
+        return AnswerFinding(Outcome.EXCEEDED, result.ending.value)
     last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     how = f"ended by signal {result.signal}" if result.ending is Ending.KILLED else f"ended with {result.exit_code}"
-    return Finding(Outcome.BROKEN, f"{how} before there was a report{f': {last}' if last else ''}")
+    return AnswerFinding(Outcome.BROKEN, f"{how} before there was a report{f': {last}' if last else ''}")
 
 
 def _check(one: Mapping[str, Any]) -> Check:
@@ -239,7 +239,7 @@ def _check(one: Mapping[str, Any]) -> Check:
     return Check(_one_line(str(one["name"])), passed, "" if passed else _one_line(str(one["detail"])))
 
 
-def _truncated(row: Request, item: Item, found: Finding) -> Finding:
+def _truncated(row: Request, item: Item, found: AnswerFinding) -> AnswerFinding:
     """A cut answer is a failure by itself; that the checks passed all the same is worth knowing."""
     tokens, allowed = row.output_tokens, item.max_tokens
     why = "cut at the limit" if tokens is None else f"cut at the limit of {tokens} tokens"

@@ -17,10 +17,10 @@ from dataclasses import replace
 from math import comb
 from statistics import median
 
-from skep.store.quality_rows import Outcome, Verdict
+from skep.quality.records import Advice, Axis, MixedLevel, MixedSummary, PassLoss, TaskFigures
 from skep.store.records import Request
+from skep.store.verdicts import Outcome, Verdict
 from skep.units import format_seconds
-from skep.verdicts import Advice, Axis, MixedLevel, MixedSummary, PassLoss, TaskFigures
 from skep.workload.coding_tasks import AXES, LEVEL_NAMES, PRIMARY, SIDE, TITLES, AxisRule
 
 PRIMARY_TRAFFIC = "primary"

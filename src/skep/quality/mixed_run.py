@@ -19,20 +19,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from skep.bench.driver import Meter
 from skep.bench.endpoint import Endpoint
-from skep.bench.loads import Load, OnRow
+from skep.bench.load_generator import Meter
+from skep.bench.load_shapes import Load, OnRow
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Sender, Task
 from skep.catalog.machine import HostFacts
 from skep.host.facts import lasting_json
 from skep.quality.judging import Answered, Judge
 from skep.quality.mixed_figures import PRIMARY_TRAFFIC, SIDE_TRAFFIC, mixed_summary
-from skep.quality.shell import OnProgress, RunShell
+from skep.quality.records import MixedSummary
+from skep.quality.run_session import OnProgress, RunShell
 from skep.sandbox.runner import Sandbox
 from skep.store.database import Store
 from skep.store.records import Request
-from skep.verdicts import MixedSummary
 from skep.workload.coding_tasks import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE
 from skep.workload.extraction import spoken
 from skep.workload.items import Item, item_json

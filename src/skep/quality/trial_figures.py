@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from skep.bench.metrics import ttft_values
+from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
 from skep.quality.trial_plan import AGAIN, BASE
 from skep.stats.noninferiority import (
     ASSUMED_DISCORDANCE,
@@ -23,10 +24,9 @@ from skep.stats.noninferiority import (
     paired_difference,
 )
 from skep.stats.percentiles import percentiles
-from skep.store.quality_rows import Outcome, Verdict
 from skep.store.records import Request, Run, RunState
 from skep.store.rows import LevelFact
-from skep.verdicts import ArmFigures, LevelQuality, QualitySummary
+from skep.store.verdicts import Outcome, Verdict
 from skep.workload.items import Item
 
 POWER = 0.95  # of a number of items that is called enough: 19 of 20 trials show what holds

@@ -13,9 +13,9 @@ from typing import Any
 
 from skep.bench.records import LevelSummary, Speedup, SweepSummary
 from skep.report import theme
-from skep.report.figures import known, milliseconds, number, percent, seconds, times
 from skep.stats.percentiles import Percentiles
 from skep.stats.turning import Turning
+from skep.units import known, milliseconds, number, percent, seconds, times
 
 Spec = dict[str, Any]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skep.bench.records import Clock, Disagreement, LevelSummary, SweepSummary
-from skep.report.figures import known, milliseconds, number, percent
 from skep.report.levels import COLD
 from skep.report.markup import Markup, join, section, table, tag, text
 from skep.stats.turning import Turning
+from skep.units import known, milliseconds, number, percent
 
 WARM = 0.5
 FULL = 0.97  # in flight, as a share of C

@@ -27,7 +27,14 @@ from skep.report.charts import (
     spread,
 )
 from skep.report.checks import left_out_sentences
-from skep.report.figures import (
+from skep.report.markup import Markup, banner, definitions, join, section, table, tag, text, trusted
+from skep.report.style import document, mark
+from skep.report.svg import chart_figure, standalone
+from skep.report.sweep import incomplete
+from skep.report.tables import Entry, effective_table, shown
+from skep.stats.versus import Judgement
+from skep.store.records import Run
+from skep.units import (
     UNKNOWN,
     fact_list,
     known,
@@ -37,13 +44,6 @@ from skep.report.figures import (
     public_url,
     shortened,
 )
-from skep.report.markup import Markup, banner, definitions, join, section, table, tag, text, trusted
-from skep.report.style import document, mark
-from skep.report.svg import chart_figure, standalone
-from skep.report.sweep import incomplete
-from skep.report.tables import Entry, effective_table, shown
-from skep.stats.versus import Judgement
-from skep.store.records import Run
 
 MOST_RUNS = len(theme.SERIES)
 _DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3), (9, 3, 2, 3))

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from skep.bench.records import Energy, LevelSummary
-from skep.report.figures import UNKNOWN, known, number, percent, shortened
 from skep.report.markup import Markup, join, section, table, tag, text
 from skep.stats.percentiles import Percentiles
 from skep.store.records import Request
-from skep.units import Interval
+from skep.units import UNKNOWN, Interval, known, number, percent, shortened
 
 COLD = 0.05  # a cache that held less than this share of the prompts' tokens
 

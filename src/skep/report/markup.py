@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import NewType
 
-from skep.report.figures import printable
+from skep.units import printable
 
 Markup = NewType("Markup", str)
 

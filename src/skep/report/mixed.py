@@ -9,10 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from skep.bench.records import SweepSummary
+from skep.quality.records import MixedLevel, MixedSummary, TaskFigures
 from skep.report import theme
 from skep.report.charts import Spec, label, layer
 from skep.report.comparison import Series, comparison_banners, series_of
-from skep.report.figures import (
+from skep.report.levels import counted
+from skep.report.markup import Markup, banner, join, section, table, tag, text, trusted, wide_figure
+from skep.report.style import document, mark
+from skep.report.svg import picture, standalone
+from skep.report.sweep import heading, incomplete, provenance
+from skep.store.records import Run
+from skep.store.verdicts import Verdict
+from skep.units import (
     UNKNOWN,
     known,
     milliseconds,
@@ -25,14 +33,6 @@ from skep.report.figures import (
     shortened,
     times,
 )
-from skep.report.levels import counted
-from skep.report.markup import Markup, banner, join, section, table, tag, text, trusted, wide_figure
-from skep.report.style import document, mark
-from skep.report.svg import picture, standalone
-from skep.report.sweep import heading, incomplete, provenance
-from skep.store.quality_rows import Verdict
-from skep.store.records import Run
-from skep.verdicts import MixedLevel, MixedSummary, TaskFigures
 
 Entries = Sequence[tuple[Run, MixedSummary]]
 Row = tuple[str, ...]

@@ -8,9 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import wrap
 
+from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
+from skep.quality.words import claim_words, conclusion, points
 from skep.report import theme
 from skep.report.charts import Curve, Spec, halo, label, layer, line, point, quantity, rule, sized, time_chart
-from skep.report.figures import (
+from skep.report.levels import counted
+from skep.report.markup import Markup, banner, card, join, section, table, tag, text, trusted, wide_figure
+from skep.report.style import document, mark
+from skep.report.svg import chart_figure, picture, standalone
+from skep.report.sweep import heading, incomplete, provenance
+from skep.stats.noninferiority import Claim, PairedDifference
+from skep.store.records import Run
+from skep.store.verdicts import Outcome
+from skep.units import (
     UNKNOWN,
     known,
     milliseconds,
@@ -22,16 +32,6 @@ from skep.report.figures import (
     seconds,
     shortened,
 )
-from skep.report.levels import counted
-from skep.report.markup import Markup, banner, card, join, section, table, tag, text, trusted, wide_figure
-from skep.report.quality_words import claim_words, conclusion, points
-from skep.report.style import document, mark
-from skep.report.svg import chart_figure, picture, standalone
-from skep.report.sweep import heading, incomplete, provenance
-from skep.stats.noninferiority import Claim, PairedDifference
-from skep.store.quality_rows import Outcome
-from skep.store.records import Run
-from skep.verdicts import ArmFigures, LevelQuality, QualitySummary
 
 # Shape beside colour: a filled circle holds, a hollow square is not shown, a filled triangle points down at a loss.
 _LOOKS = {

@@ -15,11 +15,11 @@ from datetime import tzinfo
 from html import escape
 from itertools import pairwise
 
+from skep.monitor.records import Point
 from skep.report import theme
-from skep.report.figures import number, printable, shortened
 from skep.report.markup import Markup, join, tag, trusted
 from skep.report.ticks import Scale, offsets, tick_number, time_ticks, value_scale, when
-from skep.series import Point
+from skep.units import number, printable, shortened
 
 _FAR = 6.0  # middle halves beyond the middle: drawn at the edge, so that the rest can be seen
 _LETTER_PX = 7.2

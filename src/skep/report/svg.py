@@ -11,8 +11,8 @@ from html import escape
 
 from skep.report import theme
 from skep.report.charts import Spec
-from skep.report.figures import printable
 from skep.report.markup import Markup, figure, tag, text, trusted
+from skep.units import printable
 
 _VEGA_LITE = "6.4"
 _OPENING = re.compile(r'<svg [^>]*viewBox="(?P<box>[^"]*)"[^>]*>')

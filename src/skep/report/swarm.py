@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skep.report.figures import UNKNOWN, fact_list, moment, number, percent, public_name, public_url, seconds, shortened
 from skep.report.markup import Markup, banner, card, definitions, join, section, table, tag, text, trusted, wide_figure
 from skep.report.style import document, mark
 from skep.report.swarm_gantt import gantt, gantt_caption, gantt_element
-from skep.report.swarm_story import Account, SwarmStory, task_seconds
 from skep.stats.percentiles import Percentiles
-from skep.tasks import Attempt, Ending, Outcome, Result, RunState
+from skep.swarm.records import Attempt, Ending, Outcome, Result, RunState
+from skep.swarm.summary import Account, SwarmStory, task_seconds
+from skep.units import UNKNOWN, fact_list, moment, number, percent, public_name, public_url, seconds, shortened
 
 
 def headline(account: Account) -> str:

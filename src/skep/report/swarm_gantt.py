@@ -13,9 +13,9 @@ from html import escape
 from itertools import pairwise
 
 from skep.report import theme
-from skep.report.figures import number, printable, seconds, shortened
-from skep.report.swarm_story import Span, SwarmStory
-from skep.tasks import Attempt, Outcome, Why
+from skep.swarm.records import Attempt, Outcome, Why
+from skep.swarm.summary import Span, SwarmStory
+from skep.units import number, printable, seconds, shortened
 
 _GAP_PX = 16.0
 _GAPS_SHARE = 0.2  # of the width, at most, for all pauses together

@@ -12,7 +12,14 @@ from skep.bench.records import LevelSummary, Speedup, SweepSummary
 from skep.report import charts, theme
 from skep.report.charts import Spec, by_wall, sized, walls
 from skep.report.checks import check_list, clock_section
-from skep.report.figures import (
+from skep.report.levels import best_level, class_table, energy_table, failure_table, level_table, request_table
+from skep.report.markup import Markup, banner, card, definitions, join, section, table, tag, text, trusted, wide_figure
+from skep.report.style import document, mark
+from skep.report.svg import chart_figure, picture, standalone
+from skep.report.terms import terms
+from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
+from skep.store.records import Request, Run, RunState
+from skep.units import (
     UNKNOWN,
     fact_list,
     known,
@@ -26,13 +33,6 @@ from skep.report.figures import (
     shortened,
     times,
 )
-from skep.report.levels import best_level, class_table, energy_table, failure_table, level_table, request_table
-from skep.report.markup import Markup, banner, card, definitions, join, section, table, tag, text, trusted, wide_figure
-from skep.report.style import document, mark
-from skep.report.svg import chart_figure, picture, standalone
-from skep.report.terms import terms
-from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
-from skep.store.records import Request, Run, RunState
 
 NO_GAIN = 1.05
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from skep.bench.records import Energy, LevelSummary, SweepSummary
 from skep.errors import UserError
-from skep.report.figures import UNKNOWN, known, number, percent, printable
 from skep.stats.percentiles import Percentiles
+from skep.units import UNKNOWN, known, number, percent, printable
 
 Cell = str | int | float | None
 Figure = Callable[[LevelSummary], Cell]

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from skep.bench.records import LevelSummary, SweepSummary
 from skep.report.checks import clock_section, left_out_sentences, listed
-from skep.report.figures import milliseconds, moment, number, percent, public_url
 from skep.report.levels import energy_table, failure_table
 from skep.report.markup import Markup, card, section, table, tag, text, trusted, wide_figure
 from skep.report.style import document, mark
@@ -19,6 +18,7 @@ from skep.report.terms import terms
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
 from skep.stats.percentiles import Percentiles
 from skep.store.records import Request, Run
+from skep.units import milliseconds, moment, number, percent, public_url
 
 TITLES = {"open": "arrivals at a rate", "classes": "a mix of traffic", "replay": "a recorded trace"}
 _COLUMNS = (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from skep.bench.records import LevelSummary
 from skep.report import theme
 from skep.report.charts import Spec, layer, quantity
-from skep.report.figures import known
 from skep.store.records import Request
+from skep.units import known
 
 MOST_BARS = 120
 _BAR_PX = 13

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from skep.report import theme
 from skep.report.charts import sized
-from skep.report.figures import UNKNOWN, fact_list, milliseconds, moment, number, printable, seconds, shortened
 from skep.report.levels import interval_text
 from skep.report.markup import Markup, banner, card, definitions, join, section, tag, text, trusted, wide_figure
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.tuning_curve import curve_chart, curve_table, first_token_chart, ladder_chart
 from skep.report.tuning_tables import dead_ends, ladder, settings_table
-from skep.report.tuning_words import (
+from skep.tuner.records import METRICS, CurvePoint, Decision, Stage, Tuning
+from skep.tuner.summary import (
     baseline_of,
     best_of,
     headline,
@@ -29,7 +29,7 @@ from skep.report.tuning_words import (
     total_gain,
     unit_of,
 )
-from skep.tunings import METRICS, CurvePoint, Decision, Stage, Tuning
+from skep.units import UNKNOWN, fact_list, milliseconds, moment, number, printable, seconds, shortened
 
 _STATES = {
     "running": "The climb goes on; what is shown is what was decided so far.",

@@ -23,12 +23,11 @@ from skep.report.charts import (
     spread,
     time_chart,
 )
-from skep.report.figures import UNKNOWN, known, milliseconds, number, printable, shortened
 from skep.report.levels import interval_text
 from skep.report.markup import Markup, table, tag, text
-from skep.report.tuning_words import KEPT, best_of, config_name, given_up, ratio_words, unit_of
-from skep.tunings import Config, CurvePoint, Decision, Stage, Tuning
-from skep.units import Interval
+from skep.tuner.records import Config, CurvePoint, Decision, Stage, Tuning
+from skep.tuner.summary import KEPT, best_of, config_name, given_up, ratio_words, unit_of
+from skep.units import UNKNOWN, Interval, known, milliseconds, number, printable, shortened
 
 _TALLEST = 1.6  # of the largest figure: the interval of two repeats may be of any width
 _LOOKS = (

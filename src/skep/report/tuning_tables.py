@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skep.report.figures import UNKNOWN, known, milliseconds, number, seconds, shortened
 from skep.report.levels import interval_text
 from skep.report.markup import Markup, join, table, tag, text
-from skep.report.tuning_words import (
+from skep.tuner.records import Decision, Stage, Tuning, value_words
+from skep.tuner.summary import (
     KEPT,
     after_each,
     best_of,
@@ -21,7 +21,7 @@ from skep.report.tuning_words import (
     tally,
     unit_of,
 )
-from skep.tunings import Decision, Stage, Tuning, value_words
+from skep.units import UNKNOWN, known, milliseconds, number, seconds, shortened
 
 MOST_OPEN = 12  # attempts that were not kept, up to which nothing is folded away
 _LONGEST_WHY = 400

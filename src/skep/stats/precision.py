@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, stdev
 
-from skep.stats.intervals import mean_t_interval
+from skep.stats.intervals import mean_t_interval, t_quantile
 from skep.stats.percentiles import mad, median
-from skep.stats.student import t_quantile
 from skep.units import Interval
 
 

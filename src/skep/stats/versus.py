@@ -13,10 +13,9 @@ from enum import Enum
 from itertools import pairwise
 from statistics import NormalDist
 
-from skep.stats.intervals import Shift, logs, mean_shift, paired_logs
+from skep.stats.intervals import Shift, logs, mean_shift, paired_logs, t_quantile
 from skep.stats.percentiles import median
 from skep.stats.rolling import WindowStats, window_stats
-from skep.stats.student import t_quantile
 from skep.units import Interval
 
 

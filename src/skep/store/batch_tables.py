@@ -6,7 +6,7 @@ output files have them from then on. `owner` is the name of the key that made it
 
 from __future__ import annotations
 
-from skep.store.guards import NO_UPDATE
+from skep.store.triggers import NO_UPDATE
 
 _FILES = """
 CREATE TABLE files (

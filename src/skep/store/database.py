@@ -27,11 +27,9 @@ from skep.store.calibrations import (
     calibration_of,
     calibration_row,
 )
-from skep.store.connection import connect
-from skep.store.copies import copy_database
-from skep.store.faults import translated
+from skep.store.connection import connect, copy_database
+from skep.store.errors import translated
 from skep.store.ids import ID_ATTEMPTS, new_suffix, time_stamp
-from skep.store.quality_rows import INSERT_ITEM, INSERT_VERDICT, Verdict, item_row, verdict_of, verdict_row
 from skep.store.records import GatewayRequest, Request, Run, RunState
 from skep.store.rows import (
     GATEWAY_COLUMNS,
@@ -50,7 +48,8 @@ from skep.store.rows import (
     run_of,
     storable,
 )
-from skep.store.writers import this_process
+from skep.store.verdicts import INSERT_ITEM, INSERT_VERDICT, Verdict, item_row, verdict_of, verdict_row
+from skep.store.writer_process import this_process
 from skep.workload.items import Item, item_from_json
 
 _RUNS = """

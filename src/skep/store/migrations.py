@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from sqlite3 import Connection
 
 from skep.store.batch_tables import BATCH_BEGINNINGS, BATCH_TABLES
-from skep.store.guards import NO_DELETE, NO_UPDATE
-from skep.store.quality_rows import VERDICTS_AND_ITEMS
 from skep.store.series_tables import SERIES_TABLES
 from skep.store.swarm_tables import SWARM_TABLES
+from skep.store.triggers import NO_DELETE, NO_UPDATE
 from skep.store.tunings_tables import TUNING_TABLES
+from skep.store.verdicts import VERDICTS_AND_ITEMS
 
 APPLICATION_ID = 0x534B4550  # "SKEP": tells our files from other programs' databases
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from skep.errors import StoreError
 from skep.store.records import EngineTimings, GatewayRequest, Request, Run, RunState
-from skep.store.writers import Writer, is_alive
+from skep.store.writer_process import Writer, is_alive
 
 
 def insert(table: str, columns: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ time that stands in `thinning_before` while it stands there. Targets, changes, s
 
 from __future__ import annotations
 
-from skep.store.guards import NO_UPDATE
+from skep.store.triggers import NO_UPDATE
 
 _TARGETS = """
 CREATE TABLE targets (

@@ -6,7 +6,7 @@ one result is a key of the table, not a habit of its writers.
 
 from __future__ import annotations
 
-from skep.store.guards import NO_DELETE, NO_UPDATE
+from skep.store.triggers import NO_DELETE, NO_UPDATE
 
 _RUNS = """
 CREATE TABLE swarm_runs (

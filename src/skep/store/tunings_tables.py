@@ -6,7 +6,7 @@ everything; the plain columns beside them are for who reads the file with other 
 
 from __future__ import annotations
 
-from skep.store.guards import NO_DELETE, NO_UPDATE
+from skep.store.triggers import NO_DELETE, NO_UPDATE
 
 _TUNINGS = """
 CREATE TABLE tunings (

@@ -11,8 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 from skep.errors import UserError
-from skep.swarm.api_run import Failure, Options, Run, SwarmError, carried
-from skep.swarm.api_tasks import Items, Prompt
+from skep.swarm.api_run import Failure, Items, Options, Prompt, Run, SwarmError, carried
 
 __all__ = ["Failure", "Options", "Run", "SwarmError", "map", "map_sync", "run", "run_sync"]
 

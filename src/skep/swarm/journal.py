@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from skep import __version__
 from skep.store.database import Store
-from skep.store.swarm import SwarmStore
-from skep.swarm.mishaps import Mishap, mishap_of
-from skep.swarm.orders import Order, order_json
+from skep.swarm.error_kinds import Mishap, mishap_of
+from skep.swarm.records import Attempt, Outcome, Task
+from skep.swarm.run_options import Order, order_json
 from skep.swarm.schedule import Pending
-from skep.tasks import Attempt, Outcome, Task
+from skep.swarm.store import SwarmStore
 
 
 def create_run(
@@ -24,7 +24,7 @@ def create_run(
     kind: str = "map",
     name: str = "",
 ) -> str:
-    """The run's id. Nothing is sent: `skep.swarm.running.carry_out` does that."""
+    """The run's id. Nothing is sent: `skep.swarm.runner.carry_out` does that."""
     return SwarmStore(store).begin(
         kind=kind,
         created_at=time.time(),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from skep.engines.logfile import holder_of
-from skep.places import Paths
-from skep.tasks import RunState, SwarmRun
+from skep.files import holder_of
+from skep.paths import Paths
+from skep.swarm.records import RunState, SwarmRun
 
 WAITS = "waits for its endpoint"
 

@@ -14,13 +14,39 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
+from statistics import median
 
-from skep.swarm.attempted import REJECTED, Attempted
-from skep.swarm.mishaps import FREE_BREAKS, Mishap, mishap_of, wait_s
-from skep.swarm.noted import attempt_of, failed_result, result_of
-from skep.swarm.outage import GiveUp, Outage, Probe
-from skep.swarm.stragglers import Stragglers
-from skep.tasks import Attempt, Outcome, Result, Task, Why
+from skep.swarm.attempt import REJECTED, Attempted, attempt_of, failed_result, result_of
+from skep.swarm.endpoint_health import GiveUp, Outage, Probe
+from skep.swarm.error_kinds import FREE_BREAKS, Mishap, mishap_of, wait_s
+from skep.swarm.records import Attempt, Outcome, Result, Task, Why
+
+FEWEST = 5  # answers, before anything can be said
+REMEMBERED = 200
+TIMES = 2.5  # the time that nine of ten stay below
+FLOOR_S = 1.0
+SLOW = 0.5  # of the usual tokens a second: one that is faster is not stuck, only long
+
+
+class Stragglers:
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=REMEMBERED)
+        self._rates: deque[float] = deque(maxlen=REMEMBERED)
+
+    def took(self, seconds: float, tokens: int | None) -> None:
+        """A whole answer came."""
+        self._seconds.append(seconds)
+        if tokens and seconds > 0:
+            self._rates.append(tokens / seconds)
+
+    def is_one(self, seconds: float, tokens: int) -> bool:
+        if seconds <= FLOOR_S or len(self._seconds) < FEWEST:
+            return False
+        slowest = sorted(self._seconds)[int(0.9 * (len(self._seconds) - 1))]
+        if seconds <= TIMES * slowest:
+            return False
+        return not self._rates or tokens / seconds < SLOW * median(self._rates)
+
 
 SILENT_S = 30.0  # without one token of any answer under way: is anybody there?
 RANKS = {"interactive": 0, "normal": 1, None: 1, "batch": 2}

@@ -10,26 +10,23 @@ from collections import Counter
 from dataclasses import replace
 from math import ceil
 
-from skep.catalog.devices import Device
-from skep.catalog.geometry import Geometry
-from skep.catalog.gpus import devices, find_device
-from skep.catalog.models import find_geometry
+from skep.catalog.gpus import Device, devices, find_device
+from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.needs import NO_CARDS
 from skep.catalog.options import Options
 from skep.catalog.presets import Preset, own_name
-from skep.engines.commands import checkpoint_name, options_of_setup
+from skep.deploy.commands import checkpoint_name, options_of_setup
 from skep.errors import UserError
 from skep.planner.candidates import Goal, Pins, arranged, contradiction
-from skep.planner.choice import choose, fits_nowhere
+from skep.planner.choose import bases, choose, fits_nowhere
 from skep.planner.findings import capability
-from skep.planner.fitting_in import smallest
-from skep.planner.memory_facts import defaults
+from skep.planner.fit import smallest
+from skep.planner.memory import defaults
 from skep.planner.preset_rules import contradictions
 from skep.planner.quants import Quant
 from skep.planner.setup import Rig, Setup
-from skep.planner.survey import bases
 from skep.tuner.knobs import LLAMA, Box, tokens_of
-from skep.tunings import Aim
+from skep.tuner.records import Aim
 
 SHARE = 0.85  # of each card
 USUAL_CONTEXT = 2048  # at least, unless the model holds less: a preset for the goal's tasks alone is of little use

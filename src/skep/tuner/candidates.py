@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from skep.tuner.measurements import Measurements
-from skep.tuner.surrogate import Belief
+from skep.tuner.measurements import Belief, Measurements
+from skep.tuner.records import Change, Config, Knob, Value
 from skep.tuner.time_budget import TimeBudget
-from skep.tunings import Change, Config, Knob, Value
 
 _DRAWN = 250  # configurations tried for one value
 _KEPT = (0.8, 0.5)  # chances that another knob stays as it is: near ones are drawn as well as far ones

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from skep.errors import StoreError
-from skep.report.tuning_words import baseline_of, best_of, total_gain
-from skep.store.tunings_rows import AnswerKind, KeptAnswer, TuningState, packed, unpacked
 from skep.tuner.ports import Answer, Curve, Errand, Judge, Measure
-from skep.tunings import Config, Curved, CurvePoint, Decision, Failure, Judged, Round, Stage, Tuning, Value
+from skep.tuner.records import Config, Curved, CurvePoint, Decision, Failure, Judged, Round, Stage, Tuning, Value
+from skep.tuner.store import AnswerKind, KeptAnswer, TuningState, packed, unpacked
+from skep.tuner.summary import baseline_of, best_of, total_gain
 from skep.units import Interval
 
 _KINDS: Mapping[type, AnswerKind] = {Round: "round", Judged: "judged", Curved: "curve"}

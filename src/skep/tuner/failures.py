@@ -17,7 +17,7 @@ from typing import TypeGuard
 
 from skep.catalog.options import Options
 from skep.engines.base import Diagnosis, Launch
-from skep.tunings import FAILURES, Config, Failure, Knob, Value, value_words
+from skep.tuner.records import FAILURES, Config, Failure, Knob, Value, value_words
 
 INDIFFERENT = frozenset({"threads", "threads_batch"})  # memory does not depend on them
 _MORE_IS_MORE = frozenset({"slots", "batched_tokens", "batch", "context", "mtp", "ngram", "replicas"})

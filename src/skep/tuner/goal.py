@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from skep.catalog.names import did_you_mean
 from skep.errors import UserError
 from skep.stats.slo import Limits
-from skep.tunings import METRICS, Aim
+from skep.tuner.records import METRICS, Aim
 
 MOST_AGENTS = 4096
 LEAST_OUTPUT = 8  # tokens: with fewer there is no pace to measure

@@ -13,10 +13,10 @@ from typing import Self
 
 from skep import __version__
 from skep.errors import StoreError, UserError, first_of
-from skep.store.tunings import KeptTuning, TuningOutcome, TuningStore
 from skep.tuner.documents import asked_and_answered, kept_answer
 from skep.tuner.ports import Answer, Errand
-from skep.tunings import Curved, Stage, Tuning
+from skep.tuner.records import Curved, Stage, Tuning
+from skep.tuner.store import KeptTuning, TuningOutcome, TuningStore
 
 Clock = Callable[[], float]  # unix seconds
 

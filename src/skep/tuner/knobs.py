@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from skep.catalog.devices import Device
-from skep.catalog.geometry import Geometry
-from skep.catalog.models import find_geometry
+from skep.catalog.gpus import Device
+from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.options import Draft, Options
 from skep.catalog.presets import Preset
 from skep.errors import UserError
@@ -23,7 +22,7 @@ from skep.planner.quants import QUANTS, Quant, known_kv, known_quant
 from skep.planner.ranking import Basis, coarse, prospect_of, published_basis
 from skep.planner.rules import check, refusal
 from skep.planner.setup import Layout, Rig
-from skep.tunings import Aim, Config, Knob, Value
+from skep.tuner.records import Aim, Config, Knob, Value
 
 MOST_SLOTS = 1024
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

@@ -16,17 +16,16 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, TypeVar
 
-from skep.bench.calibrating import calibrate_on
-from skep.bench.driver import Driver, Meter
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.limits import TOLERATED_FAILURES, worst_share
+from skep.bench.load_generator import Driver, Meter, Pace
 from skep.bench.metrics import repeat_of, task_tok_s, tpot_values, ttft_values
-from skep.bench.pace import Pace
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Task
 from skep.bench.sweep import SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker, Workload
-from skep.bench.warming import warm_up
+from skep.bench.tokens_per_char import calibrate_on
+from skep.bench.warm_up import warm_up
 from skep.catalog.machine import HostFacts
 from skep.catalog.presets import Preset
 from skep.errors import EndpointError, UserError, first_of
@@ -34,11 +33,20 @@ from skep.stats.intervals import mean_t_interval
 from skep.stats.slo import Limits
 from skep.store.database import Store
 from skep.store.records import Request
-from skep.tuner.house import DidNotStart, House, Served, of_these_knobs
-from skep.tuner.ports import BenchProgress, Curve, Judge, Measure, OnProgress
+from skep.tuner.ports import (
+    BenchProgress,
+    Curve,
+    DidNotStart,
+    House,
+    Judge,
+    Measure,
+    OnProgress,
+    Served,
+    of_these_knobs,
+)
 from skep.tuner.quality_check import Guard, Sheet
 from skep.tuner.reading_size import CURVE_RUNS, Waves, run_tasks, tasks_for
-from skep.tunings import Aim, Config, Curved, CurvePoint, Failure, Judged, Reading, Round, Sitting
+from skep.tuner.records import Aim, Config, Curved, CurvePoint, Failure, Judged, Reading, Round, Sitting
 from skep.workload.calibration import Calibration
 
 

@@ -12,25 +12,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from skep.catalog.geometry import Geometry
-from skep.catalog.models import find_geometry
+from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import Preset
 from skep.errors import UserError
 from skep.planner.candidates import sizing_card
 from skep.planner.constants import published_constants
-from skep.planner.fitting_in import fits
-from skep.planner.forecast import Outcome
-from skep.planner.memory import memory, weights_bytes
-from skep.planner.memory_facts import usable_bytes
+from skep.planner.fit import fits
+from skep.planner.memory import memory, usable_bytes, weights_bytes
+from skep.planner.predict import Outcome, prospect
 from skep.planner.preset_rules import contradictions
-from skep.planner.prospect import prospect
 from skep.planner.quants import KV_TYPES, QUANTS, Quant, known_kv
 from skep.planner.ranking import Basis
 from skep.planner.rules import check, refusal
 from skep.planner.setup import Layout, Load, Rig, Setup, Speculation
 from skep.tuner.knobs import DRAFTS, layout_of, own_refusal, pairs_of, quant_of, turned
 from skep.tuner.reading_size import tasks_for
-from skep.tunings import Aim, Config, Knob
+from skep.tuner.records import Aim, Config, Knob
 from skep.units import GIB
 
 FORESEEN = ("layout", "replicas", "checkpoint", "quant", "slots", "graphs", "memory_share", "kv", "batched_tokens",

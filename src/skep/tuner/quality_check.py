@@ -22,25 +22,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from skep.bench.driver import Driver
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.loaded import TUNE_QUALITY
+from skep.bench.load_generator import Driver
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Task
+from skep.bench.stored_run import TUNE_QUALITY
 from skep.catalog.machine import HostFacts
 from skep.errors import SkepError
 from skep.host.facts import lasting_json
-from skep.quality.bank_choice import DRILLS, Bank, choose_bank
+from skep.quality.banks import DRILLS, Bank, choose_bank
 from skep.quality.judging import Answered, Judge, needs_sandbox
 from skep.quality.trial_plan import LOAD, Cold, Pass
-from skep.report.quality_words import points
+from skep.quality.words import points
 from skep.sandbox.detect import open_sandbox
 from skep.stats.noninferiority import Claim, PairedDifference, claim_of, paired_difference
 from skep.store.database import Store
-from skep.store.quality_rows import Outcome, Verdict
 from skep.store.records import Request
+from skep.store.verdicts import Outcome, Verdict
 from skep.tuner.ports import BenchProgress, OnProgress
-from skep.tunings import Config, Judged
+from skep.tuner.records import Config, Judged
 from skep.workload.items import Item
 
 FLOOR = 0.10  # of the items: who answers fewer rightly has nothing to lose that could be seen

@@ -14,7 +14,7 @@ from typing import Protocol
 from skep.errors import EngineError
 from skep.tuner.journal import Journal
 from skep.tuner.ports import Answer, Bench, BenchProgress, Curve, Errand, Judge, OnProgress
-from skep.tunings import Config, Curved, Stage, Tuning
+from skep.tuner.records import Config, Curved, Stage, Tuning
 from skep.units import format_seconds
 
 SHORTEST_LIMIT_S = 1800.0  # an errand may take that long, however short the budget is

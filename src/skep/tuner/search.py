@@ -13,16 +13,73 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skep.stats.sequential import Contest, Verdict
-from skep.tuner.candidates import READY, Chooser, Move, Moves
+from skep.stats.sequential import Contest, Noise, Verdict
+from skep.tuner.candidates import READY, Chooser, Grain, Move, Moves
 from skep.tuner.failures import remedied
-from skep.tuner.measurements import Measurements, over_limit, paired, speed
+from skep.tuner.measurements import Measurements, nearness, over_limit, paired, speed
 from skep.tuner.ports import Answer, Curve, Errand, Judge, Measure, Terrain
+from skep.tuner.records import Aim, Config, Curved, Decision, Failure, Judged, Round, Sitting, Stage
+from skep.tuner.step_text import Evidence, failure_words, limit_words, speed_words, stage_of
 from skep.tuner.time_budget import CURVE_SHARE, TimeBudget, curve_levels
-from skep.tuner.trial import STARTS, Trial
-from skep.tuner.verdicts import Evidence, failure_words, limit_words, speed_words, stage_of
-from skep.tunings import Aim, Config, Curved, Decision, Failure, Judged, Round, Sitting, Stage
 from skep.units import Interval
+
+STARTS = 2  # of either side, before anything is accepted or nothing could be read
+_FAR = 1.1  # times a limit: clear after one start
+_LATE_NOISE = 0.08  # of percentiles of a reading, until something better is known
+
+
+class Trial:
+    """`verdict` is final once it is not OPEN. `late`: limits decided, not speed."""
+
+    def __init__(self, move: Move, incumbent: Config, noise: Noise, grain: Grain, predicted: float | None) -> None:
+        self.move = move
+        self.evidence = Evidence(move.config, incumbent, (), (), 0.0, predicted)
+        self._speed = Contest(noise, rounds=grain.rounds, worth=grain.worth)
+        self._near = Contest(Noise(reading=_LATE_NOISE, start=_LATE_NOISE / 2), rounds=grain.rounds, worth=grain.worth)
+        self.verdict = Verdict.OPEN
+        self.late = False
+
+    def __repr__(self) -> str:
+        return f"<Trial {self.move.changes} {self.verdict.value} after {len(self.evidence.sittings)} starts>"
+
+    @property
+    def rounds(self) -> int:
+        return len(self.evidence.sittings)
+
+    @property
+    def ratio(self) -> Interval | None:
+        """Of speeds, whatever decided."""
+        standing = self._speed.standing
+        return standing.ratio if standing is not None else None
+
+    @property
+    def speeds(self) -> Contest:
+        return self._speed
+
+    def spent(self, seconds: float) -> None:
+        self.evidence = self.evidence.also((), (), seconds)
+
+    def took(self, first: Sitting, second: Sitting, seconds: float) -> None:
+        """One round, in which neither failed."""
+        self.evidence = self.evidence.also((second,), (first,), seconds)
+        pairs = paired(first.readings, second.readings, speed)
+        self._speed.feed(pairs)
+        self._near.feed(paired(first.readings, second.readings, nearness))
+        self.verdict = self._judged()
+        if self.verdict is Verdict.OPEN and not self._speed.pairs and self.rounds >= STARTS:
+            self.verdict = Verdict.SAME
+
+    def _judged(self) -> Verdict:
+        here, there = over_limit(self.evidence.sittings), over_limit(self.evidence.beside)
+        self.late = max(here, there) > 1
+        if not self.late:
+            return self._speed.verdict
+        if here <= 1:  # the other one is late
+            return Verdict.BETTER if self.rounds >= STARTS else Verdict.OPEN
+        if there <= 1:
+            return Verdict.WORSE if here > _FAR or self.rounds >= STARTS else Verdict.OPEN
+        return self._near.verdict
+
 
 SCREENED = 3  # readings of a start that only sorts
 MOST_ALARMS = 2  # failures of what was accepted, before one goes back

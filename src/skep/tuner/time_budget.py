@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from skep.tuner.ports import Terrain
-from skep.tunings import Aim, Config
+from skep.tuner.records import Aim, Config
 
 FEWEST, MOST = 3, 8  # readings of a start that decides
 CURVE_SHARE = 0.15  # of the budget kept for the curve, at most

@@ -15,13 +15,13 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skep.errors import SkepError
-from skep.listening import Listening
 from skep.web import auth, compare, history, notes, now, plan, runs, tuning
 from skep.web.assets import answer_static
 from skep.web.context import Site
 from skep.web.live import Live
 from skep.web.middleware import Guard, as_error
 from skep.web.responses import problem, wants_json
+from skep.wire.serve_asgi import Listening
 
 log = logging.getLogger("skep.web")
 WARM_S = 1.0  # a store or a hive that takes longer is waited for by nobody

@@ -16,11 +16,11 @@ from starlette.requests import Request, cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.access import AcceptedKeys
-from skep.gateway.keys import KeySpec, given_keys
-from skep.keyfile import keys_path
+from skep.config.access import AcceptedKeys
+from skep.config.key_ring import KeySpec, given_keys
+from skep.config.keys import keys_path
+from skep.monitor.records import DAY_S
 from skep.report.markup import Markup, join, tag, text
-from skep.series import DAY_S
 from skep.web.context import Site
 from skep.web.layout import page, void
 from skep.web.responses import form_of, way_back

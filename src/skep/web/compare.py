@@ -11,24 +11,24 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from skep.bench.compare import Side, compare
-from skep.bench.loaded import JUDGED, TIMED, check_drawn_together, load_run
 from skep.bench.records import Comparison
+from skep.bench.stored_run import JUDGED, TIMED, check_drawn_together, load_run
 from skep.errors import UserError
 from skep.monitor.compare import Row, TargetComparison, compare_targets
 from skep.monitor.history import History, history_of
-from skep.quality.drawing import bare_rows, without_texts
+from skep.monitor.records import Heat, SeriesKey, Shape
+from skep.monitor.store import SeriesStore
 from skep.report import theme
 from skep.report.comparison import comparison_table
-from skep.report.figures import UNKNOWN, moment, number, percent
 from skep.report.markup import Markup, banner, join, section, table, tag, text, trusted
 from skep.report.series_chart import Picture, legend, series_picture
+from skep.report.stored import bare_rows, without_texts
 from skep.report.ticks import when, zone_name
-from skep.series import Heat, SeriesKey, Shape
 from skep.stats.rolling import WindowStats
 from skep.stats.versus import Judgement
 from skep.store.database import Store
 from skep.store.records import Run
-from skep.store.series import SeriesStore
+from skep.units import UNKNOWN, moment, number, percent
 from skep.web.context import Site
 from skep.web.history_data import all_targets, chosen_key, first_moment, known_target, simulated_share, with_steps
 from skep.web.history_parts import simulated_words, track_of, value_text, window_links

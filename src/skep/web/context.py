@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from skep.config.keys import keys_path, read_keys
 from skep.errors import UserError
-from skep.keyfile import keys_path, read_keys
-from skep.places import LOOPBACK, Paths
-from skep.report.figures import UNKNOWN, public_name, public_url
+from skep.monitor.store import SeriesStore
+from skep.paths import LOOPBACK, Paths
 from skep.store.database import Store, open_store
-from skep.store.series import SeriesStore
+from skep.units import UNKNOWN, public_name, public_url
 from skep.web.public_mode import veil
 
 

@@ -17,15 +17,15 @@ from starlette.routing import BaseRoute, Route
 
 from skep.monitor.describe import of_stats
 from skep.monitor.history import History
+from skep.monitor.records import DAY_S, Change, SeriesKey, Span, SpanKind
+from skep.monitor.store import SeriesStore
 from skep.report import theme
-from skep.report.figures import printable
 from skep.report.markup import Markup, join, section, tag, text, trusted
 from skep.report.series_chart import Band, Frame, Shift, Track, band_path, frame_of, line_path, value_range
 from skep.report.ticks import tick_number, time_ticks, when
-from skep.series import DAY_S, Change, SeriesKey, Span, SpanKind
 from skep.stats.rolling import window_stats
 from skep.store.database import Store
-from skep.store.series import SeriesStore
+from skep.units import printable
 from skep.web.context import Site
 from skep.web.history_data import (
     View,

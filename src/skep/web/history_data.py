@@ -13,11 +13,23 @@ from skep.catalog.names import did_you_mean, near, squeeze
 from skep.errors import UserError
 from skep.monitor.compare import around_event
 from skep.monitor.history import MOST_POINTS, History, history_of, primary_keys, read_window
+from skep.monitor.records import (
+    DAY_S,
+    Alert,
+    EventKind,
+    Heat,
+    Metric,
+    Point,
+    Probe,
+    ProbeOutcome,
+    SeriesKey,
+    Shape,
+    SpanKind,
+)
+from skep.monitor.store import SeriesStore
 from skep.report.series_chart import Band
-from skep.series import DAY_S, Alert, EventKind, Heat, Metric, Point, Probe, ProbeOutcome, SeriesKey, Shape, SpanKind
 from skep.stats.rolling import rolling_median
 from skep.store.database import Store
-from skep.store.series import SeriesStore
 from skep.web.history_query import Asked, in_order, key_of
 
 _UNSURE = 4  # values after a change whose median tells little

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from skep.monitor.describe import of_change, span_of_time
 from skep.monitor.history import History
+from skep.monitor.records import Alert, Change, Event, Metric, SeriesKey
 from skep.report import theme
-from skep.report.figures import UNKNOWN, milliseconds, number, percent
 from skep.report.markup import Markup, banner, join, table, tag, text
 from skep.report.series_chart import Band, Flag, Picture, Shift, Track, legend, series_picture, shift_label
 from skep.report.ticks import when, zone_name
-from skep.series import Alert, Change, Event, Metric, SeriesKey
+from skep.units import UNKNOWN, milliseconds, number, percent
 from skep.web.history_data import HostLine, IdleRow, View
 from skep.web.history_query import ALL, WINDOWS, Asked, day_text, in_words, series_of
 from skep.web.layout import void

@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 from starlette.datastructures import QueryParams
 
 from skep.errors import UserError
+from skep.monitor.records import DAY_S, Heat, Metric, SeriesKey, Shape
 from skep.report.ticks import local, stamp
-from skep.series import DAY_S, Heat, Metric, SeriesKey, Shape
 
 WINDOWS = (
     ("1d", DAY_S, "1 day"),

@@ -14,9 +14,9 @@ from starlette.responses import HTMLResponse, StreamingResponse
 from skep import __version__
 from skep.errors import SkepError
 from skep.report import theme
-from skep.report.figures import printable
 from skep.report.markup import Markup, join, tag, text, trusted
 from skep.report.ticks import zone_name
+from skep.units import printable
 from skep.web.assets import asset
 from skep.web.context import Site
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from skep.engines.control import NotRunning, ask, socket_of
-from skep.engines.shown import OUTCOMES, Shown, Status, replicas_of, up_s
 from skep.errors import EngineError, SkepError
 from skep.stats.rates import Rate, TokenRates
+from skep.supervisor.control import NotRunning, ask, socket_of
+from skep.supervisor.status import OUTCOMES, Shown, Status, replicas_of, up_s
 from skep.web.context import Site
 from skep.web.queries import TTFT_WINDOW_S, Ttft, Watched, read_ttft, read_watched
 from skep.web.responses import json_answer, json_text

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from skep.access import answer_while
+from skep.config.access import answer_while
 from skep.errors import SkepError, UserError
 from skep.web.auth import Door, source_of
 from skep.web.context import Site

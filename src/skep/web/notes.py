@@ -10,11 +10,11 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skep.errors import UserError
-from skep.report.figures import printable
+from skep.monitor.records import Event, EventKind
+from skep.monitor.store import SeriesStore
 from skep.report.markup import Markup, join, tag, text
-from skep.series import Event, EventKind
 from skep.store.database import open_store
-from skep.store.series import SeriesStore
+from skep.units import printable
 from skep.web.context import Site
 from skep.web.layout import void
 from skep.web.responses import form_of, way_back

@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from skep.monitor.records import DAY_S, HOUR_S, Alert, Point
 from skep.monitor.status import Reading, Standing
 from skep.monitor.status import State as Stands
-from skep.report.figures import UNKNOWN, milliseconds, moment, number
 from skep.report.markup import Markup, join, table, tag, text, trusted
 from skep.report.ticks import when
-from skep.series import DAY_S, HOUR_S, Alert, Point
+from skep.units import UNKNOWN, milliseconds, moment, number
 from skep.web.context import Site
 from skep.web.history_query import in_words
 from skep.web.layout import downloads, page

@@ -15,8 +15,8 @@ from pathlib import Path
 from starlette.responses import Response
 
 from skep import __version__
-from skep.quality.drawing import run_page, run_picture, runs_page, runs_picture, without_texts
 from skep.report.markup import Markup, join, tag, text, trusted
+from skep.report.stored import run_page, run_picture, runs_page, runs_picture, without_texts
 from skep.store.database import Store
 from skep.store.records import Run, RunState
 from skep.web.context import Site

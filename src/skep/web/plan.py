@@ -16,10 +16,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.bench.plan_document import document
-from skep.bench.planning import GOALS, SHAPES, Flags, answer, nothing_fits
 from skep.catalog.gpus import device, devices
 from skep.catalog.models import geometries, geometry
+from skep.deploy.plan_request import GOALS, SHAPES, Flags, answer, document, nothing_fits
 from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import host_json, read_host
 from skep.planner.candidates import ENGINES

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skep.bench.loaded import JUDGED, OF_A_TUNING, TIMED
 from skep.bench.records import LevelSummary
+from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED
 from skep.catalog.gpus import find_device
 from skep.catalog.models import find_geometry
 from skep.errors import SkepError
-from skep.planner.rig_words import find_rig
+from skep.planner.rigs import find_rig
 from skep.store.database import Store
 from skep.store.records import Run, RunState
 from skep.web.run_cache import RunBook, engine_of, is_near, layout_of, machine_of

@@ -9,10 +9,9 @@ from typing import Any
 
 from skep.report import theme
 from skep.report.charts import spread
-from skep.report.figures import UNKNOWN, milliseconds, moment, number
 from skep.report.markup import Markup, banner, card, figure, join, section, table, tag, text
 from skep.report.ticks import tick_number, value_scale
-from skep.units import GIB
+from skep.units import GIB, UNKNOWN, milliseconds, moment, number
 from skep.web.plan_measured import MOST_DRAWN, Measured
 
 Axis = Callable[[float], float]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from skep.report.figures import public_name
 from skep.store.database import Store
+from skep.units import public_name
 
 # A path or an address, anywhere in some words: `names_place` in the queries below.
 _PLACE = re.compile(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from skep.monitor.records import HOUR_S, Alert, Event, Point, SpanKind
 from skep.monitor.status import Standing, alert_document, standings
-from skep.series import HOUR_S, Alert, Event, Point, SpanKind
+from skep.monitor.store import SeriesStore
 from skep.stats.percentiles import percentile
 from skep.store.database import Store
-from skep.store.series import SeriesStore
 from skep.web.context import Site
 
 WEEK_S = 7 * 24 * HOUR_S

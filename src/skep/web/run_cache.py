@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from skep.bench.loaded import JUDGED, QUALITY, TIMED, TUNE_QUALITY, load_run
 from skep.bench.records import LevelSummary
+from skep.bench.stored_run import JUDGED, QUALITY, TIMED, TUNE_QUALITY, load_run
 from skep.errors import SkepError
-from skep.places import LOOPBACK
-from skep.quality.drawing import mixed_of, quality_of, without_texts
-from skep.report.quality_words import conclusion
+from skep.paths import LOOPBACK
+from skep.quality.words import conclusion
+from skep.report.stored import mixed_of, quality_of, without_texts
 from skep.store.database import Store
 from skep.store.records import Run, RunState
 from skep.web.context import Site

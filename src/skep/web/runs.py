@@ -13,14 +13,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.bench.loaded import JUDGED, load_run
+from skep.bench.stored_run import JUDGED, load_run
 from skep.errors import UserError
-from skep.quality.drawing import bare_rows, without_texts
-from skep.report.figures import UNKNOWN, milliseconds, moment, number, shortened
 from skep.report.markup import Markup, banner, card, join, section, table, tag, text
+from skep.report.stored import bare_rows, without_texts
 from skep.store.database import Store
 from skep.store.records import Request as StoredRequest
 from skep.store.records import Run, RunState
+from skep.units import UNKNOWN, milliseconds, moment, number, shortened
 from skep.web.context import Site
 from skep.web.layout import downloads, page
 from skep.web.pictures import MOST_COMPARED, Pictures, fetched, report_parts, svg_answer

@@ -9,11 +9,11 @@ from urllib.parse import quote, urlencode
 
 from starlette.datastructures import QueryParams
 
-from skep.bench.loaded import OF_A_TUNING
+from skep.bench.stored_run import OF_A_TUNING
 from skep.errors import UserError
-from skep.report.figures import UNKNOWN, milliseconds, moment, number, shortened
 from skep.report.markup import Markup, join, tag, text
 from skep.store.records import Run, RunState
+from skep.units import UNKNOWN, milliseconds, moment, number, shortened
 from skep.web.context import Site
 from skep.web.layout import void
 from skep.web.run_cache import Figures, engine_of, layout_of, machine_of

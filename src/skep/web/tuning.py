@@ -12,10 +12,12 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skep.errors import UserError
-from skep.report.figures import moment, number, seconds, shortened
 from skep.report.markup import Markup, banner, join, section, table, tag, text
 from skep.report.tuning import ladder_picture, tuning_banners, tuning_main, tuning_page
-from skep.report.tuning_words import (
+from skep.tuner.documents import curve_of, tuning_json
+from skep.tuner.records import Curved, CurvePoint, Stage, Tuning
+from skep.tuner.store import KeptTuning, TuningState, TuningStore
+from skep.tuner.summary import (
     accepted,
     baseline_of,
     best_of,
@@ -27,9 +29,7 @@ from skep.report.tuning_words import (
     total_gain,
     unit_of,
 )
-from skep.store.tunings import KeptTuning, TuningState, TuningStore
-from skep.tuner.documents import curve_of, tuning_json
-from skep.tunings import Curved, CurvePoint, Stage, Tuning
+from skep.units import moment, number, seconds, shortened
 from skep.web.context import Site
 from skep.web.layout import downloads, page
 from skep.web.pictures import svg_answer

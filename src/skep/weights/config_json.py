@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from skep.catalog.devices import Origin
-from skep.catalog.geometry import Geometry
+from skep.catalog.gpus import Origin
+from skep.catalog.models import Geometry
 from skep.errors import UserError
 from skep.weights.counting import counted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from skep.catalog.geometry import Geometry
+from skep.catalog.models import Geometry
 from skep.planner.parts import parts_of
 
 

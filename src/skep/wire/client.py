@@ -7,20 +7,150 @@ Knows nothing of models, slots or tokens.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import ssl
+import sys
+import termios
 import time
 from collections import deque
 from contextlib import suppress
-from typing import cast
+from typing import Protocol, cast
 
 import httptools
 
-from skep.wire.call import Call
-from skep.wire.chunks import carried_by
+from skep.wire.head_cache import Heads, Known
 from skep.wire.heads import Headers, Origin, ResponseHead
-from skep.wire.memo import Heads, Known
-from skep.wire.receiver import Receiver, Unchunked, WireFailure
-from skep.wire.transport import reason_of, unsent_bytes
+
+
+class Receiver(Protocol):
+    """Gets one answer, piece by piece. `at` is `time.monotonic()` as the bytes arrived, before they were parsed.
+
+    Not the loop's clock: uvloop's stands still while it works through one round of events, in whole milliseconds.
+    """
+
+    takes_chunks: bool  # looked at after `on_head`: `on_chunks` may be called instead of `on_body`
+
+    def on_head(self, head: ResponseHead, at: float) -> None: ...
+    def on_body(self, data: bytes, at: float) -> None: ...
+    def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
+        """Whole chunks as they came, and how many bytes of the body they carry."""
+
+    def on_end(self, at: float) -> None: ...
+    def on_failure(self, failure: WireFailure, at: float) -> None: ...
+
+
+class Unchunked:
+    """For receivers that want the body alone."""
+
+    __slots__ = ()
+    takes_chunks = False
+
+    def on_chunks(self, raw: bytes, carried: int, at: float) -> None:  # noqa: ARG002
+        raise AssertionError("chunks were not asked for")
+
+
+class WireFailure(Exception):
+    """Why an answer did not come whole. `kind`: connect, timeout, closed or protocol."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Carrier(Protocol):
+    """What a call needs of its connection."""
+
+    def close(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class Call:
+    """One request on its way. `abort` closes its connection at once; after it no callback comes."""
+
+    __slots__ = ("aborted", "body", "carrier", "head", "receiver", "retried")
+
+    def __init__(self, head: bytes, receiver: Receiver, body: bytes) -> None:
+        self.head = head
+        self.body = body
+        self.receiver = receiver
+        self.retried = False
+        self.aborted = False
+        self.carrier: Carrier | None = None  # the connection it is on
+
+    def abort(self) -> None:
+        self.aborted = True
+        if self.carrier is not None:
+            self.carrier.close()
+
+    def pause(self) -> None:
+        if self.carrier is not None:
+            self.carrier.pause()
+
+    def resume(self) -> None:
+        if self.carrier is not None:
+            self.carrier.resume()
+
+
+SIZE_DIGITS = 8
+
+
+def carried_by(data: bytes) -> int:
+    """How many bytes of body the chunks carry, if `data` is one or more whole ones and none is the last; else 0."""
+    carried, at, total = 0, 0, len(data)
+    while at < total:
+        line = data.find(b"\r\n", at, at + SIZE_DIGITS + 2)
+        digits = data[at:line]
+        if line <= at or not digits.isalnum():
+            return 0
+        try:
+            size = int(digits, 16)
+        except ValueError:
+            return 0
+        at = line + size + 4
+        if not size or at > total or data[at - 2 : at] != b"\r\n" or digits[1:2] in (b"x", b"X"):
+            return 0
+        carried += size
+    return carried
+
+
+def unchunked(data: bytes) -> bytes:
+    """What they carry. `data` has passed `carried_by`."""
+    parts, at = [], 0
+    while at < len(data):
+        line = data.index(b"\r\n", at)
+        size = int(data[at:line], 16)
+        parts.append(data[line + 2 : line + 2 + size])
+        at = line + size + 4
+    return b"".join(parts)
+
+
+def unsent_bytes(transport: asyncio.Transport | None) -> int:
+    """Bytes that we still hold."""
+    if transport is None:
+        return 0
+    try:
+        return transport.get_write_buffer_size()
+    except AttributeError:  # asyncio's TLS transport, between `close` and `connection_lost`
+        return 0
+
+
+def unread_bytes(transport: asyncio.Transport | None) -> int:
+    """Bytes in the kernel that the client has not taken: megabytes leave us at once, and then nothing for minutes."""
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    try:
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder) if sock else 0
+    except OSError:
+        return 0
+
+
+def reason_of(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason or str(error)
+    if error.errno is not None and error.strerror and not error.strerror.startswith("Connect call failed"):
+        return error.strerror
+    return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)
+
 
 __all__ = ["Call", "Pool", "Receiver", "Unchunked", "WireFailure"]
 

@@ -13,11 +13,447 @@ import resource
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
 
-from skep.wire.connection import ServerConnection, Shared
-from skep.wire.incoming import Incoming
-from skep.wire.limits import HeldBodies, ServerLimits
+import httptools
+
+from skep.wire.client import unread_bytes, unsent_bytes
+from skep.wire.head_cache import Gathering, Heads, Known, RequestHead
+from skep.wire.limits import HeldBodies, Patience, ServerLimits, Stage, Verdict
+from skep.wire.request_validation import (
+    Refusal,
+    bodies_too_large,
+    body_too_large,
+    check_head,
+    check_head_size,
+    head_too_large,
+    refusal_bytes,
+)
+from skep.wire.server_request import Incoming, head_without_offer, size_of
+
+SPARE_CONNECTIONS = 64  # beyond the limit, these many are told so; the rest are cut
+OVERHEAD_PER_BYTE = 8  # of a chunked body: a chunk of one byte has five around it
+_UNUSUAL = frozenset((b"connection", b"upgrade", b"transfer-encoding", b"expect", b"trailer"))
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all connections of a server have in common."""
+
+    handler: Callable[[Incoming], None]
+    check_head: Callable[[Incoming], None]
+    limits: ServerLimits
+    connections: set[ServerConnection]
+    bodies: HeldBodies
+    heads: Heads[RequestHead] = field(default_factory=Heads)
+
+
+class ServerConnection(asyncio.Protocol):
+    """Once `_ended` is set, nothing that arrives is looked at: a refusal is final.
+
+    The way of a normal request (one read, one answer) is kept short: limits that need counting are looked at only when
+    a request is not whole after a read, times only by the sweep.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        limits = shared.limits
+        self._handler = shared.handler
+        self._check_head = shared.check_head
+        self._limits = limits
+        self._open = shared.connections
+        self._heads = shared.heads
+        self._bodies = shared.bodies
+        self._last_head: Known[RequestHead] | None = None
+        self._to_keep: RequestHead | None = None  # the first head of this read, if its like may be known by its bytes
+        self._heads_read = 0
+        self._gathering: Gathering | None = None  # a body whose head was known
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpRequestParser(self)
+        self._patience = Patience(limits, time.monotonic())
+        self._active: Incoming | None = None
+        self._waiting: deque[Incoming] = deque()
+        self._waiting_bytes, self._ended = 0, False
+        self._leaving = False  # no request after the one under way
+        self._paused = self._deaf = False  # the client reads slower than we write; and so we do not read
+        self._written = self._messages = 0  # bytes of all answers; whole requests
+        self._in_message = False  # between a request's first byte and its last
+        self._reading: Incoming | None = None  # its head is whole
+        self._checked = False  # its head was looked at by the handler's side: its body may be read
+        self._offered: Incoming | None = None  # its head is whole, with an offer to speak another protocol
+        self._target, self._headers = b"", list[tuple[bytes, bytes]]()
+        self._body: bytes | bytearray = b""
+        self._room = limits.body_bytes  # for the body
+        self._read, self._spans = 0, False  # bytes of this read; the request came in more than one
+        # Bytes of its reads after the first, those of them since the body last grew, the body after the read before.
+        self._raw = self._quiet = self._seen_body = 0
+
+    def __repr__(self) -> str:
+        return f"<ServerConnection {self._stage().value}, {self._messages} requests, {len(self._waiting)} waiting>"
+
+    @property
+    def busy(self) -> bool:
+        """A request is being read or answered, or its answer has not left yet."""
+        return self._active is not None or self._in_message or unsent_bytes(self._transport) > 0
+
+    def close_when_idle(self) -> None:
+        """For a graceful stop: finish what is under way, take nothing new."""
+        self._leaving = True
+        if self._active is not None:
+            self._active.keep_alive = False
+        elif not self._in_message and self._transport is not None:
+            self._ended = True
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def sweep(self, now: float) -> None:
+        """Called every `sweep_s`: carries out what patience says."""
+        unsent = unsent_bytes(self._transport)
+        left = self._written - unsent - (unread_bytes(self._transport) if unsent else 0)
+        arrived = len(self._body) if self._gathering is None else -self._gathering.missing
+        verdict = self._patience.look(
+            now, self._stage(), message=self._messages, arrived=arrived, unsent=unsent, left=left
+        )
+        if verdict is Verdict.ABORT:
+            self.abort()
+        elif verdict is Verdict.TIMED_OUT:
+            self._refuse(Refusal(408, "the request did not arrive in time"))
+        elif verdict is Verdict.CLOSE and self._transport is not None:
+            self._ended = True
+            self._transport.close()
+
+    # Incoming's side
+
+    def send(self, request: Incoming, data: bytes) -> None:
+        if request is self._active and self._transport is not None:
+            self._written += len(data)
+            self._transport.write(data)
+
+    def finished(self, request: Incoming) -> None:
+        if request is not self._active:
+            return
+        self._active = None
+        request.uncount_body()
+        if self._transport is None:
+            return
+        if not request.keep_alive:
+            self._end()
+        elif self._paused:  # until it has read what it asked for, it may not ask for more
+            self._deaf = True
+            self._transport.pause_reading()
+        elif self._waiting:
+            self._hand_over_next()
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        beyond = len(self._open) - self._limits.max_connections
+        self._open.add(self)
+        if beyond >= SPARE_CONNECTIONS:
+            self._transport.abort()
+        elif beyond >= 0:
+            self._refuse(Refusal(503, "too many connections are open; try again in 1 s", code="too_many_connections"))
+
+    def data_received(self, data: bytes) -> None:
+        if self._ended:
+            return
+        if self._gathering is not None:
+            self._gather(self._gathering, data)
+            return
+        inside, messages = self._in_message, self._messages
+        if not inside and self._active is None and not self._paused and self._took_known(data):
+            return
+        self._read = len(data)
+        self._to_keep, self._heads_read = None, 0
+        stop = self._feed(data)
+        if stop is not None:
+            self._stopped(stop, data)
+        elif not inside:
+            self._heads.keep(data, self._to_keep)
+        if self._in_message:
+            self._count_raw(began=not inside or messages != self._messages)
+            if self._reading is not None:
+                self._hold(self._reading, len(self._body))
+
+    def eof_received(self) -> bool:
+        if self._active is not None:
+            self.abort()  # who closes half of a connection counts as gone, and for the gone nothing is flushed
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._transport = None
+        self._ended = True
+        self._open.discard(self)
+        self._forget_unread()
+        active, self._active = self._active, None
+        if active is not None:
+            if active.on_gone is not None:
+                active.on_gone()
+            active.uncount_body()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        if self._active is not None and self._active.on_pause is not None:
+            self._active.on_pause()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._deaf and self._transport is not None:
+            self._deaf = False
+            self._transport.resume_reading()
+        if self._active is None:
+            if self._waiting:
+                self._hand_over_next()
+        elif self._active.on_resume is not None:
+            self._active.on_resume()
+
+    # httptools' side
+
+    def on_message_begin(self) -> None:
+        if self._ended:  # by the answer to a request in the same read
+            raise Refusal(400, "the connection was closed before this request")
+        self._target = self._body = b""
+        self._headers = []
+        self._in_message = True
+        self._spans = False
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        parser, headers, target, limits = self._parser, self._headers, self._target, self._limits
+        self._headers = []  # trailers go nowhere
+        if self._spans or self._read > limits.head_bytes or len(headers) > limits.headers:
+            check_head_size(target, headers, limits)
+        fields = dict(headers)
+        keep_alive = parser.should_keep_alive()
+        # Only HTTP/1.1 is kept alive without a word about it; asking the parser costs more than all checks.
+        version = "1.1" if keep_alive and b"connection" not in fields else parser.get_http_version()
+        method = parser.get_method()
+        target = check_head(method, target, version, headers, fields, limits)
+        request = Incoming(self, method, target, headers, version, keep_alive=keep_alive, bodies=self._bodies)
+        self._checked = False
+        self._heads_read += 1
+        if self._heads_read == 1 and version == "1.1" and fields.keys().isdisjoint(_UNUSUAL):
+            self._to_keep = RequestHead(method, target, headers, request.memo)
+        if b"upgrade" in fields and parser.should_upgrade():
+            self._offered = request
+            return
+        self._reading = request
+        self._room = limits.body_bytes
+        if self._active is not None:
+            self._room = min(self._room, max(0, limits.pipelined_bytes - self._waiting_bytes))
+        elif b"expect" in fields and version == "1.1" and self._transport is not None:
+            self._check_head(request)
+            self._checked = True
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        if not self._body:
+            self._body = data
+        elif isinstance(self._body, bytearray):
+            self._body += data
+        else:
+            self._body = bytearray(self._body) + data
+        if len(self._body) > self._room:
+            self._out_of_room()
+
+    def on_message_complete(self) -> None:
+        request, self._reading = self._reading, None
+        if request is None:
+            return  # it had an offer: the parser stops here, and `_stopped` goes on
+        self._in_message = False
+        self._messages += 1
+        if self._body:
+            request.body = bytes(self._body)  # no copy where it is bytes already
+            self._body = b""
+            if not request.count_body(len(request.body)):
+                request.drop_body()
+                raise bodies_too_large(self._bodies)
+        if self._active is None and not self._paused:
+            self._hand_over(request)
+            return
+        self._waiting.append(request)
+        self._waiting_bytes += size_of(request)
+        if len(self._waiting) > self._limits.pipelined or self._waiting_bytes > self._limits.pipelined_bytes:
+            raise Refusal(429, "too many pipelined requests")
+
+    # Inside
+
+    def _took_known(self, data: bytes) -> bool:
+        """A read that begins with a head that was read before: the parser need not see this request."""
+        found = self._heads.find(data, self._last_head)
+        if found is None:
+            return False
+        self._last_head, begins, length = found
+        known = self._last_head.value
+        missing = begins + length - len(data)
+        if missing < 0 or length > self._limits.body_bytes:
+            return False
+        request = Incoming(self, known.method, known.target, known.headers, memo=known.memo, bodies=self._bodies)
+        if missing:
+            self._in_message, self._reading, self._checked = True, request, False
+            self._gathering = Gathering(memoryview(data)[begins:], missing)
+            self._hold(request, self._gathering.size)
+            return True
+        if not request.count_body(length):
+            request.drop_body()
+            self._refuse(bodies_too_large(self._bodies))
+            return True
+        request.body = data[begins:]
+        self._messages += 1
+        self._hand_over(request)
+        return True
+
+    def _hold(self, request: Incoming, size: int) -> None:
+        """So much of a body is there, and more is to come: whoever may not ask is told before it is read."""
+        try:
+            if not self._checked:
+                self._check_head(request)
+                self._checked = True
+            if not request.count_body(size):
+                raise bodies_too_large(self._bodies)
+        except Refusal as refusal:
+            self._refuse(refusal)
+
+    def _gather(self, gathering: Gathering, data: bytes) -> None:
+        gathering.add(data)
+        request = self._reading
+        assert request is not None
+        self._hold(request, gathering.size)
+        if gathering.missing > 0 or self._ended:
+            return
+        self._reading = self._gathering = None
+        request.body = gathering.body()
+        self._in_message = False
+        self._messages += 1
+        self._hand_over(request)
+        if gathering.missing < 0:
+            self.data_received(data[gathering.missing :])
+
+    def _hand_over(self, request: Incoming) -> None:
+        self._active = request
+        if self._leaving:
+            request.keep_alive = False
+        self._handler(request)
+        if self._paused and request is self._active and request.on_pause is not None:
+            request.on_pause()
+
+    def _hand_over_next(self) -> None:
+        request = self._waiting.popleft()
+        self._waiting_bytes -= size_of(request)
+        self._hand_over(request)
+
+    def _feed(self, data: bytes | memoryview) -> Exception | None:
+        """What stopped the parser. Returned, not raised: an exception on its way would hide the next one's context."""
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as stop:
+            return cast("Exception", stop)
+        return None
+
+    def _stopped(self, stop: Exception | None, data: bytes) -> None:
+        """The parser did not take all of the read: an offer to pass over, or the end of this connection."""
+        rest = memoryview(data)
+        while isinstance(stop, httptools.HttpParserUpgrade):
+            rest = rest[stop.args[0] :]
+            request, self._offered = self._offered, None
+            assert request is not None
+            # The parser takes what follows such a head for the other protocol; a new one reads it as the body it is.
+            self._parser = httptools.HttpRequestParser(self)
+            stop = self._feed(head_without_offer(request)) or self._feed(rest)
+        if stop is None:
+            return
+        if not isinstance(stop, httptools.HttpParserCallbackError):
+            self._refuse(Refusal(400, f"malformed request: {stop}"))
+        elif isinstance(stop.__context__, Refusal):
+            self._refuse(stop.__context__)
+        else:
+            self._ended = True  # the handler's own failure; the parser is of no use any more
+            raise stop
+
+    def _count_raw(self, *, began: bool) -> None:
+        """The request is not whole yet: bound what was read and has become neither headers nor body."""
+        limits, body_bytes = self._limits, len(self._body)
+        if began:  # the read may hold the end of another request; what of it is ours is bounded by its size
+            self._spans = True
+            self._raw = self._quiet = self._seen_body = 0
+            return
+        self._raw += self._read
+        if self._reading is None:
+            if self._raw > limits.head_bytes:
+                self._refuse(head_too_large(limits))
+            return
+        self._quiet = 0 if body_bytes != self._seen_body else self._quiet + self._read
+        self._seen_body = body_bytes
+        overhead_bytes = self._raw - body_bytes
+        if self._quiet > limits.head_bytes or overhead_bytes > 2 * limits.head_bytes + OVERHEAD_PER_BYTE * body_bytes:
+            self._refuse(Refusal(400, "the chunks of the body are mostly other things than body"))
+
+    def _out_of_room(self) -> None:
+        """Room was measured when the head came; the answer it waited behind may be finished by now."""
+        if self._active is not None and self._room < self._limits.body_bytes:
+            raise Refusal(429, "too much is sent while an answer is under way")
+        self._room = self._limits.body_bytes
+        if len(self._body) > self._room:
+            raise body_too_large(self._limits)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer once and close. What is being answered already is finished first, and is then the last answer."""
+        if self._ended:
+            return
+        self._ended = True
+        self._forget_unread()
+        if self._transport is None:
+            return
+        if self._active is not None:
+            self._active.keep_alive = False
+            return
+        self._transport.write(refusal_bytes(refusal))
+        self._end()
+
+    def _end(self) -> None:
+        """Close after what is written has left.
+
+        Closing with unread bytes would reset the connection and lose the answer: only our side ends, and the rest may
+        arrive, until the client closes too or the sweep does it. TLS reads on by itself while it closes.
+        """
+        self._ended = True
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def _forget_unread(self) -> None:
+        self._in_message = False
+        for unread in (self._reading, self._offered, *self._waiting):
+            if unread is not None:
+                unread.drop_body()
+        self._reading = self._offered = self._gathering = None
+        self._headers, self._body = [], b""
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _stage(self) -> Stage:
+        if self._active is not None:
+            return Stage.ANSWERING
+        if self._ended:
+            return Stage.ENDED
+        if self._in_message:
+            return Stage.HEAD if self._reading is None else Stage.BODY
+        return Stage.IDLE if self._messages else Stage.NEW
+
 
 __all__ = ["HttpServer", "Incoming", "ServerConnection", "ServerLimits"]
 

@@ -16,7 +16,7 @@ from typing import Any
 from skep.catalog.names import did_you_mean, near, squeeze
 from skep.errors import UserError
 from skep.workload.items import Checker, Item
-from skep.workload.numbers_said import value_of
+from skep.workload.reading_checks import value_of
 
 LONGEST_LINE = 1_000_000  # characters
 LONGEST_PATTERN = 2_000

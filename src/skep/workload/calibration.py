@@ -2,7 +2,7 @@
 
 Nothing here asks an engine: the caller has `sample_prompts` counted, and gives the counts to `calibrate`. They may be
 a tokenizer's, of `Prompt.text`, or come from `usage`, of `messages(prompt)`; the overhead is then the chat template's.
-Prompts composed with what was found have the right length on average; `skep.workload.fitting` mends a single one.
+Prompts composed with what was found have the right length on average.
 """
 
 from __future__ import annotations

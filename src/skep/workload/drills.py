@@ -7,16 +7,408 @@ No question comes twice: two answers to one question are not two items, whatever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice, pairwise
 from random import Random
+from typing import Any, TypeVar
 
 from skep.errors import UserError
-from skep.workload.chance import shuffled
-from skep.workload.drill_figures import FIGURES
-from skep.workload.drill_tasks import Family, Task
-from skep.workload.drill_texts import TEXTS
-from skep.workload.items import Item
+from skep.workload.chance import pick, shuffled
+from skep.workload.data import read_data
+from skep.workload.items import Checker, Item
+
+WORDS, NAMES, DAYS, MONTHS = (
+    tuple(str(read_data("words.toml")[name]).split()) for name in ("words", "names", "days", "months")
+)
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    question: str
+    answer: str
+    kind: str = "exact"  # "exact" | "number" | "choice"
+    options: tuple[str, ...] = ()
+    ignore_case: bool = True
+
+    @property
+    def checker(self) -> Checker:
+        values: dict[str, Any] = {"answer": self.answer}
+        if self.kind == "number":
+            values["answer"] = int(self.answer)
+        elif self.kind == "choice":
+            values["options"] = list(self.options)
+        elif not self.ignore_case:
+            values["ignore_case"] = False
+        return Checker(self.kind, values)
+
+
+Maker = Callable[[Random, int], Task]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`says` is the instruction by grade, or for all grades; `make` draws a task of a grade."""
+
+    name: str
+    grades: tuple[int, ...]
+    says: str | Mapping[int, str]
+    make: Maker
+    tokens: int = 24  # the longest right answer takes fewer
+
+    def instruction(self, grade: int) -> str:
+        return self.says if isinstance(self.says, str) else self.says[grade]
+
+
+def between(rng: Random, low: int, high: int) -> int:
+    """Both ends included."""
+    return low + int(rng.random() * (high - low + 1))
+
+
+def some(rng: Random, items: Sequence[_T], count: int) -> list[_T]:
+    """Different ones, in any order."""
+    return [items[place] for place in some_numbers(rng, count, 0, len(items) - 1)]
+
+
+def some_words(rng: Random, count: int, *, longest: int = 99, shortest: int = 1) -> list[str]:
+    return some(rng, _words(shortest, longest), count)
+
+
+@cache
+def _words(shortest: int, longest: int) -> tuple[str, ...]:
+    return tuple(word for word in WORDS if shortest <= len(word) <= longest)
+
+
+def some_numbers(rng: Random, count: int, low: int, high: int) -> list[int]:
+    """Different ones."""
+    found: dict[int, None] = {}
+    while len(found) < count:
+        found[between(rng, low, high)] = None
+    return list(found)
+
+
+def coin(rng: Random) -> bool:
+    return rng.random() < 0.5
+
+
+def number(question: str, answer: int) -> Task:
+    return Task(question, str(answer), kind="number")
+
+
+def choice(question: str, answer: str, options: Sequence[str]) -> Task:
+    return Task(question, answer, kind="choice", options=tuple(options))
+
+
+def listed(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items))
+
+
+def _add(rng: Random, grade: int) -> Task:
+    low, high = ((0, 0), (1, 9), (10, 49), (100, 499), (1000, 9999), (10_000, 99_999))[grade]
+    numbers = [between(rng, low, high) for _ in range(3 if grade == 5 else 2)]
+    return number(" + ".join(map(str, numbers)) + " = ?", sum(numbers))
+
+
+def _subtract(rng: Random, grade: int) -> Task:
+    low, high = {2: (1, 9), 3: (10, 49), 4: (100, 999), 5: (1000, 9999)}[grade]
+    less, rest = between(rng, low, high), between(rng, low, high)
+    return number(f"{less + rest} - {less} = ?", rest)
+
+
+def _multiply(rng: Random, grade: int) -> Task:
+    (a, b), (c, d) = {2: ((2, 9), (2, 9)), 3: ((11, 19), (3, 9)), 4: ((21, 99), (11, 99)), 5: ((111, 999), (21, 99))}[
+        grade
+    ]
+    x, y = between(rng, a, b), between(rng, c, d)
+    return number(f"{x} * {y} = ?", x * y)
+
+
+def _larger(rng: Random, grade: int) -> Task:
+    count, low, high = ((0, 0, 0), (2, 1, 99), (3, 1, 99), (5, 1, 999), (8, 1000, 9999), (12, 10_000, 99_999))[grade]
+    numbers = some_numbers(rng, count, low, high)
+    if grade == 5:
+        return number(listed(numbers), sorted(numbers)[-2])
+    return number(listed(numbers), max(numbers))
+
+
+def _parity(rng: Random, grade: int) -> Task:
+    low, high = ((0, 0), (0, 0), (1, 99), (100, 9999))[grade]
+    value = between(rng, low, high)
+    return choice(f"Is {value} even or odd?", "odd" if value % 2 else "even", ("even", "odd"))
+
+
+def _sequence(rng: Random, grade: int) -> Task:
+    start = between(rng, 1, 94)  # with its step of 1, all below 100
+    if grade == 5:  # each the sum of the two before it
+        terms = [between(rng, 1, 19), between(rng, 1, 19)]
+        while len(terms) < 7:
+            terms.append(terms[-1] + terms[-2])
+    elif grade == 4:  # steps that grow by one
+        step = between(rng, 1, 5)
+        terms = [start]
+        for place in range(6):
+            terms.append(terms[-1] + step + place)
+    else:
+        step = (1, 1, pick(rng, (2, 5, 10)), pick(rng, (3, 4, 6, 7, 8, 9)))[grade]
+        start = step * start if grade == 2 else start
+        terms = [start + step * place for place in range(6)]
+    return number(f"{listed(terms[:-1])}, ?", terms[-1])
+
+
+def _rule(rng: Random, grade: int) -> Task:
+    count, highest = {3: (3, 9), 4: (6, 30), 5: (8, 60)}[grade]
+    numbers = some_numbers(rng, count, 1, highest)
+    if grade == 3:
+        made = [value + 1 for value in numbers]
+    elif grade == 4:
+        numbers[0] += numbers[0] % 2  # at least one is even
+        made = [value for value in numbers if value % 2 == 0]
+    else:
+        made = [value // 2 if value % 2 == 0 else value + 1 for value in numbers]
+    return Task(listed(numbers), listed(made))
+
+
+def _trace(rng: Random, grade: int) -> Task:
+    a, b, c = between(rng, 2, 9), between(rng, 2, 9), between(rng, 2, 5)
+    lines, printed = _PROGRAMS[grade](a, b, c)
+    return number("\n".join(lines), printed)
+
+
+def _assigned(a: int, b: int, c: int) -> tuple[list[str], int]:
+    return [f"a = {a}", f"b = {10 * b + c}", "print(b)"], 10 * b + c
+
+
+def _added(a: int, b: int, _c: int) -> tuple[list[str], int]:
+    return [f"a = {a}", f"b = {b}", "print(a + b)"], a + b
+
+
+def _chained(a: int, b: int, c: int) -> tuple[list[str], int]:
+    return [f"a = {a}", f"b = a + {b}", f"a = b * {c}", "print(a - b)"], (a + b) * c - (a + b)
+
+
+def _looped(a: int, b: int, c: int) -> tuple[list[str], int]:
+    return [f"x = {a}", f"for i in range({c}):", f"    x = x + i * {b}", "print(x)"], a + b * sum(range(c))
+
+
+def _branched(a: int, b: int, c: int) -> tuple[list[str], int]:
+    x = 0
+    for i in range(a, a + b + 3):
+        x = x + i if i % c else x - 1
+    lines = [
+        "x = 0",
+        f"for i in range({a}, {a + b + 3}):",
+        f"    if i % {c}:",
+        "        x += i",
+        "    else:",
+        "        x -= 1",
+    ]
+    return [*lines, "print(x)"], x
+
+
+_PROGRAMS: dict[int, Callable[[int, int, int], tuple[list[str], int]]] = {
+    1: _assigned, 2: _added, 3: _chained, 4: _looped, 5: _branched,
+}  # fmt: skip
+
+FIGURES = (
+    Family("add", (1, 2, 3, 4, 5), "Answer with a number.", _add),
+    Family("subtract", (2, 3, 4, 5), "Answer with a number.", _subtract),
+    Family("multiply", (3, 4, 5), "Answer with a number.", _multiply),
+    Family(
+        "larger",
+        (1, 2, 3, 4, 5),
+        {1: "Which number is larger?", **dict.fromkeys((2, 3, 4), "Which number is the largest?"),
+         5: "Which number is the second largest?"},
+        _larger,
+    ),
+    Family("parity", (2, 3), "Answer even or odd.", _parity),
+    Family("sequence", (1, 2, 3, 4, 5), "Which number comes next? Answer with a number.", _sequence),
+    Family(
+        "rule",
+        (3, 4, 5),
+        {3: "Add 1 to each number.", 4: "Keep the even numbers only.",
+         5: "Halve each even number and add 1 to each odd number."},
+        _rule,
+        48,
+    ),
+    Family("trace", (1, 2, 3, 4, 5), "What does this program print? Answer with a number.", _trace),
+)  # fmt: skip
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+_KEYS = ("age", "weight", "price", "height", "score", "size", "count", "width", "depth", "speed")
+
+
+def _copy(rng: Random, grade: int) -> Task:
+    words = some_words(rng, (0, 2, 5, 9)[grade])
+    return Task(" ".join(words), " ".join(words))
+
+
+def _upper(rng: Random, grade: int) -> Task:
+    words = some_words(rng, (0, 1, 2, 4)[grade])
+    return Task(" ".join(words), " ".join(words).upper(), ignore_case=False)
+
+
+def _pick_word(rng: Random, grade: int) -> Task:
+    """The first or the last; later ones by their number, at last from behind."""
+    words = some_words(rng, (0, 3, 5, 6, 8, 8)[grade])
+    if grade <= 2:
+        place, said = (0, "first") if coin(rng) else (-1, "last")
+    elif grade <= 4:
+        place = between(rng, 1, len(words) - 2)
+        said = _ORDINALS[place]
+    else:
+        back = between(rng, 2, len(words) - 2)
+        place, said = -back, f"{_ORDINALS[back - 1]} from the end"
+    return Task(f"{listed(words)}. Which word is {said}?", words[place])
+
+
+def _count_words(rng: Random, grade: int) -> Task:
+    low, high = {3: (2, 6), 4: (5, 14)}[grade]
+    count = between(rng, low, high)
+    return number(listed(some_words(rng, count)), count)
+
+
+def _count_letter(rng: Random, grade: int) -> Task:
+    """How often a letter occurs: each number as often as the others."""
+    most, length = {3: (4, 8), 4: (5, 10), 5: (6, 14)}[grade]
+    count, letter = between(rng, 1, most), pick(rng, "aeort")
+    others = [pick(rng, _LETTERS.replace(letter, "")) for _ in range(length - count)]
+    return number(f"How often is {letter} in {''.join(shuffled(rng, [letter] * count + others))}?", count)
+
+
+def _member(rng: Random, grade: int) -> Task:
+    count = (0, 3, 6, 10, 16)[grade]
+    words = some_words(rng, count + 1)
+    asked = pick(rng, words[1:]) if coin(rng) else words[0]
+    return choice(f"{listed(words[1:])}. Is {asked} in the list?", "yes" if asked in words[1:] else "no", ("yes", "no"))
+
+
+def _reverse(rng: Random, grade: int) -> Task:
+    if grade <= 3:
+        words = some_words(rng, grade)
+        return Task(" ".join(words), " ".join(reversed(words)))
+    (word,) = some_words(rng, 1, shortest=(4, 6)[grade - 4], longest=(4, 8)[grade - 4])
+    return Task(" ".join(word), " ".join(reversed(word)))
+
+
+def _sort_words(rng: Random, grade: int) -> Task:
+    words = some_words(rng, (0, 0, 2, 3, 5, 8)[grade])
+    return Task(" ".join(words), " ".join(sorted(words)))
+
+
+def _calendar(rng: Random, grade: int) -> Task:
+    """The next one, then the one before: there are only so many days, and no grade asks what another does."""
+    names, what = (DAYS, "day") if coin(rng) else (MONTHS, "month")
+    start = between(rng, 0, len(names) - 1)
+    low, high = ((0, 0), (1, 1), (1, 1), (2, 3), (4, 6), (15, 40))[grade]
+    step, back = between(rng, low, high), grade > 1 and (grade == 2 or coin(rng))
+    answer = names[(start - step if back else start + step) % len(names)]
+    where = "before" if back else "after"
+    if step == 1:
+        return Task(f"Which {what} comes {where} {names[start]}?", answer)
+    return Task(f"Which {what} is {step} {what}s {where} {names[start]}?", answer)
+
+
+def _json(rng: Random, grade: int) -> Task:
+    keys = some(rng, _KEYS, (0, 2, 4, 4, 3, 4)[grade])
+    values = [between(rng, 2, 99) for _ in keys]
+    if grade <= 2:
+        asked = pick(rng, keys)
+        return number(
+            f"{json.dumps(dict(zip(keys, values, strict=True)))}\nWhat is {asked}?", values[keys.index(asked)]
+        )
+    names = some(rng, NAMES, (0, 0, 0, 2, 3, 4)[grade])
+    table = {name: {key: between(rng, 2, 99) for key in keys} for name in names}
+    name, asked = pick(rng, names), pick(rng, keys)
+    if grade < 5:
+        return number(f"{json.dumps(table)}\nWhat is the {asked} of {name}?", table[name][asked])
+    for place, one in enumerate(shuffled(rng, names)):  # no two alike, so that one is the largest
+        table[one][asked] = 10 * (place + 1) + between(rng, 0, 9)
+    best = max(names, key=lambda one: table[one][asked])
+    return Task(f"{json.dumps(table)}\nWho has the largest {asked}?", best)
+
+
+def _edit(rng: Random, grade: int) -> Task:
+    (word,) = some_words(rng, 1, shortest=4)
+    if grade == 1:
+        return Task(word, f"{word}s")
+    if grade == 2:
+        return Task(word, f"{word}-{word}")
+    if grade == 3:
+        return Task(word, word[1:])
+    if grade == 4:
+        return Task(word, word[-1] + word[1:-1] + word[0])
+    return Task(word, "".join(letter for letter in word if letter not in "aeiou"))
+
+
+def _caesar(rng: Random, grade: int) -> Task:
+    (word,) = some_words(rng, 1, shortest=4, longest=6)
+    shift = 1 if grade == 4 else 3
+    return Task(word, "".join(_LETTERS[(_LETTERS.index(letter) + shift) % 26] for letter in word))
+
+
+def _taller(rng: Random, grade: int) -> Task:
+    """A chain of comparisons, told in any order from grade 3 up."""
+    tallest = grade == 1 or coin(rng)
+    names = some(rng, NAMES, (0, 2, 2, 3, 4, 6)[grade])
+    while tallest and grade <= 2 and _is_even(names) != (grade == 1):  # grades 1 and 2 share no question
+        names = some(rng, NAMES, 2)
+    facts = [f"{tall} is taller than {short}." for tall, short in pairwise(names)]
+    facts = facts if grade < 3 else shuffled(rng, facts)
+    return Task(f"{' '.join(facts)} Who is {'tallest' if tallest else 'shortest'}?", names[0] if tallest else names[-1])
+
+
+def _is_even(names: Sequence[str]) -> bool:
+    return sum(map(NAMES.index, names)) % 2 == 0
+
+
+TEXTS = (
+    Family("copy", (1, 2), "Repeat the words exactly.", _copy, 32),
+    Family("upper", (1, 2, 3), "Write it in capital letters.", _upper, 32),
+    Family("pick", (1, 2, 3, 4, 5), "Answer with one word from the list.", _pick_word),
+    Family("count-words", (3, 4), "How many words are there? Answer with a number.", _count_words),
+    Family("count-letter", (3, 4, 5), "Answer with a number.", _count_letter),
+    Family("member", (1, 2, 3, 4), "Answer yes or no.", _member),
+    Family(
+        "reverse",
+        (2, 3, 4, 5),
+        {2: "Swap the two words.", 3: "Write the words in reverse order.", 4: "Write the letters in reverse order.",
+         5: "Write the letters in reverse order."},
+        _reverse,
+        40,
+    ),
+    Family("sort", (2, 3, 4, 5), "Write the words in alphabetical order.", _sort_words, 48),
+    Family("calendar", (1, 2, 3, 4, 5), "Answer with one word.", _calendar),
+    Family(
+        "json",
+        (1, 2, 3, 4, 5),
+        {**dict.fromkeys((1, 2, 3, 4), "Answer with a number."), 5: "Answer with a name."},
+        _json,
+    ),
+    Family(
+        "edit",
+        (1, 2, 3, 4, 5),
+        {1: "Add the letter s at the end.", 2: "Write the word twice, with a dash between.",
+         3: "Remove the first letter.", 4: "Swap the first and the last letter.",
+         5: "Remove the letters a, e, i, o and u."},
+        _edit,
+    ),
+    Family(
+        "caesar",
+        (4, 5),
+        {4: "Replace each letter by the next one in the alphabet, z by a.",
+         5: "Replace each letter by the one three places later in the alphabet; after z comes a."},
+        _caesar,
+    ),
+    Family("order", (1, 2, 3, 4, 5), "Answer with one name.", _taller),
+)  # fmt: skip
+
 
 VERSION = 1  # raised whenever the same seed gives other drills than before
 GRADES = (1, 2, 3, 4, 5)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 
 from skep.workload.chance import pick, shuffled
-from skep.workload.ideas import FULL, TINY, Idea
-from skep.workload.vocabulary import ADJECTIVES, CLOSINGS, FIELDS, THINGS, WISHES
+from skep.workload.words import ADJECTIVES, CLOSINGS, FIELDS, FULL, THINGS, TINY, WISHES, Idea
 
 Names = Mapping[str, str]
 Measure = Callable[[str], int]

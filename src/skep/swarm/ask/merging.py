@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from skep.swarm.ask.split import TEMPERATURE, Sizes, Split, material
-from skep.tasks import Ending, Result, SwarmRun, Task
+from skep.swarm.ask.split import TEMPERATURE, GoalSplit, Sizes, material
+from skep.swarm.records import Ending, Result, SwarmRun, Task
 
 WORDS_PER_TOKEN = 0.6  # of English prose, on the careful side
 MARKS_CHARS = 24  # that an answer's marks take in a prompt
@@ -32,7 +32,7 @@ _EDGES = " \t\n.,;:!?\"'`*_()[]"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MergeProblem:
     """An answer under its heading, or several that stand one after the other with headings of their own."""
 
     heading: str
@@ -44,7 +44,7 @@ class Finding:
 class Answer:
     """How far the journal has come. `complete`: every task has its result and every merge is done."""
 
-    findings: list[Finding]
+    findings: list[MergeProblem]
     notes: list[str]
     complete: bool = True
     wanted: list[Task] = field(default_factory=list)  # merges of the next level
@@ -62,7 +62,7 @@ class Answer:
         return "\n".join([self.text, "", "---", "How this was made:", *notes]).lstrip("\n")
 
 
-def plan_document(goal: str, split: Split, *, merge: bool) -> dict[str, Any]:
+def plan_document(goal: str, split: GoalSplit, *, merge: bool) -> dict[str, Any]:
     """The plan as the run keeps it and as `--dry-run --json` prints it."""
     parts = [
         {"id": one.id, "objective": one.objective, "files": [piece.ref for piece in one.pieces]} for one in split.parts
@@ -128,7 +128,7 @@ def _first(plan: Mapping[str, Any], by_id: Mapping[str, Result]) -> Answer:
             left += 1
         elif result.ending is Ending.DONE and result.answer and (text := result.answer.strip()):
             heading = ", ".join(task.get("files") or ()) or " ".join(str(task["objective"]).split())
-            answer.findings.append(Finding(_shortened(heading), text))
+            answer.findings.append(MergeProblem(_shortened(heading), text))
             cut += result.finish_reason == "length"
         else:
             answer.notes.append(f"`{name}` is missing: {result.error or 'its answer is empty'}")
@@ -148,7 +148,7 @@ def _merge_id(level: int, number: int, taken: set[str]) -> str:
     return name
 
 
-def _merge_task(name: str, goal: str, group: Sequence[Finding], sizes: Sizes, level: int) -> Task:
+def _merge_task(name: str, goal: str, group: Sequence[MergeProblem], sizes: Sizes, level: int) -> Task:
     words = int(sizes.answer_tokens * WORDS_PER_TOKEN)
     asked = (
         f"The goal: {goal}\n\nBelow are {len(group)} partial answers to it. Put them together into one answer. "
@@ -160,23 +160,23 @@ def _merge_task(name: str, goal: str, group: Sequence[Finding], sizes: Sizes, le
     return Task(name, messages, max_tokens=sizes.answer_tokens, temperature=TEMPERATURE, stage=level)
 
 
-def _merged(result: Result, group: Sequence[Finding], notes: list[str]) -> Finding:
+def _merged(result: Result, group: Sequence[MergeProblem], notes: list[str]) -> MergeProblem:
     """The merge's answer, or its parts one after the other where it cannot be used."""
     heading = _shortened(f"{group[0].heading} to {group[-1].heading}")
     why = why_unused(result, group)
     if why is not None:
         notes.append(f"`{result.task}` is not used, {why}: its {len(group)} parts stand one after the other")
-        return Finding(heading, joined(group), joined=True)
+        return MergeProblem(heading, joined(group), joined=True)
     text = (result.answer or "").strip()
     if dropped := left_out(text, group):
         notes.append(f"`{result.task}` says nothing of {len(dropped)} of its {len(group)} parts: they stand below it")
         text = f"{text}\n\n{joined(dropped)}"
-    return Finding(heading, text)
+    return MergeProblem(heading, text)
 
 
-def grouped(findings: Sequence[Finding], most_chars: int) -> list[list[Finding]]:
+def grouped(findings: Sequence[MergeProblem], most_chars: int) -> list[list[MergeProblem]]:
     """Neighbours together, as many as fit. One that fits with no other stays alone."""
-    groups: list[list[Finding]] = []
+    groups: list[list[MergeProblem]] = []
     size = 0
     for one in findings:
         own = len(one.text) + len(one.heading) + MARKS_CHARS
@@ -188,7 +188,7 @@ def grouped(findings: Sequence[Finding], most_chars: int) -> list[list[Finding]]
     return groups
 
 
-def why_unused(result: Result, group: Sequence[Finding]) -> str | None:
+def why_unused(result: Result, group: Sequence[MergeProblem]) -> str | None:
     """None: the merge can be used."""
     if result.ending is not Ending.DONE:
         return result.error or "it failed"
@@ -211,7 +211,7 @@ def repeats_itself(text: str) -> bool:
     return len(units) >= LEAST_UNITS and len(set(units)) * 2 < len(units)
 
 
-def left_out(text: str, group: Sequence[Finding]) -> list[Finding]:
+def left_out(text: str, group: Sequence[MergeProblem]) -> list[MergeProblem]:
     """Find what a merge says nothing of: none of the words that a finding alone has is in it.
 
     One with too few such words is let be: what it says may well be said in the others' words. So is a merge that has
@@ -220,7 +220,7 @@ def left_out(text: str, group: Sequence[Finding]) -> list[Finding]:
     words = [set(_WORD.findall(one.text.casefold())) for one in group]
     counts = Counter(word for own in words for word in own)
     said = set(_WORD.findall(text.casefold()))
-    dropped: list[Finding] = []
+    dropped: list[MergeProblem] = []
     for one, own in zip(group, words, strict=True):
         only = {word for word in own if counts[word] == 1}
         if len(only) >= LEAST_WORDS and not only & said:
@@ -228,7 +228,7 @@ def left_out(text: str, group: Sequence[Finding]) -> list[Finding]:
     return dropped if len(dropped) < len(group) else []
 
 
-def joined(findings: Sequence[Finding]) -> str:
+def joined(findings: Sequence[MergeProblem]) -> str:
     """One after the other under their headings; what an earlier one says in the same words is left out."""
     seen: dict[str, str] = {}
     blocks: list[str] = []

@@ -7,25 +7,218 @@ that cannot be carried out is sent back once; after that, or after a time, the r
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from math import ceil
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
 from skep.errors import UserError
-from skep.swarm.ask.chunks import Piece, pieces_of
-from skep.swarm.ask.files import Sources
-from skep.swarm.attempted import REJECTED, Attempted
+from skep.swarm.attempt import REJECTED, Attempted, ChatWork
 from skep.swarm.checking.answers import Checking
-from skep.swarm.line import Line
-from skep.swarm.orders import Order
-from skep.swarm.work import ChatWork
-from skep.tasks import Task
-from skep.units import format_seconds
+from skep.swarm.client import Line
+from skep.swarm.records import Task
+from skep.swarm.run_options import Order
+from skep.units import format_bytes, format_seconds
+
+_PROSE = frozenset({".md", ".markdown", ".rst", ".txt", ".adoc", ""})
+_HEADING = re.compile(r"(#{1,6})\s")
+_FENCE = re.compile(r"\s{0,3}(```|~~~)")
+_SOONEST = 0.5  # of the wanted length: no piece ends before it
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some lines of a file. `ref` names them, counted from 1: `docs/a.md:1-80`, or a part of one long line."""
+
+    ref: str
+    text: str
+
+
+def lines_of(text: str) -> list[str]:
+    """Only line feeds end a line, as editors and `grep -n` count; the last piece has no end of its own."""
+    lines = text.split("\n")
+    return lines[:-1] if lines and not lines[-1] else lines
+
+
+def pieces_of(file: str, text: str, most_chars: int) -> list[Piece]:
+    """Pieces of at most so many characters. None where the text is blank."""
+    lines = lines_of(text)
+    scores = _scores(lines, prose=PurePosixPath(file).suffix.lower() in _PROSE)
+    found: list[Piece] = []
+    for begin, end in _spans(lines, scores, most_chars):
+        whole, ref = "\n".join(lines[begin:end]), f"{file}:{begin + 1}-{end}"
+        if not whole.strip():
+            continue
+        if len(whole) <= most_chars:
+            found.append(Piece(ref, whole))
+        else:  # one line
+            parts = _parts(whole, ceil((len(whole) + 1) / most_chars))
+            found.extend(Piece(f"{ref} ({number}/{len(parts)})", part) for number, part in enumerate(parts, 1))
+    return found
+
+
+def _spans(lines: list[str], scores: list[int], most_chars: int) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    left = sum(len(line) + 1 for line in lines)
+    begin = 0
+    while begin < len(lines):
+        end = _cut(lines, scores, begin, left, most_chars)
+        spans.append((begin, end))
+        left -= sum(len(line) + 1 for line in lines[begin:end])
+        begin = end
+    return spans
+
+
+def _cut(lines: list[str], scores: list[int], begin: int, left: int, most_chars: int) -> int:
+    """Where the piece that begins here ends: the best border from half the wanted length to the longest allowed."""
+    if left - 1 <= most_chars:
+        return len(lines)
+    wanted = left / ceil(left / most_chars)
+    size, best, best_score = 0, begin + 1, -1e9
+    for end in range(begin + 1, len(lines) + 1):
+        size += len(lines[end - 1]) + 1
+        if size - 1 > most_chars:
+            break
+        score = scores[end] - 60 * abs(size - wanted) / wanted if size >= _SOONEST * wanted else -1e6 + size
+        if score >= best_score:
+            best, best_score = end, score
+    return best
+
+
+def _scores(lines: list[str], *, prose: bool) -> list[int]:
+    """How good a cut before each line is; the last entry is the end."""
+    scores, fenced = [0], False
+    for before, line in zip(lines, [*lines[1:], ""], strict=False):
+        if prose and _FENCE.match(before):
+            fenced = not fenced
+        heading = _HEADING.match(line) if prose and not fenced else None
+        if heading:
+            scores.append(100 - 5 * len(heading[1]))
+        elif before.strip():
+            scores.append(0)
+        elif line[:1].strip() and not fenced:
+            scores.append(60 if prose else 80)
+        else:
+            scores.append(30 - min(len(line) - len(line.lstrip()), 16))
+    scores[-1] = 100
+    return scores
+
+
+def _parts(text: str, parts: int) -> list[str]:
+    """As many as asked for, cut at a space where there is one nearby."""
+    found, start = [], 0
+    for number in range(1, parts):
+        wanted = len(text) * number // parts
+        space = text.rfind(" ", max(start, wanted - 80), wanted) + 1
+        end = space or wanted
+        found.append(text[start:end])
+        start = end
+    return [*found, text[start:]]
+
+
+LARGEST_BYTES = 2 << 20
+MOST_FILES = 5_000
+MOST_LOOKED_AT = 200_000  # names, before a root is called too large
+_LOOK_BYTES = 8 << 10
+PASSED_BY = frozenset({".git", "node_modules", "__pycache__", "venv", "site-packages"})
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Texts by their names under the root, in order, and the names that were left out, each with its reason."""
+
+    texts: Mapping[str, str]
+    left_out: tuple[tuple[str, str], ...] = ()
+
+
+def find_sources(root: Path, patterns: Sequence[str]) -> Sources:
+    """Read all files that a pattern names. `**` is any depth of folders; a folder's name stands for all in it."""
+    root = root.resolve()
+    if not root.is_dir():
+        raise UserError(f"--root `{root}` is not a folder", hint="name the folder that the files are in")
+    wanted = [_pattern(pattern, root) for pattern in patterns]
+    names = [name for name in _walk(root, hidden=any(map(_is_hidden, wanted))) if _is_named(name, wanted)]
+    if len(names) > MOST_FILES:
+        raise UserError(f"the patterns name {len(names):,} files, more than {MOST_FILES:,}", hint="name fewer")
+    texts: dict[str, str] = {}
+    left_out: list[tuple[str, str]] = []
+    for name in names:
+        try:
+            texts[name] = read_text(root, name)
+        except UserError as error:
+            left_out.append((name, error.message))
+    if not texts:
+        shown = ", ".join(f"`{pattern}`" for pattern in patterns)
+        why = f": {left_out[0][0]} is {left_out[0][1]}" if left_out else ""
+        hint = 'patterns are relative to --root: "src/**/*.py", in quotes'
+        raise UserError(f"{shown} names no text file under {root}{why}", hint=hint)
+    return Sources(texts, tuple(left_out))
+
+
+def read_text(root: Path, name: str) -> str:
+    """Raise a UserError that says what the file is where it is no text under the root."""
+    try:
+        path = (root / name).resolve()
+        if not path.is_relative_to(root):
+            raise UserError("outside of the root")
+        if not path.is_file():
+            raise UserError("no ordinary file")
+        if path.stat().st_size > LARGEST_BYTES:
+            raise UserError(f"larger than {format_bytes(LARGEST_BYTES)}")
+        data = path.read_bytes()
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a NUL
+        raise UserError(f"not to be read ({getattr(error, 'strerror', None) or error})") from None
+    if b"\0" in data[:_LOOK_BYTES]:
+        raise UserError("no text")
+    text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("\0", "\ufffd")
+
+
+def _walk(root: Path, *, hidden: bool) -> Iterator[str]:
+    """Names of files under the root, in order. No link to a folder is followed."""
+    looked_at = 0
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(one for one in folders if one not in PASSED_BY and (hidden or not one.startswith(".")))
+        looked_at += len(files) + len(folders)
+        if looked_at > MOST_LOOKED_AT:
+            hint = "name a smaller folder with --root"
+            raise UserError(f"{root} holds more than {MOST_LOOKED_AT:,} files", hint=hint)
+        here = PurePosixPath(Path(folder).relative_to(root).as_posix())
+        names = (str(here / one) for one in sorted(files) if hidden or not one.startswith("."))
+        yield from (name for name in names if name.isprintable())
+
+
+def _pattern(pattern: str, root: Path) -> tuple[str, ...]:
+    """Its parts, relative to the root."""
+    if ".." in PurePosixPath(pattern).parts or (pattern.startswith("/") and not Path(pattern).is_relative_to(root)):
+        raise UserError(f"`{pattern}` leads out of {root}", hint="choose another --root")
+    path = PurePosixPath(pattern)
+    parts = path.relative_to(root).parts if path.is_absolute() else path.parts
+    return (*parts, "**") if (root / pattern).is_dir() else parts
+
+
+def _is_hidden(pattern: Sequence[str]) -> bool:
+    return any(part.startswith(".") for part in pattern)
+
+
+def _is_named(name: str, patterns: Sequence[tuple[str, ...]]) -> bool:
+    parts = PurePosixPath(name).parts
+    return any(parts == pattern or _matches(parts, pattern) for pattern in patterns)
+
+
+def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return any(_matches(parts[start:], pattern[1:]) for start in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+
 
 UNKNOWN_CONTEXT = 2_048  # tokens; what skep's embedded engine gives a slot unless told
 UNKNOWN_CHUNK, UNKNOWN_ANSWER = 1_000, 512  # where the context is unknown
@@ -111,7 +304,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class GoalSplit:
     """`why`: what was wrong with the model's plan, or what had to be added to it."""
 
     parts: tuple[Part, ...]
@@ -143,9 +336,9 @@ def sizes_of(context: int | None, per_token: float, *, chunk_tokens: int | None,
     return Sizes(int(chunk * per_token), int(room * per_token), answer, round(per_token, 3))
 
 
-def split_by_rule(goal: str, sources: Sources, sizes: Sizes, why: str | None = None) -> Split:
+def split_by_rule(goal: str, sources: Sources, sizes: Sizes, why: str | None = None) -> GoalSplit:
     """Ask the goal of every piece of every file."""
-    return Split(_checked(_a_part_each(goal, list(sources.texts), sources, sizes)), by_model=False, why=why)
+    return GoalSplit(_checked(_a_part_each(goal, list(sources.texts), sources, sizes)), by_model=False, why=why)
 
 
 async def split_by_model(
@@ -157,7 +350,7 @@ async def split_by_model(
     context: int | None,
     timeout_s: float,
     say: Callable[[str], None] = lambda _text: None,
-) -> Split:
+) -> GoalSplit:
     """Ask for a plan, and once more with what was wrong with it; by rule where none can be used within the time."""
     most = plan_tokens(context, len(sources.texts))
     messages = planner_messages(goal, sources, sizes)
@@ -165,7 +358,7 @@ async def split_by_model(
     if asked + 2 * most > (context or 2 * UNKNOWN_CONTEXT):
         why = f"a list of {len(sources.texts):,} files does not fit into one prompt"
         return split_by_rule(goal, sources, sizes, why)
-    found: list[Split] = []
+    found: list[GoalSplit] = []
 
     def fault(plan: Any) -> str | None:
         try:
@@ -218,7 +411,7 @@ def planner_messages(goal: str, sources: Sources, sizes: Sizes) -> list[dict[str
     return [{"role": "system", "content": PLANNER}, {"role": "user", "content": "\n\n".join(about)}]
 
 
-def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> Split:
+def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
     """Of a plan that meets the schema; UserError where it cannot be carried out. Forgotten files get their own."""
     parts: list[Part] = []
     named: set[str] = set()
@@ -240,7 +433,7 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> Split:
     left = [name for name in sources.texts if name not in named]
     parts += _a_part_each(goal, left, sources, sizes)
     why = f"{len(left)} of {len(sources.texts)} files were in no task and got their own" if left else None
-    return Split(_checked(parts), by_model=True, why=why)
+    return GoalSplit(_checked(parts), by_model=True, why=why)
 
 
 def _named(files: Sequence[str], names: Sequence[str], task: str) -> list[str]:

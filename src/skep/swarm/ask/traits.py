@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.swarm.line import Line
+from skep.swarm.client import Line
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
 

@@ -1,0 +1,377 @@
+"""Runs one load once: connections ready, the client watched, the engine's counters and the energy read around it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol, Self
+
+from skep.bench.client_health import LEAST_DELIVERED, ClientHealth, garbage_kept, watch_client
+from skep.bench.counters import counted, read_counters
+from skep.bench.endpoint import Endpoint
+from skep.bench.load_process import Begin, Job, News, decode_news, framed, read_frame
+from skep.bench.load_shapes import Load, OnRow, Span, Strand, carry, dealt
+from skep.bench.recording import Recording
+from skep.bench.request import Sender, Task
+from skep.bench.token_times import delivered
+from skep.errors import SkepError
+from skep.store.records import Request
+from skep.store.rows import ClientSample, LevelFact
+from skep.wire.client import Pool
+
+STREAM_LIMIT = 1 << 26
+LEAD_S = 0.5  # for the word to arrive that they begin
+
+
+class Witness:
+    """Told when the load of a run begins, and when its last request has ended, unless it breaks off. Does nothing."""
+
+    def began(self) -> None: ...
+    def ended(self) -> None: ...
+
+
+NOBODY = Witness()
+
+
+class LoadProcess:
+    """One `skep.bench.load_process`. Ends when it is killed, and when this process ends."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls) -> Self:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "skep.bench.load_process",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            limit=STREAM_LIMIT,
+            env=dict(os.environ),
+            start_new_session=True,  # Ctrl-C is the parent's to answer
+        )
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ready(self) -> None:
+        """Ready for a job when it returns: nothing of its start falls into a measurement."""
+        assert self._process.stdout is not None
+        if await read_frame(self._process.stdout) is None:
+            raise SkepError("a load process did not start", hint="try --processes 1")
+
+    async def prepare(self, job: Job) -> None:
+        """When it returns, nothing is left but to begin."""
+        self._tell(job)
+        await self._heard()
+
+    async def work(self, begin: Begin) -> AsyncIterator[News]:
+        """What it tells of the job it has prepared, to the last of it."""
+        self._tell(begin)
+        while True:
+            news = await self._heard()
+            yield news
+            if news.last:
+                return
+
+    def _tell(self, message: Job | Begin) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(framed(message))
+
+    async def _heard(self) -> News:
+        assert self._process.stdout is not None
+        frame = await read_frame(self._process.stdout)
+        if frame is None:
+            code = await self._process.wait()
+            raise SkepError(f"a load process ended by itself (exit code {code})", hint="try --processes 1")
+        return decode_news(frame)
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def wait(self) -> None:
+        await self._process.wait()
+
+
+class LoadProcesses:
+    """`run` starts as many as there are jobs. `close` ends them; so does a run that breaks off."""
+
+    def __init__(self) -> None:
+        self.processes: list[LoadProcess] = []
+
+    async def run(self, jobs: Sequence[Job], on_row: OnRow, witness: Witness = NOBODY) -> ClientHealth:
+        health = ClientHealth()
+        try:
+            await self._grow(len(jobs))
+            at_work = self.processes[: len(jobs)]
+            async with asyncio.TaskGroup() as group:
+                for process, job in zip(at_work, jobs, strict=True):
+                    group.create_task(process.prepare(job))
+            begins = beginnings(jobs, time.monotonic())
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_at_beginning(begins, witness))
+                for process, begin in zip(at_work, begins, strict=True):
+                    group.create_task(_follow(process.work(begin), on_row, health))
+            witness.ended()
+        except BaseExceptionGroup as group_error:
+            await self.close()
+            raise group_error.exceptions[0] from None
+        except BaseException:
+            await self.close()  # they work on for nobody
+            raise
+        return health
+
+    async def _grow(self, number: int) -> None:
+        fresh = [await LoadProcess.start() for _ in range(number - len(self.processes))]
+        self.processes += fresh
+        for process in fresh:
+            await process.ready()
+
+    async def close(self) -> None:
+        processes, self.processes = self.processes, []
+        for process in processes:
+            process.kill()
+        for process in processes:
+            await process.wait()
+
+
+def beginnings(jobs: Sequence[Job], now_s: float) -> list[Begin]:
+    """Those that follow a clock, in several processes: all count from one moment, which is yet to come."""
+    together = len(jobs) > 1
+    return [Begin(now_s + LEAD_S - job.origin_s if together and job.follows_clock else None) for job in jobs]
+
+
+async def _at_beginning(begins: Sequence[Begin], witness: Witness) -> None:
+    """Says so when the first of them begins: at once, unless all wait for the moment that is yet to come."""
+    if all(one.at_s is not None for one in begins):
+        await asyncio.sleep(LEAD_S)
+    witness.began()
+
+
+async def _follow(told: AsyncIterator[News], on_row: OnRow, health: ClientHealth) -> None:
+    """Hands rows on as they come."""
+    got = 0
+    async for news in told:
+        for row in news.rows:
+            on_row(row)
+        got += len(news.rows)
+    if got != news.made:
+        raise SkepError(f"a load process told of {got} of {news.made} requests", hint="please report it")
+    health.add_worst(news.lag_p99_ms, news.lag_max_ms, news.cpu_share, news.late_ms)
+
+
+BUSY = 0.7  # of a core
+
+
+class Meter(Protocol):
+    """What the machine draws. `end` gives the facts since `begin`, or None where nothing was measured."""
+
+    def begin(self) -> None: ...
+    def end(self) -> Mapping[str, Any] | None: ...
+
+
+class Driver:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        recording: Recording,
+        *,
+        timeout_s: float,
+        keep_text: bool,
+        most_connections: int,
+        processes: int | None = 1,
+        meter: Meter | None = None,
+        load_processes: LoadProcesses | None = None,
+    ) -> None:
+        """`processes` None: one, and more for a level at which one was not enough."""
+        self.endpoint = endpoint
+        self.recording = recording
+        self.pool = Pool(endpoint.origin, max_idle=most_connections)
+        self.sender = Sender(endpoint, self.pool, recording.origin_s, timeout_s=timeout_s, keep_text=keep_text)
+        self._timeout_s = timeout_s
+        self._keep_text = keep_text
+        self._most_connections = most_connections
+        self._load_processes = load_processes or LoadProcesses()
+        self._processes = processes or 1
+        self._may_grow = processes is None
+        self._meter = meter
+
+    async def close(self) -> None:
+        await self._load_processes.close()
+        await self.pool.close()
+
+    async def run_tasks(
+        self,
+        level: int,
+        repeat: int,
+        tasks: Sequence[Task],
+        width: int,
+        on_row: OnRow,
+        offsets: Sequence[float] | None = None,
+        until_s: float | None = None,
+    ) -> tuple[list[Request], bool]:
+        """`width` at once, or each at its offset. The rows, and whether the client was the limit.
+
+        `until_s`: on the run's clock, when no more is begun.
+        """
+        strand = Strand([*tasks], width, None if offsets is None else [*offsets])
+        is_closed = offsets is None
+        return await self.run_strands(level, repeat, [strand], on_row, Span(until_s=until_s), is_closed=is_closed)
+
+    async def run_strands(
+        self,
+        level: int,
+        repeat: int,
+        strands: Sequence[Strand],
+        on_row: OnRow,
+        span: Span,
+        *,
+        is_closed: bool = False,
+    ) -> tuple[list[Request], bool]:
+        """Traffic that is written down. `is_closed`: its agents have a request all the time."""
+        width = sum(strand.width for strand in strands)
+        if self._processes > 1:
+            spread = self._spread(strands, span)
+            return await self._measured(level, repeat, spread, width, on_row, is_closed=is_closed)
+
+        async def load(sender: Sender, took: OnRow) -> None:
+            await carry(sender, took, strands, span)
+
+        return await self.run_load(level, repeat, load, width, on_row, is_closed=is_closed)
+
+    async def run_load(
+        self, level: int, repeat: int, load: Load, width: int, on_row: OnRow, *, is_closed: bool = True
+    ) -> tuple[list[Request], bool]:
+        """What cannot be written down, in this process. `is_closed`: `width` are to be in flight all the time."""
+
+        async def here(took: OnRow, draw: _Draw) -> ClientHealth:
+            await self.pool.prepare(width)
+            with garbage_kept():
+                draw.began()
+                async with watch_client() as health:
+                    await load(self.sender, took)
+                draw.ended()
+            self.pool.trim()
+            return health
+
+        return await self._measured(level, repeat, here, width, on_row, is_closed=is_closed)
+
+    def _spread(self, strands: Sequence[Strand], span: Span) -> _Run:
+        jobs = [
+            Job(
+                self.endpoint,
+                hand,
+                self.recording.origin_s,
+                self._timeout_s,
+                self._keep_text,
+                span=span,
+                most_connections=self._most_connections,
+            )
+            for hand in dealt(strands, self._processes)
+        ]
+
+        async def spread(took: OnRow, draw: _Draw) -> ClientHealth:
+            return await self._load_processes.run(jobs, took, draw)
+
+        return spread
+
+    async def _measured(
+        self, level: int, repeat: int, run: _Run, width: int, on_row: OnRow, *, is_closed: bool = True
+    ) -> tuple[list[Request], bool]:
+        rows: list[Request] = []
+
+        def took(row: Request) -> None:
+            rows.append(row)
+            self.recording.took(row)
+            on_row(row)
+
+        before = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model)
+        draw = _Draw(self._meter)
+        health = await run(took, draw)
+        after = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model) if before else {}
+        whole = (
+            is_closed and rows and all(row.ok for row in rows)
+        )  # one refused at once leaves its place empty for a while
+        share = delivered(rows, width) if whole else None
+        limited = health.limited or (share is not None and share < LEAST_DELIVERED)
+        if level:
+            self._keep(level, repeat, health, share, limited=limited)
+            late = {"late_ms": health.late_ms} if health.late else None
+            facts = {"counters": counted(before, after), "energy": draw.drawn, "late": late}
+            for name, fact in facts.items():
+                if fact:
+                    self.recording.found(LevelFact(level, repeat, name, fact))
+        if limited and self._may_grow and health.cpu_share > BUSY:  # a machine busy with others is not helped by more
+            self._processes = max(self._processes, min(2 * self._processes, os.cpu_count() or 1))
+        return rows, limited
+
+    def _keep(self, level: int, repeat: int, health: ClientHealth, share: float | None, *, limited: bool) -> None:
+        sample = ClientSample(
+            level=level,
+            repeat=repeat,
+            loop_lag_p99_ms=health.lag_p99_ms,
+            loop_lag_max_ms=health.lag_max_ms,
+            cpu_share=health.cpu_share,
+            client_limited=limited,
+            delivered=share,
+            processes=self._processes,
+        )
+        self.recording.save()
+        self.recording.sampled(sample)
+
+
+class _Draw(Witness):
+    """A run's energy: of the time in which its requests are under way, not of what is prepared for them."""
+
+    def __init__(self, meter: Meter | None) -> None:
+        self._meter = meter
+        self.drawn: Mapping[str, Any] | None = None
+
+    def began(self) -> None:
+        if self._meter is not None:
+            self._meter.begin()
+
+    def ended(self) -> None:
+        if self._meter is not None:
+            self.drawn = self._meter.end()
+
+
+class _Run(Protocol):
+    async def __call__(self, took: OnRow, draw: _Draw) -> ClientHealth: ...
+
+
+WINDOW_S = 3.0
+
+
+class Pace:
+    def __init__(self) -> None:
+        self._ended = 0
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def reset(self) -> None:
+        self._ended = 0
+        self._seen.clear()
+
+    def ended(self, reads: int) -> None:
+        self._ended += reads
+
+    def seen(self, under_way: int, at: float) -> None:
+        self._seen.append((at, self._ended + under_way))
+        while self._seen and at - self._seen[0][0] > WINDOW_S:
+            self._seen.popleft()
+
+    @property
+    def per_s(self) -> float | None:
+        if len(self._seen) < 2:
+            return None
+        (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
+        return max(0.0, (last - first) / (last_at - first_at)) if last_at > first_at else None

@@ -1,0 +1,284 @@
+"""Shapes of load: who sends when. Each runs one level once and hands every row on as it ends.
+
+*burst* sends all at once and waits for all; *steady* keeps a number in flight; *open* follows a schedule, whatever the
+server does; *talks* are agents in conversation, whose context grows by the answers they got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from random import Random
+from typing import Any, TypeVar
+
+from skep.bench.request import Letter, Sender, Task
+from skep.store.records import Request
+from skep.workload.chance import capped_exponential
+from skep.workload.conversations import Script, next_messages
+
+OnRow = Callable[[Request], None]
+Load = Callable[[Sender, OnRow], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """One conversation: `messages(answers)` gives what is sent for the turn after those answers; None ends it."""
+
+    first: Task
+    messages: Callable[[Sequence[str]], list[dict[str, str]] | None]
+    think_s: Sequence[float] = ()  # before each further turn
+
+
+@asynccontextmanager
+async def _kept(sender: Sender) -> AsyncIterator[None]:
+    """Every answer that ended becomes a row, also when the load is broken off."""
+    try:
+        yield
+        await sender.settle()
+    except BaseException:
+        sender.clear_desk()
+        raise
+
+
+async def burst(sender: Sender, on_row: OnRow, tasks: Sequence[Task]) -> None:
+    """All at once; ends with the last."""
+    await steady(sender, on_row, tasks, len(tasks))
+
+
+async def steady(
+    sender: Sender,
+    on_row: OnRow,
+    tasks: Iterable[Task],
+    width: int,
+    *,
+    until_s: float | None = None,
+    pause: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """`width` in flight until the tasks are all done, or until no more are begun at `until_s` on the run's clock; each
+    agent makes one request at least.
+
+    `pause`: what an agent does between an answer and its next request.
+    """
+    letters: Iterator[Letter] = map(sender.letter, tasks)
+    if isinstance(tasks, Sequence):  # written beforehand: nothing but sending is left to do when a place is free
+        letters = iter([*letters])
+
+    async def work() -> None:
+        for letter in letters:
+            await sender.send(letter, on_row)
+            if until_s is not None and sender.now() >= until_s:
+                return
+            if pause is not None:
+                await pause()
+
+    async with _kept(sender), asyncio.TaskGroup() as workers:
+        for _ in range(width):
+            workers.create_task(work())
+
+
+async def scheduled(
+    sender: Sender, on_row: OnRow, tasks: Iterable[tuple[float, Task]], *, began: float | None = None
+) -> None:
+    """Each task at its offset from now, or from when it began on the run's clock. A late client sends at once, and the
+    row knows when it was due.
+    """
+    began = sender.now() if began is None else began
+
+    async with _kept(sender), asyncio.TaskGroup() as group:
+        for offset, task in tasks:
+            due = began + offset
+            ahead = due - sender.now()
+            if ahead > 0:
+                await asyncio.sleep(ahead)
+            group.create_task(sender.send(sender.letter(replace(task, scheduled_s=due)), on_row))
+
+
+async def talks(sender: Sender, on_row: OnRow, them: Iterator[Talk], width: int, *, until_s: float | None) -> None:
+    """`width` agents in conversation, each with the next one when theirs is over. A failed turn ends a conversation."""
+
+    async def agent() -> None:
+        for talk in them:
+            if until_s is not None and sender.now() >= until_s:
+                return
+            await _talk(sender, on_row, talk)
+
+    async with asyncio.TaskGroup() as agents:
+        for _ in range(width):
+            agents.create_task(agent())
+
+
+async def _talk(sender: Sender, on_row: OnRow, talk: Talk) -> None:
+    answers: list[str] = []
+    while (messages := talk.messages(answers)) is not None:
+        turn = len(answers)
+        if turn:
+            await asyncio.sleep(talk.think_s[turn - 1] if turn <= len(talk.think_s) else 0.0)
+        index = talk.first.index + turn
+        task = replace(talk.first, messages=messages, turn=turn, index=index)
+        row, answer = await sender.ask(sender.letter(task))
+        on_row(row)
+        if not row.ok:
+            return
+        answers.append(answer)
+
+
+async def together(sender: Sender, on_row: OnRow, loads: Sequence[Load]) -> None:
+    """Several kinds of traffic at the same time."""
+    async with asyncio.TaskGroup() as group:
+        for load in loads:
+            coroutine: Any = load(sender, on_row)
+            group.create_task(coroutine)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Of tasks that last as long as is wanted: when all were had they come again, each behind another first line."""
+
+    tasks: int  # of the whole strand, of which a worker has some
+    message: int  # the one whose first line changes
+
+
+@dataclass(frozen=True, slots=True)
+class Strand:
+    """`width` agents that take tasks in turn; with `offsets` each task when it is due; with `scripts` conversations,
+    each of which begins as the task at its place and is the next agent's only when it is over.
+    """
+
+    tasks: list[Task]
+    width: int
+    offsets: list[float] | None = None
+    scripts: list[Script] = field(default_factory=list)
+    again: Again | None = None  # None: each task once
+    think_s: float = 0.0  # mean pause of an agent between two tasks
+    seed: str = ""  # of these pauses
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From when to when, on the run's clock. Nothing is begun after `until_s`, or `for_s` after the beginning."""
+
+    begin_s: float | None = None  # None: at once; offsets count from here
+    until_s: float | None = None
+    for_s: float | None = None
+
+    def end_s(self, begin_s: float) -> float | None:
+        ends = [self.until_s, None if self.for_s is None else begin_s + self.for_s]
+        return min((end for end in ends if end is not None), default=None)
+
+
+def again_of(tasks: Sequence[Task]) -> Again:
+    """Where all share one system message it is the question that changes."""
+    alike = len(tasks) > 1 and len({task.messages[0]["content"] for task in tasks}) == 1
+    return Again(len(tasks), -1 if alike else 0)
+
+
+async def beginning(sender: Sender, span: Span) -> float:
+    """Waits for it; how many seconds later than that it is now."""
+    if span.begin_s is None:
+        return 0.0
+    await asyncio.sleep(max(0.0, span.begin_s - sender.now()))
+    return max(0.0, sender.now() - span.begin_s)
+
+
+async def carry(sender: Sender, on_row: OnRow, strands: Sequence[Strand], span: Span) -> None:
+    """All of them at the same time, once their beginning has come."""
+    begin_s = sender.now() if span.begin_s is None else span.begin_s
+    await together(sender, on_row, [_load(one, begin_s, span.end_s(begin_s)) for one in strands])
+
+
+def shared(width: int, tasks: Sequence[T], workers: int) -> list[tuple[int, list[T]]]:
+    """For each worker its places and its tasks: as many more tasks as it has places, and some of every kind."""
+    parts = max(1, min(workers, width, len(tasks)))
+    places = [len(range(part, width, parts)) for part in range(parts)]
+    return [
+        (places[part], [task for number, task in enumerate(tasks) if number % width % parts == part])
+        for part in range(parts)
+    ]
+
+
+def dealt(strands: Sequence[Strand], workers: int) -> list[list[Strand]]:
+    """Each worker's share of every strand; one that is too narrow for all begins where the one before it ended."""
+    hands: list[list[Strand]] = [[] for _ in range(workers)]
+    begin = 0
+    for strand in strands:
+        for place, part in enumerate(_parted(strand, workers)):
+            hands[(begin + place) % workers].append(part)
+        begin += strand.width
+    return [hand for hand in hands if hand]
+
+
+def _parted(strand: Strand, workers: int) -> Iterator[Strand]:
+    width = strand.width if strand.offsets is None else max(strand.width, min(workers, len(strand.tasks)))
+    for number, (places, mine) in enumerate(shared(width, range(len(strand.tasks)), workers)):
+        due = strand.offsets and _due(strand.offsets, mine, len(strand.tasks))
+        if due or (strand.offsets is None and mine):
+            yield replace(
+                strand,
+                tasks=[strand.tasks[n] for n in mine],
+                width=places,
+                offsets=due,
+                scripts=[strand.scripts[n] for n in mine] if strand.scripts else [],
+                seed=f"{strand.seed}/{number}" if number else strand.seed,
+            )
+
+
+def _due(offsets: Sequence[float], mine: Sequence[int], tasks: int) -> list[float]:
+    own = frozenset(mine)
+    return [at for number, at in enumerate(offsets) if number % tasks in own]
+
+
+def _load(strand: Strand, begin_s: float, until_s: float | None) -> Load:
+    if strand.offsets is not None:
+        return partial(scheduled, tasks=zip(strand.offsets, lasting(strand), strict=False), began=begin_s)
+    width = strand.width if strand.again else min(strand.width, len(strand.tasks))
+    if strand.scripts:
+        return partial(talks, them=conversations(strand), width=width, until_s=until_s)
+    pause = partial(_pause, Random(strand.seed), strand.think_s) if strand.think_s else None
+    tasks = lasting(strand) if strand.again else strand.tasks
+    return partial(steady, tasks=tasks, width=width, until_s=until_s, pause=pause)
+
+
+def lasting(strand: Strand) -> Iterator[Task]:
+    """Without making a prompt while something is measured."""
+    yield from strand.tasks
+    if strand.again is None or not strand.tasks:
+        return
+    again = strand.again
+    for number in count(1):
+        for task in strand.tasks:
+            said = [dict(message) for message in task.messages]
+            said[again.message]["content"] = f"{number}. {said[again.message]['content']}"
+            yield replace(task, messages=said, index=task.index + number * again.tasks)
+
+
+def conversations(strand: Strand) -> Iterator[Talk]:
+    for number in count():
+        for task, script in zip(strand.tasks, strand.scripts, strict=True):
+            yield _conversation(task, script, number, strand.again)
+        if strand.again is None:
+            return
+
+
+def _conversation(first: Task, script: Script, number: int, again: Again | None) -> Talk:
+    if number and again is not None:
+        later = number * again.tasks
+        index, session = first.index + later * len(script.turns), (first.session or 0) + later
+        first = replace(first, index=index, session=session)
+        script = replace(script, system=f"{number}. {script.system}")
+    return Talk(first, partial(_messages_after, script), script.think_s)
+
+
+def _messages_after(script: Script, answers: Sequence[str]) -> list[dict[str, str]] | None:
+    """What is sent after those answers; None: it is over."""
+    return next_messages(script, len(answers), answers) if len(answers) < len(script.turns) else None
+
+
+async def _pause(rng: Random, mean_s: float) -> None:
+    await asyncio.sleep(capped_exponential(rng, mean_s))

@@ -1,0 +1,265 @@
+"""Loads that follow a clock instead of a concurrency: arrivals at a rate, several classes at once, a recorded trace.
+
+A level is one rate, or one mix, or one trace. Latency counts from when a request was due, not from when a late client
+sent it: a server that falls behind must not look quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice, takewhile
+from random import Random
+from typing import Any
+
+from skep.bench.endpoint import Endpoint
+from skep.bench.load_generator import Driver, Meter, Pace
+from skep.bench.load_shapes import Again, Span, Strand, again_of
+from skep.bench.recording import Identity, Recording
+from skep.bench.records import SweepSummary
+from skep.bench.request import Task
+from skep.bench.summary import summarise
+from skep.bench.sweep import TICK_S, OnProgress, Progress
+from skep.bench.tasks import TaskMaker
+from skep.catalog.machine import HostFacts
+from skep.errors import EndpointError, UserError
+from skep.store.database import Store
+from skep.store.records import Request
+from skep.workload.arrivals import parse_arrivals
+from skep.workload.calibration import Calibration
+from skep.workload.conversations import Script, conversations
+from skep.workload.mix import TrafficClass
+from skep.workload.prompts import Prompt, coding_prompts, messages, shared_prefix
+from skep.workload.traces import TraceItem, trace_messages
+
+CLASS_STEP = 1_000_000  # indexes of one class of traffic do not meet those of the next
+CONNECTIONS = 512
+WARM_UP = 2
+AGENTS_WITHOUT_TIMES = 16  # of a trace that has none
+MADE_BEFOREHAND = 256  # prompts of a level or a class: making one takes as long as dozens of tokens
+MOST_REQUESTS = 100_000  # of one level; all their times are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One run of one level: what is sent, how much of it if that is known, and for how long."""
+
+    level: int
+    repeat: int
+    strands: list[Strand]
+    total: int
+    label: str = ""
+    for_s: float | None = None  # None: until all is sent
+
+
+@dataclass(frozen=True, slots=True)
+class TimedPlan:
+    kind: str  # "open" | "classes" | "replay"
+    config: Mapping[str, Any]
+    fingerprint: str
+    timeout_s: float = 900.0
+    keep_text: bool = True
+    processes: int = 1  # all runs of a level are to be made in one way
+
+
+async def run_timed(
+    plan: TimedPlan,
+    parts: Sequence[Part],
+    endpoint: Endpoint,
+    store: Store,
+    host: HostFacts,
+    maker: TaskMaker,
+    on_progress: OnProgress = lambda _: None,
+    *,
+    meter: Meter | None = None,
+) -> SweepSummary:
+    async with Recording(store, endpoint, host, Identity(plan.kind, plan.fingerprint, plan.config)) as recording:
+        timed = _Timed(plan, endpoint, recording, on_progress, meter)
+        try:
+            await timed.run(parts, maker)
+        finally:
+            await timed.close()
+    stored = (recording.rows, recording.samples, recording.facts)
+    return summarise(recording.run_id, *stored, closed=False, simulated=recording.simulated)
+
+
+def open_part(maker: TaskMaker, level: int, repeat: int, *, rate: float, arrivals: str, for_s: float) -> Part:
+    """Requests at a rate, for a time."""
+    if rate * for_s > MOST_REQUESTS:
+        raise UserError(
+            f"{rate:g} requests a second for {for_s:g} s are {rate * for_s:,.0f}",
+            hint=f"at most {MOST_REQUESTS:,} at each rate: choose a shorter --for",
+        )
+    rng = Random(f"{maker.workload.seed}/arrivals/{level}/{repeat}")
+    offsets = list(takewhile(lambda at: at < for_s, parse_arrivals(arrivals)(rate, rng)))
+    tasks = maker.tasks(level, repeat, min(len(offsets), MADE_BEFOREHAND))
+    strand = Strand(tasks, min(CONNECTIONS, max(1, round(rate))), offsets, again=again_of(tasks))
+    return Part(level, repeat, [strand], len(offsets), f"{rate:g}/s")
+
+
+def replay_part(items: Sequence[TraceItem], calibration: Calibration, *, seed: int, default_tokens: int) -> Part:
+    """A trace with times is followed; one without is sent as fast as sixteen agents can."""
+    tasks = [_replayed(place, item, calibration, seed, default_tokens) for place, item in enumerate(items)]
+    offsets = [item.at_s for item in items if item.at_s is not None]
+    due = offsets if len(offsets) == len(tasks) else None
+    return Part(1, 0, [Strand(tasks, AGENTS_WITHOUT_TIMES, due)], len(tasks), "replay")
+
+
+def classes_part(
+    classes: Sequence[TrafficClass], calibration: Calibration, repeat: int, *, seed: int, for_s: float
+) -> Part:
+    """All of them at once, for a time; what is under way then is waited for."""
+    for one in classes:
+        _check_number(one, for_s)
+    strands = [
+        _class_strand(one, calibration, repeat, f"{seed}/{one.name}/{repeat}", place * CLASS_STEP, for_s)
+        for place, one in enumerate(classes)
+    ]
+    return Part(1, repeat, strands, 0, "mix", for_s)
+
+
+def _class_strand(
+    one: TrafficClass, calibration: Calibration, repeat: int, seed: str, first: int, for_s: float
+) -> Strand:
+    """What one class sends. Its prompts are made here, beforehand."""
+    rng, width = Random(seed), one.agents or 1
+    base = Task(1, repeat, first, "", [], one.max_tokens, traffic=one.name, priority=one.priority)
+    pool = max(MADE_BEFOREHAND, 2 * width)
+    if one.shape == "conversation":
+        scripts = [*islice(_scripts(one, calibration, rng), pool)]
+        firsts = [
+            replace(base, kind=script.kind, session=place, index=first + place * one.turns)
+            for place, script in enumerate(scripts)
+        ]
+        return Strand(firsts, width, scripts=scripts, again=Again(pool, 0))
+    tasks = [
+        replace(base, kind=prompt.kind, messages=messages(prompt), index=first + place)
+        for place, prompt in enumerate(islice(_prompts(one, calibration, rng), pool))
+    ]
+    if one.shape == "open":
+        arrivals = parse_arrivals(one.arrivals)(one.rate or 1.0, rng)
+        return Strand(tasks, width, [*takewhile(lambda at: at < for_s, arrivals)], again=again_of(tasks))
+    return Strand(tasks, width, again=again_of(tasks), think_s=one.think_s, seed=f"{seed}/think")
+
+
+def _check_number(one: TrafficClass, for_s: float) -> None:
+    if (one.rate or 0.0) * for_s > MOST_REQUESTS:
+        raise UserError(
+            f"class `{one.name}`: {one.rate:g} requests a second for {for_s:g} s are {(one.rate or 0.0) * for_s:,.0f}",
+            hint=f"at most {MOST_REQUESTS:,} of a class: choose a shorter --for",
+        )
+
+
+def _scripts(one: TrafficClass, calibration: Calibration, rng: Random) -> Iterator[Script]:
+    return conversations(
+        rng,
+        turns=one.turns,
+        tokens_first=one.prompt_tokens,
+        tokens_turn=one.turn_tokens,
+        think_s=one.think_s,
+        **_measure(calibration),
+    )
+
+
+def _prompts(one: TrafficClass, calibration: Calibration, rng: Random) -> Iterator[Prompt]:
+    measure = _measure(calibration)
+    if one.prefix_tokens:
+        return shared_prefix(rng, tokens=one.prefix_tokens, task_tokens=one.prompt_tokens, **measure)
+    return coding_prompts(rng, tokens=one.prompt_tokens, **measure)
+
+
+def _measure(calibration: Calibration) -> dict[str, Any]:
+    return {"chars_per_token": calibration.chars_per_token, "overhead_tokens": calibration.overhead_tokens}
+
+
+def _replayed(place: int, item: TraceItem, calibration: Calibration, seed: int, default_tokens: int) -> Task:
+    said: Any = trace_messages(item, seed=seed, **_measure(calibration))
+    fixed = bool(item.blocks)  # the trace says how long the answer was; a batch line only how long it may be
+    return Task(1, 0, place, "replay", said, item.max_tokens or default_tokens, fixed, body=dict(item.extras))
+
+
+class _Timed:
+    def __init__(
+        self,
+        plan: TimedPlan,
+        endpoint: Endpoint,
+        recording: Recording,
+        on_progress: OnProgress,
+        meter: Meter | None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._recording = recording
+        self._on_progress = on_progress
+        self._driver = Driver(
+            endpoint,
+            recording,
+            timeout_s=plan.timeout_s,
+            keep_text=plan.keep_text,
+            most_connections=CONNECTIONS,
+            meter=meter,
+            processes=plan.processes,
+        )
+        self._pace = Pace()
+        self._part: Part | None = None
+        self._done = self._failed = self._runs = self._left = 0
+
+    async def run(self, parts: Sequence[Part], maker: TaskMaker) -> None:
+        ticker = asyncio.create_task(self._tick())
+        try:
+            await self._warm_up(maker)
+            for place, part in enumerate(parts):
+                self._part, self._done, self._left = part, 0, len(parts) - place
+                self._tell()
+                await self._run(part)
+                self._runs += 1
+                if self._recording.broken is not None:
+                    raise self._recording.broken
+        finally:
+            ticker.cancel()
+
+    async def close(self) -> None:
+        await self._driver.close()
+
+    async def _run(self, part: Part) -> None:
+        span = Span(for_s=part.for_s)
+        await self._driver.run_strands(part.level, part.repeat, part.strands, self._took, span)
+
+    async def _warm_up(self, maker: TaskMaker) -> None:
+        tasks = maker.warm_up(WARM_UP, 0, 16)
+        rows, _ = await self._driver.run_tasks(0, 0, tasks, 1, self._took)
+        if all(not row.ok for row in rows):
+            hint = "look at its log; `skep doctor` checks this machine"
+            raise EndpointError(f"{self._endpoint.url} did not answer: {rows[0].error}", hint=hint)
+
+    def _took(self, row: Request) -> None:
+        self._done += 1
+        self._failed += not row.ok and row.level > 0
+        self._pace.ended(len(row.arrivals_s))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._pace.seen(self._driver.sender.reads(), time.monotonic())
+            with suppress(Exception):  # a picture that cannot be drawn is no reason to lose a run
+                self._tell()
+
+    def _tell(self) -> None:
+        part = self._part
+        progress = Progress(
+            level=part.level if part else 0,
+            repeat=part.repeat if part else 0,
+            done=self._done,
+            total=part.total if part else WARM_UP,
+            failed=self._failed,
+            in_flight=len(self._driver.sender.in_flight),
+            tok_s=self._pace.per_s,
+            runs_done=self._runs,
+            runs_left=self._left,
+            left_s=None,
+            figures={},
+            label=part.label if part else "",
+        )
+        self._on_progress(progress)

@@ -1,0 +1,250 @@
+"""Commands for several models on one machine: load, unload, swap."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from skep.cli.serve import JsonOption
+from skep.errors import UserError
+
+ModelArgument = Annotated[str, typer.Argument(help="A model as clients name it; `skep ps --json` has them.")]
+NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return at once; `skep ps` shows how it goes.")]
+DrainOption = Annotated[
+    str | None,
+    typer.Option("--drain", metavar="DURATION", help="Cut answers that take longer, such as 30s. Default: wait."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    register_model_commands(app)
+    register_replica_commands(app)
+    register_scale(app)
+
+
+def register_model_commands(app: typer.Typer) -> None:
+    app.command(epilog="Example: skep load qwen3-coder")(load)
+    app.command(epilog="Example: skep unload qwen3-coder --drain 30s")(unload)
+    app.command(epilog="Example: skep swap gpt-oss-20b qwen3-coder")(swap)
+
+
+def load(model: ModelArgument, no_wait: NoWaitOption = False, as_json: JsonOption = False) -> None:
+    """Load a model now, before the first request for it. Others make room as they would for a request."""
+    _say({"op": "load", "model": model, "wait": not no_wait}, f"{model} is {{state}}", as_json=as_json)
+
+
+def unload(
+    model: ModelArgument, drain: DrainOption = None, no_wait: NoWaitOption = False, as_json: JsonOption = False
+) -> None:
+    """Unload a model once its answers are finished, pinned or not. Its next request loads it again."""
+    message = {"op": "unload", "model": model, "wait": not no_wait, "drain_s": _seconds(drain)}
+    _say(message, f"{model} is {{state}}", as_json=as_json)
+
+
+def swap(
+    model_out: Annotated[str, typer.Argument(help="The model that goes, once its answers are finished.")],
+    model_in: Annotated[str, typer.Argument(help="The model that comes in its place.")],
+    drain: DrainOption = None,
+    no_wait: NoWaitOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Unload one model and load another. Nothing is unloaded for one that can never fit."""
+    message = {"op": "swap", "out": model_out, "in": model_in, "wait": not no_wait, "drain_s": _seconds(drain)}
+    _say(message, f"{model_out} makes room, {model_in} is {{state}}", as_json=as_json)
+
+
+def _seconds(text: str | None) -> float | None:
+    from skep.units import parse_seconds
+
+    return None if text is None else parse_seconds(text)
+
+
+def _say(message: dict[str, Any], words: str, *, as_json: bool) -> None:
+    from skep.cli.output import note, print_json
+    from skep.paths import user_paths
+    from skep.supervisor.control import ask, socket_of
+
+    paths = user_paths(os.environ)
+    answer = ask(socket_of(paths.lock, paths.socket), message, timeout_s=None if message["wait"] else 10.0)
+    del answer["ok"]
+    if as_json:
+        print_json(answer)
+    else:
+        note(words.format(state=answer["state"]))
+
+
+RESTART_GATEWAY = ("body_limit", "files_quota", "store_requests")
+WORDS = {
+    "added": "started",
+    "removed": "stopped, once their answers are finished",
+    "changed": "started anew, one after the other, once their answers are finished",
+    "adjusted": "adjusted without a restart",
+}
+
+NameArgument = Annotated[
+    str, typer.Argument(help="A replica's name as in `skep ps`, or a node's: all that stand there.")
+]
+
+
+def register_replica_commands(app: typer.Typer) -> None:
+    app.command(epilog="Example: skep drain smollm2-135m-0 --wait")(drain)
+    app.command(epilog="Example: skep undrain smollm2-135m-0")(undrain)
+    app.command(epilog="Example: skep reload --wait")(reload)
+
+
+def drain(
+    name: NameArgument,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it has finished what it had.")] = False,
+) -> None:
+    """Send a replica, or all of a node, nothing new; what they have is finished. Until `skep undrain`."""
+    from skep.cli.output import note
+
+    answer = _ask({"op": "drain", "name": name, "wait": wait}, timeout_s=None if wait else 10.0)
+    left = f"; {answer['busy']} under way" if answer["busy"] else " and is empty"
+    note(f"{_who(name, answer)} gets nothing new{left}")
+
+
+def undrain(name: NameArgument) -> None:
+    """Let a drained replica, or those of a drained node, serve again."""
+    from skep.cli.output import note
+
+    answer = _ask({"op": "undrain", "name": name})
+    note(f"{_who(name, answer)} serves again")
+
+
+def _who(name: str, answer: dict[str, Any]) -> str:
+    """A replica, or a node with those that stand there."""
+    return name if answer["replicas"] == [name] else f"{name} ({', '.join(answer['replicas'])})"
+
+
+def reload(
+    config: Annotated[
+        Path | None, typer.Option(help="Another configuration file. Default: the one skep was started with.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when replicas have come and gone.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read skep.toml and keys.toml anew. Settings and keys hold at once; only replicas that differ are touched.
+
+    What the command line said at the start goes on winning over the file. A file with an error changes nothing.
+    """
+    from contextlib import chdir, nullcontext
+    from dataclasses import asdict, replace
+
+    from skep.cli.output import byte_progress, print_json
+    from skep.config.keys import keys_path, read_keys
+    from skep.config.load import wished_settings
+    from skep.config.settings import wishes_of
+    from skep.deploy.launches import plan_launches
+    from skep.paths import user_paths
+    from skep.supervisor.main import check_tls
+
+    paths = user_paths(os.environ)
+    origin = _ask({"op": "origin"})
+    wishes = wishes_of(origin["wishes"])
+    if config is not None:
+        wishes = replace(wishes, config=str(config.absolute()))
+    with chdir(wishes.folder) if wishes.folder else nullcontext(), byte_progress("fetching the weights") as progress:
+        settings = wished_settings(wishes, paths, {})  # SKEP_API_KEY stays what the running one has
+        check_tls(settings.gateway)
+        read_keys(keys_path(paths))
+        if not origin.get("on_cluster", settings.cluster):  # there, what fits is known to who runs it
+            plan_launches(settings, paths, progress, starting=False)
+    message = {"op": "reload", "settings": asdict(settings), "wait": wait}
+    answer = _ask(message, timeout_s=None if wait else 120.0)
+    del answer["ok"]
+    if as_json:
+        print_json(answer)
+    else:
+        _tell(answer)
+
+
+def _tell(answer: dict[str, Any]) -> None:
+    from skep.cli.output import note
+
+    for warning in answer["warnings"]:
+        note(f"warning: {warning}")
+    for key, words in WORDS.items():
+        if answer[key]:
+            note(f"{words}: {', '.join(answer[key])}")
+    for name in answer["left_out"]:
+        command = "skep restart gateway" if name in RESTART_GATEWAY else "skep down && skep up -d"
+        note(f"not yet in force: `{name}`; it takes `{command}`")
+    note(
+        "settings and keys are reloaded" + ("" if any(answer[key] for key in WORDS) else "; replicas stay as they are")
+    )
+
+
+def _ask(message: dict[str, Any], timeout_s: float | None = 10.0) -> dict[str, Any]:
+    from skep.paths import user_paths
+    from skep.supervisor.control import ask, socket_of
+
+    paths = user_paths(os.environ)
+    return ask(socket_of(paths.lock, paths.socket), message, timeout_s=timeout_s)
+
+
+def register_scale(app: typer.Typer) -> None:
+    app.command(epilog="Example: skep scale smollm2-135m=3 --wait")(scale)
+
+
+def scale(
+    wanted: Annotated[
+        str | None, typer.Argument(metavar="[MODEL[=N]]", help="MODEL=N changes it; MODEL, or nothing, shows it.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when replicas have come and gone.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a model more or fewer replicas, until the next `skep reload` or `skep up`.
+
+    Those that go finish their answers first; other replicas are not touched. More than fits changes nothing.
+    """
+    from skep.cli.output import print_json
+    from skep.paths import user_paths
+    from skep.supervisor.control import ask, socket_of
+
+    model, replicas = parse_wanted(wanted)
+    paths = user_paths(os.environ)
+    message = {"op": "scale", "model": model, "replicas": replicas, "wait": wait}
+    answer = ask(socket_of(paths.lock, paths.socket), message, timeout_s=None if wait else 120.0)
+    del answer["ok"]
+    if as_json:
+        print_json(answer if replicas is not None else answer["models"])
+    elif replicas is None:
+        _show(answer["models"])
+    else:
+        _print_scale(answer, waited=wait)
+
+
+def parse_wanted(text: str | None) -> tuple[str | None, int | None]:
+    """`m=3` is ("m", 3). The name of a model may hold a `=`: the last one counts."""
+    if text is None:
+        return None, None
+    model, equals, number = text.rpartition("=")
+    if not equals:
+        return number, None
+    if not model or not number.isascii() or not number.isdecimal():
+        raise UserError(f"`{text}` is not MODEL=N", hint="write it as smollm2-135m=3")
+    return model, int(number)
+
+
+def _show(models: list[dict[str, Any]]) -> None:
+    from skep.cli.output import print_table
+
+    rows = [[row["model"], str(row["replicas"]), str(row["ready"])] for row in models]
+    print_table(("MODEL", "REPLICAS", "READY"), rows, right=("REPLICAS", "READY"))
+
+
+def _print_scale(answer: dict[str, Any], *, waited: bool) -> None:
+    from skep.cli.output import note
+
+    came, went = answer["added"], answer["removed"]
+    if came:
+        note(f"{'started' if waited else 'starting'}: {', '.join(came)}")
+    if went:
+        note(f"{'stopped' if waited else 'stopped, once their answers are finished'}: {', '.join(went)}")
+    change = f"{answer['before']} -> {answer['replicas']}" if came or went else f"still {answer['replicas']}"
+    several = "replica" if answer["replicas"] == 1 else "replicas"
+    note(f"{answer['model']}: {change} {several}, until the next `skep reload` or `skep up`")

@@ -1,0 +1,315 @@
+"""What `skep up NAME` stands for: a preset, a model that skep carries, or a checkpoint as planned for this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skep.cli.output import note
+from skep.config.settings import Serve, default_context
+from skep.errors import DoesNotFit, UserError
+from skep.paths import user_paths
+
+if TYPE_CHECKING:
+    from skep.catalog.machine import HostFacts
+    from skep.catalog.options import Options
+    from skep.catalog.presets import Preset
+    from skep.planner.choose import Plan
+    from skep.planner.ranking import Predicted
+    from skep.planner.rigs import Found
+
+ENGINES = ("embedded", "llamacpp", "ollama", "sglang", "vllm")
+FOR_PLANS = ("vllm", "sglang", "llamacpp")
+SLOTS = 8  # of an engine that was not planned: what a home card can mostly hold
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """As it was typed. None: chosen."""
+
+    name: str
+    engine: str | None = None
+    checkpoint: str | None = None
+    quant: str | None = None
+    kv: str | None = None
+    spec: str | None = None
+    tp: int | None = None
+    agents: int | None = None
+    link: str | None = None
+    gpus: tuple[int, ...] = ()
+    memory_share: float | None = None
+    binary: str | None = None
+    replicas: int | None = None
+    slots: int | None = None
+    context: int | None = None
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """What only a plan understands."""
+        pairs = {"quant": self.quant, "spec": self.spec, "agents": self.agents, "link": self.link}
+        return {name: value for name, value in pairs.items() if value is not None}
+
+
+def serve_for(wanted: Wanted) -> Serve | None:
+    """None: the embedded engine serves it, as `skep up MODEL` always did."""
+    from skep.config.presets import find_preset
+
+    if wanted.engine is not None and wanted.engine not in ENGINES:
+        known = ", ".join(ENGINES)
+        raise UserError(f"there is no engine `{wanted.engine}`", hint=f"known: {known}; a rig is tried with --simulate")
+    preset = find_preset(wanted.name, user_paths(os.environ).config / "presets")
+    if preset is not None:
+        return _of_preset(preset, wanted)
+    if wanted.name.startswith(("/", "./", "../", "~/")) and not Path(wanted.name).expanduser().exists():
+        raise UserError(f"`{wanted.name}` does not exist", hint="name a GGUF file, or a folder with config.json")
+    if for_the_embedded(wanted):
+        return None
+    from skep.host.facts import read_host
+
+    host = read_host()
+    if host.gpus and wanted.engine in (None, *FOR_PLANS) and not unplanned(wanted):
+        best = planned(wanted)
+        note(f"planned: {best}")
+        return best.serve
+    return as_told(wanted, cards=bool(host.gpus))
+
+
+def unplanned(wanted: Wanted) -> bool:
+    """A checkpoint of the hub that the catalogue does not know, for an engine that is named: started as told."""
+    from skep.catalog.models import find_geometry
+
+    if "/" not in wanted.name or _is_folder(wanted.name) or wanted.name.endswith(".gguf") or wanted.planned:
+        return False
+    if find_geometry(wanted.name) is not None:
+        return False
+    if wanted.engine is None:
+        hint = f"`skep up {wanted.name} --engine vllm` starts it without a plan; a folder can be planned"
+        raise UserError(f"`{wanted.name}` is not in the catalogue, so that it cannot be planned", hint=hint)
+    note(f"{wanted.name} is not in the catalogue: started as told, without a plan")
+    return True
+
+
+def _of_preset(preset: Preset, wanted: Wanted) -> Serve:
+    serve = preset_serve(preset, wanted)
+    for line in about_preset(preset, serve):
+        note(line)
+    check_cards(preset)
+    return serve
+
+
+def preset_serve(preset: Preset, wanted: Wanted) -> Serve:
+    """As it is written, with what may be told to any recipe."""
+    from skep.config.presets import serve_of
+
+    for flag, value in (("engine", wanted.engine), ("tp", wanted.tp), *wanted.planned.items()):
+        if value is not None:
+            hint = f"`skep presets new NAME --from {preset.name}` makes one of your own to change"
+            raise UserError(f"--{flag} would make another recipe of the preset `{preset.name}`", hint=hint)
+    return _told(serve_of(preset), wanted)
+
+
+def check_cards(preset: Preset) -> None:
+    """A recipe for NVIDIA's cards is not started without any. Cards of others cannot be seen, and are believed in."""
+    from skep.catalog.needs import NO_CARDS
+    from skep.host.facts import read_host
+    from skep.planner.rigs import parse_rig
+
+    if preset.hardware == NO_CARDS or read_host().gpus:
+        return
+    if all(card.vendor == "nvidia" for card in parse_rig(preset.hardware).cards):
+        hint = f"`skep export {preset.name} --as docker` writes it down for where the cards are; --simulate tries a rig"
+        raise DoesNotFit(f"the preset `{preset.name}` wants {preset.hardware}, this machine has no GPU", hint=hint)
+
+
+def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, version: str | None = None) -> list[str]:
+    """What it is, on what it was measured, and which of its figures do not apply here, or on another machine."""
+    from skep.catalog.needs import Here, lost_words, missing_needs, other_cards, other_version, stand_in_words
+    from skep.engines.base import engine_named
+    from skep.host.facts import read_host
+
+    if host is None:
+        host, version = read_host(), engine_named(preset.engine, serve.binary).version()
+    here = Here(
+        engine_version=version,
+        driver_version=host.driver_version,
+        checkpoint=serve.checkpoint,
+        env={**os.environ, **dict(serve.env)},
+    )
+    odd = (
+        other_cards(preset, [gpu.name for gpu in host.gpus]),
+        other_version(preset, version),
+        stand_in_words(preset),
+        lost_words(preset, missing_needs(preset, here)),
+    )
+    said = f"preset {preset.name}: {preset.title}; {preset.source}"
+    return [said, *(f"warning: {words}" for words in odd if words)]
+
+
+def for_the_embedded(wanted: Wanted, *, llama_cards: bool | None = None) -> bool:
+    """A GGUF file or a model that can be pulled by name, unless another engine is asked for.
+
+    `llama_cards`: there is a card beside a llama-server; None: looked for on this machine.
+    """
+    from skep.catalog.pullable import find_pullable
+
+    if wanted.engine is not None:
+        if wanted.engine == "embedded" and (wanted.planned or wanted.tp or wanted.gpus):
+            raise UserError("the embedded engine runs on the CPU and takes no plan", hint="leave --engine out")
+        return wanted.engine == "embedded"
+    name = wanted.name
+    gguf = name.endswith(".gguf")
+    if not gguf and find_pullable(name) is None:
+        return False
+    if llama_cards is not None:
+        return not (gguf and llama_cards)
+    from skep.engines.discovery import is_installed
+    from skep.host.facts import read_host
+
+    # A card beside a llama-server is there to be used; without one of them the CPU does it.
+    return not (gguf and is_installed("llamacpp", wanted.binary) and read_host().gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The planner's best on some machine, as a table to serve; replicas as one such machine holds them."""
+
+    serve: Serve
+    plan: Plan
+    agents: int  # that it was planned for
+
+    @property
+    def tok_s(self) -> float:
+        """Predicted, of all its replicas."""
+        return self._at.effective_tok_s
+
+    @property
+    def _at(self) -> Predicted:
+        return min(self.plan.predicted, key=lambda point: abs(point.concurrency - self.agents))
+
+    def __str__(self) -> str:
+        setup, at = self.plan.setup, self._at
+        agents = f"{at.effective_tok_s:,.0f} tok/s at C={at.concurrency} ({at.low:,.0f} to {at.high:,.0f})"
+        return f"{setup.engine}, {setup.quant.title}, {setup.layout}, {setup.slots} slots a replica; {agents}"
+
+
+def planned(wanted: Wanted, rig: Found | None = None, *, say: Callable[[str], None] = note) -> Planned:
+    """On this rig; None: this machine's cards."""
+    from skep.cli.simulate import INPUT_TOKENS, OUTPUT_TOKENS, best_plan
+    from skep.deploy.commands import launches_of
+    from skep.deploy.plan_request import Flags
+
+    share = min(1.0, (wanted.context or INPUT_TOKENS + OUTPUT_TOKENS) / (INPUT_TOKENS + OUTPUT_TOKENS))
+    flags = Flags(
+        wanted.checkpoint if wanted.checkpoint and _is_folder(wanted.checkpoint) else wanted.name,
+        link=wanted.link,
+        agents=wanted.agents or 4,
+        input_tokens=int(INPUT_TOKENS * share),
+        output_tokens=int(OUTPUT_TOKENS * share),
+        engine=(wanted.engine,) if wanted.engine is not None else (),
+        quant=wanted.quant,
+        kv=wanted.kv,
+        spec=wanted.spec,
+        tp=wanted.tp,
+        replicas=wanted.replicas,
+        slots=wanted.slots,
+        context=wanted.context,
+        utilization=wanted.memory_share,
+    )
+    plan = best_plan(flags, rig, say=say)
+    setup = plan.setup
+    checkpoint = wanted.checkpoint or own_checkpoint(wanted.name)
+    if checkpoint is None:
+        what = f"which checkpoint of `{wanted.name}`? The plan wants {setup.quant.title}"
+        raise UserError(
+            what, hint=f"name it: skep up {wanted.name} --checkpoint ORG/NAME, or a folder, or a .gguf file"
+        )
+    launches = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)
+    launch = launches[0]
+    serve = Serve(
+        model=wanted.name,
+        engine=setup.engine,
+        replicas=setup.layout.replicas // launch.options.dp,
+        slots=launch.slots,
+        context_tokens=launch.context_tokens,
+        checkpoint=checkpoint,
+        options=launch.options,
+        extra=launch.extra,
+        gpus=tuple(gpu for each in launches for gpu in each.gpus),
+    )
+    return Planned(_told(serve, wanted), plan, flags.agents)
+
+
+def own_checkpoint(name: str) -> str | None:
+    """A file, a folder or a hub name is a checkpoint by itself; a name of the catalogue is not."""
+    return name if "/" in name or name.endswith(".gguf") or _is_folder(name) else None
+
+
+def _is_folder(name: str) -> bool:
+    return (Path(name).expanduser() / "config.json").is_file()
+
+
+def as_told(wanted: Wanted, *, cards: bool, where: str = "here") -> Serve:
+    """Without cards to plan for: the engine as it was asked for, on this machine's CPU or as it finds its own cards."""
+    if wanted.engine is None:
+        raise unknown_name(wanted.name, where)
+    if wanted.planned:
+        flag = next(iter(wanted.planned))
+        why = f"no NVIDIA GPU is {where} to plan for" if not cards else f"{wanted.engine} is not planned for"
+        raise UserError(f"--{flag}: {why}", hint="leave it out, or try the rig with --simulate")
+    from skep.catalog.options import Options
+
+    options = Options(kv=wanted.kv, tp=wanted.tp or 1)
+    context = wanted.context or default_context(wanted.engine)
+    serve = Serve(model=wanted.name, engine=wanted.engine, slots=wanted.slots or SLOTS, context_tokens=context,
+                  checkpoint=wanted.checkpoint, options=options, replicas=wanted.replicas or 1)  # fmt: skip
+    return _told(serve, wanted)
+
+
+def _told(serve: Serve, wanted: Wanted) -> Serve:
+    """With what the command line says of any engine."""
+    options: Options = serve.options
+    if wanted.memory_share is not None:
+        options = replace(options, memory_share=wanted.memory_share)
+    if wanted.kv is not None:
+        options = replace(options, kv=wanted.kv)
+    return replace(
+        serve,
+        options=options,
+        checkpoint=wanted.checkpoint or serve.checkpoint,
+        gpus=wanted.gpus or serve.gpus,
+        binary=wanted.binary or serve.binary,
+        replicas=wanted.replicas or serve.replicas,
+        slots=wanted.slots or serve.slots,
+        context_tokens=wanted.context or serve.context_tokens,
+    )
+
+
+def unknown_name(name: str, where: str = "here") -> UserError:
+    from skep.catalog.models import find_geometry
+    from skep.catalog.pullable import pullable_names
+    from skep.config.presets import all_presets
+
+    if find_geometry(name) is not None or "/" in name:
+        hint = f"`skep up {name} --engine vllm` (or sglang, llamacpp, ollama) starts it; --simulate tries a rig"
+        return UserError(f"no NVIDIA GPU is {where} to plan `{name}` for, and no engine is named", hint=hint)
+    names = [*all_presets(user_paths(os.environ).config / "presets"), *pullable_names()]
+    close = get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+    near = "did you mean " + " or ".join(f"`{one}`" for one in close) + "? " if close else ""
+    return UserError(f"`{name}` is no preset, no model that skep knows and no file",
+                     hint=f"{near}`skep presets` and `skep catalog models` list what is known")  # fmt: skip
+
+
+def parse_gpus(text: str | None) -> tuple[int, ...]:
+    """`0,1`."""
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise UserError(
+            f"--gpus `{text}` are no cards", hint="write their numbers as `skep doctor` shows them: --gpus 0,1"
+        )
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,257 @@
+"""What `skep up NAME --cluster` stands for: for each kind of node its own plan, as many replicas as fit.
+
+The names mean what they mean on one machine; `skep.cluster.placement` checks in the end what is chosen here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skep.cli.output import note
+from skep.cli.resolve import (
+    ENGINES,
+    FOR_PLANS,
+    Planned,
+    Wanted,
+    about_preset,
+    as_told,
+    for_the_embedded,
+    planned,
+    preset_serve,
+    unplanned,
+)
+from skep.cluster.nodes import LeftOut, busy_nodes, capacity, has_words, host_of, left_out_lines, wants
+from skep.config.settings import Serve
+from skep.errors import DoesNotFit, EngineError, SkepError, UserError
+from skep.paths import user_paths
+
+if TYPE_CHECKING:
+    from skep.catalog.presets import Preset
+    from skep.cluster.values import Node, Survey
+
+IN_CLUSTER = "in the cluster"
+
+
+def survey_nodes(address: str, paths: Sequence[str] = ()) -> Survey:
+    """With a word where it takes a while."""
+    from skep.cluster.discover import survey
+
+    return survey(address, paths=paths, slow=lambda: note(f"asking the nodes of the cluster at {address} ..."))
+
+
+def serves_for(wanted: Wanted, survey: Survey) -> tuple[Serve, ...]:
+    """One table for each kind of node that serves it."""
+    from skep.config.presets import find_preset
+
+    if wanted.engine is not None and wanted.engine not in ENGINES:
+        raise UserError(f"there is no engine `{wanted.engine}`", hint=f"known: {', '.join(ENGINES)}")
+    preset = find_preset(wanted.name, user_paths(os.environ).config / "presets")
+    if preset is not None:
+        return (replace(_of_preset(preset, wanted, survey), gpus=()),)
+    with_cards = [node for node in survey.nodes if node.facts is not None and node.facts.cards]
+    llama = any(node.facts is not None and "llamacpp" in node.facts.engines for node in with_cards)
+    if for_the_embedded(wanted, llama_cards=llama):
+        return (_embedded(wanted, survey),)
+    if with_cards and wanted.engine in (None, *FOR_PLANS) and not unplanned(wanted):
+        _check_readable(wanted)
+        return _of_plans(wanted, survey)
+    return (replace(as_told(wanted, cards=bool(with_cards), where=IN_CLUSTER), gpus=()),)
+
+
+def _check_readable(wanted: Wanted) -> None:
+    """A plan reads the configuration, so that the shared folder has to be seen from here."""
+    if wanted.name.startswith(("/", "./", "../", "~/")) and not Path(wanted.name).expanduser().exists():
+        hint = "mount the shared folder here too, or name the engine: --engine vllm starts it as told"
+        raise UserError(f"`{wanted.name}` is not on this machine, so that it cannot be planned", hint=hint)
+
+
+def _of_preset(preset: Preset, wanted: Wanted, survey: Survey) -> Serve:
+    from skep.catalog.needs import NO_CARDS
+
+    serve = preset_serve(preset, wanted)
+    cards = serve.options.cards if preset.hardware != NO_CARDS else 0
+    able = [node for node in survey.nodes if node.facts is not None and node.gpus >= cards]
+    if not able:
+        hint = "`skep cluster status` shows what the nodes have; --simulate tries a rig"
+        what = f"the preset `{preset.name}` wants {preset.hardware}, no node of the cluster has {cards} GPUs"
+        raise DoesNotFit(f"{what}: {has_words(survey.nodes)}", hint=hint)
+    best = next((node for node in able if node.facts and preset.engine in node.facts.engines), able[0])
+    assert best.facts is not None
+    for line in about_preset(preset, serve, host_of(best), best.facts.engines.get(preset.engine)):
+        note(line)
+    return serve
+
+
+def _embedded(wanted: Wanted, survey: Survey) -> Serve:
+    """One replica a node that has the engine, unless somebody says how many."""
+    able = sum(node.facts is not None and "embedded" in node.facts.engines and node.cpus >= 1 for node in survey.nodes)
+    count = wanted.replicas or max(1, able)
+    serve = Serve(model=wanted.name, checkpoint=wanted.checkpoint, replicas=count)
+    slots, context = wanted.slots or serve.slots, wanted.context or serve.context_tokens
+    return replace(serve, slots=slots, context_tokens=context)
+
+
+# Plans, kind by kind
+
+
+@dataclass(frozen=True, slots=True)
+class OfKind:
+    kind: str
+    nodes: tuple[Node, ...]  # that have the engine, and cards that nobody else holds
+    busy: tuple[LeftOut, ...]  # that have the engine, and no such cards
+    best: Planned
+    fits: int  # replicas, now
+
+    @property
+    def speed(self) -> float:
+        """Of one replica, as predicted."""
+        return self.best.tok_s / max(1, self.best.plan.setup.layout.replicas)
+
+
+def _of_plans(wanted: Wanted, survey: Survey) -> tuple[Serve, ...]:
+    found = _best_kinds(wanted, survey)
+    room = sum(one.fits for one in found)
+    if room < (wanted.replicas or 1):
+        raise _no_room(wanted, found, room)
+    counts = shared_out(wanted.replicas or room, [one.fits for one in found])
+    shares = list(zip(found, counts, strict=True))
+    unused = [one for one, count in shares if not count]
+    for line in left_out_lines(
+        node for one in unused for node in one.busy
+    ):  # of the others `skep.cluster.placement` tells
+        note(f"warning: {line}")
+    used = [(one, count) for one, count in shares if count]
+    for one, count in used:
+        note(f"planned for {kind_words(one)}: {count} x {one.best}")
+    return tuple(replace(one.best.serve, replicas=count, gpus=(), kind=one.kind) for one, count in used)
+
+
+def _best_kinds(wanted: Wanted, survey: Survey) -> list[OfKind]:
+    """The fastest first. Those that cannot serve it are left out, with a word."""
+    kinds = {kind: nodes for kind, nodes in survey.kinds.items() if nodes[0].facts is not None and nodes[0].facts.cards}
+    smallest_first = dict(sorted(kinds.items(), key=lambda pair: _card_bytes(pair[1][0])))
+    count = sum(len(nodes) for nodes in kinds.values())
+    each = replace(
+        wanted,
+        replicas=-(-wanted.replicas // count) if wanted.replicas else None,
+        agents=-(-wanted.agents // count) if wanted.agents else None,
+    )
+    found, failed = _plan_kinds(each, smallest_first)
+    if len({one.best.plan.setup.quant.id for one in found}) > 1 and wanted.quant is None:
+        # One checkpoint has one format: the one that the smallest nodes can hold.
+        least = min((one.best.plan.setup.quant for one in found), key=lambda quant: quant.bits)
+        found, failed = _plan_kinds(replace(each, quant=least.id), smallest_first)
+    if not found:
+        raise _fits_nowhere(wanted.name, failed)
+    for kind, error in failed:
+        note(f"warning: {kind} is left out: {error.message}")
+    return sorted(found, key=lambda one: one.speed, reverse=True)
+
+
+def _card_bytes(node: Node) -> int:
+    return sum(card.total_bytes or 0 for card in node.facts.cards) if node.facts is not None else 0
+
+
+def kind_words(one: OfKind) -> str:
+    names = ", ".join(node.name for node in one.nodes[:4])
+    return f"{one.kind} ({names}{', ...' if len(one.nodes) > 4 else ''})"
+
+
+def _plan_kinds(
+    wanted: Wanted, kinds: Mapping[str, Sequence[Node]]
+) -> tuple[list[OfKind], list[tuple[str, SkepError]]]:
+    from skep.cluster.placement import ask_of
+
+    said: set[str] = set()
+
+    def say(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            note(line)
+
+    found: list[OfKind] = []
+    failed: list[tuple[str, SkepError]] = []
+    for kind, nodes in kinds.items():
+        try:
+            best = _plan_kind(wanted, nodes, say)
+            idle, busy = _with_engine(best.serve, nodes)
+        except (DoesNotFit, EngineError) as error:
+            failed.append((kind, error))
+            continue
+        found.append(OfKind(kind, idle, busy, best, capacity(ask_of(best.serve), idle)))
+    return found, failed
+
+
+def _plan_kind(wanted: Wanted, nodes: Sequence[Node], say: Callable[[str], None]) -> Planned:
+    """With so many replicas a node where that can be, else as the planner likes it; by an engine that is there."""
+    from skep.planner.rigs import rig_of_host
+
+    try:
+        rig = rig_of_host(host_of(nodes[0]), wanted.link)
+    except UserError as error:  # a card unlike all of the catalogue
+        raise EngineError(error.message, hint=f"--engine vllm serves {wanted.name} without a plan") from None
+    rig = replace(rig, rig=replace(rig.rig, title=nodes[0].kind))
+    try:
+        best = planned(wanted, rig, say=say)
+    except UserError:
+        if wanted.replicas is None:
+            raise
+        wanted = replace(wanted, replicas=None)
+        best = planned(wanted, rig, say=say)
+    there = {name for node in nodes if node.facts is not None for name in node.facts.engines}
+    other = next((name for name in FOR_PLANS if name in there), None)
+    if wanted.engine is not None or wanted.binary or best.serve.engine in there or other is None:
+        return best
+    return planned(replace(wanted, engine=other), rig, say=say)
+
+
+def _with_engine(serve: Serve, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
+    """Those with cards that nobody else holds, and the others."""
+    from skep.cluster.placement import BUSY_HINT, card_share
+
+    able = tuple(n for n in nodes if n.facts is not None and (serve.binary or serve.engine in n.facts.engines))
+    if not able:
+        names = ", ".join(node.name for node in nodes)
+        hint = "install it in the environment that their Ray was started in, or name another --engine"
+        raise EngineError(f"{serve.engine} is not installed on {names}", hint=hint)
+    busy = busy_nodes(able, card_share(serve))
+    held = {one.node.id for one in busy}
+    idle = tuple(node for node in able if node.id not in held)
+    if not idle:
+        raise DoesNotFit("; ".join(map(str, busy)), hint=BUSY_HINT)
+    return idle, busy
+
+
+def shared_out(replicas: int, room: Sequence[int]) -> list[int]:
+    """So many over kinds, the fastest first, each with room for so many."""
+    given = []
+    for most in room:
+        given.append(min(most, replicas))
+        replicas -= given[-1]
+    return given
+
+
+def _fits_nowhere(name: str, failed: Sequence[tuple[str, SkepError]]) -> SkepError:
+    """Which came nearest gives the hint: one that has the room and lacks the engine, else the largest."""
+    best = next((error for _, error in failed if isinstance(error, EngineError)), failed[-1][1])
+    every = "; ".join(
+        error.message if other in error.message else f"{other}: {error.message}" for other, error in failed
+    )
+    what = f"`{name}` can be served by no kind of node: {every}" if len(failed) > 1 else every
+    return type(best)(what, hint=best.hint)
+
+
+def _no_room(wanted: Wanted, found: Sequence[OfKind], room: int) -> DoesNotFit:
+    from skep.cluster.placement import ask_of
+
+    asked = wanted.replicas or 1
+    each = "; ".join(f"on {one.kind} each wants {wants(ask_of(one.best.serve))}" for one in found)
+    several = f"{asked} replicas" if asked > 1 else "a replica"
+    had = has_words([node for one in found for node in one.nodes])
+    held = "".join(f"; {node}" for one in found for node in one.busy)
+    what = f"{several} of `{wanted.name}`, there is room for {room}: {each}; {had}{held}"
+    return DoesNotFit(what, hint="fewer --replicas, or another node: `skep cluster join ADDRESS`")

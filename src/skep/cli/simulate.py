@@ -1,0 +1,115 @@
+"""`skep up --simulate`: from a model and cards to the layout planned for them, and what its replicas are told.
+
+What is read and how it is chosen is `skep plan`'s: the same words give the same plan.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from skep.cli.output import note
+from skep.deploy.plan_request import Flags, engines_of, goal_of, pins_of, read_model, read_rigs
+from skep.engines.simulated import plan_of
+from skep.errors import UserError
+from skep.paths import user_paths
+from skep.planner.choose import Plan, choose, fits_nowhere
+from skep.planner.memory import weights_bytes
+from skep.planner.rigs import Found
+
+AGENTS = 4  # to plan for, where nobody says how many: as `skep plan` has it
+INPUT_TOKENS, OUTPUT_TOKENS = 1024, 512
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What the command line says about it. None: chosen."""
+
+    model: str | None
+    gpu: tuple[str, ...] | None = None  # None: this machine's cards
+    link: str | None = None
+    engine: str | None = None
+    quant: str | None = None
+    kv: str | None = None
+    spec: str | None = None
+    tp: int | None = None
+    agents: int | None = None
+    replicas: int | None = None
+    slots: int | None = None
+    context: int | None = None
+
+    def flags(self) -> Flags:
+        """As `skep plan` would get them. A context too small for the usual task is planned for tasks that it holds."""
+        if self.model is None:
+            raise UserError("--simulate wants a model", hint="`skep catalog models` lists those that are known")
+        _refuse_preset(self.model)
+        rigs = self.gpu or ()
+        if len(rigs) > 1:
+            raise UserError(f"--simulate serves one rig, {len(rigs)} --gpu were given",
+                            hint='mixed cards are written as --gpu "rtx-5090 + rtx-3090"')  # fmt: skip
+        share = min(1.0, (self.context or INPUT_TOKENS + OUTPUT_TOKENS) / (INPUT_TOKENS + OUTPUT_TOKENS))
+        return Flags(
+            self.model,
+            gpu=rigs,
+            link=self.link,
+            agents=self.agents or max(AGENTS, (self.slots or 1) * (self.replicas or 1)),
+            input_tokens=int(INPUT_TOKENS * share),
+            output_tokens=int(OUTPUT_TOKENS * share),
+            engine=(self.engine,) if self.engine is not None else (),
+            quant=self.quant,
+            kv=self.kv,
+            spec=self.spec,
+            tp=self.tp,
+            replicas=self.replicas,
+            slots=self.slots,
+            context=self.context,
+        )
+
+
+def _refuse_preset(name: str) -> None:
+    from skep.config.presets import find_preset
+
+    preset = find_preset(name, user_paths(os.environ).config / "presets")
+    if preset is not None:
+        hint = f'simulate its model: skep up {preset.model} --gpu "{preset.hardware}" --simulate'
+        raise UserError(f"`{name}` is a preset, and --simulate wants a model", hint=hint)
+
+
+def simulated_serve(wanted: Simulation) -> tuple[str, dict[str, Any]]:
+    """The model's id and what a `Serve` of it is given, from the best plan. Says which it is."""
+    plan = best_plan(wanted.flags())
+    setup, found = plan.setup, plan.rated.prospect
+    model = setup.model
+    assert setup.context is not None
+    words = f"{setup.quant.title}, KV {setup.kv.title}"
+    words += f", {setup.spec}" if setup.spec is not None else ""
+    about = f"{model.id} {words}, {setup.layout} on {plan.rated.rig.title}, as {setup.engine}"
+    weights = weights_bytes(model, setup.quant)
+    told = plan_of(found, context_tokens=setup.context, about=about, weight_bytes=weights)
+    note(f"simulating {about}: {setup.layout.replicas} x {found.slots} slots of {setup.context} tokens; no model runs")
+    serve = {
+        "engine": "simulated",
+        "replicas": setup.layout.replicas,
+        "slots": told.slots,
+        "context_tokens": told.context_tokens,
+        "extra": ("--plan", told.to_json()),
+        "about": f"simulated: {about}",
+    }
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", model.id), serve
+
+
+def best_plan(flags: Flags, rig: Found | None = None, *, say: Callable[[str], None] = note) -> Plan:
+    """On this rig; None: as the flags name it, or this machine."""
+    goal, model = goal_of(flags), read_model(flags.model)
+    if rig is None:
+        (rig,) = read_rigs(flags, user_paths(os.environ).store)
+    for line in (*model.notes, *rig.notes):
+        say(line)
+    pins, engines = pins_of(flags, model), engines_of(flags, model, rig)
+    choice = choose(model.geometry, rig.rig, goal, pins, engines=engines, scale=False)
+    if not choice.plans:
+        raise fits_nowhere(model.geometry, choice, goal, pins, engines[0])
+    return choice.plans[0]

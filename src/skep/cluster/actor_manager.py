@@ -1,0 +1,240 @@
+"""Where replicas stand: makes posts on nodes, ends them, and makes them again when Ray has given one up.
+
+Ray chooses the node, restarts an actor that died, moves it from a node that died. Here it is only told what a replica
+needs, which node would spread the replicas best, and which actor is to be no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+from skep.cluster.nodes import Choice, choice_of, first_choice, fitting, has_words, named_apart, wants
+from skep.cluster.placement_groups import WAITS, living_nodes, make_plot, plots, post_name, post_names, remove_plot
+from skep.cluster.registry_actor import end_post
+from skep.cluster.replica_actor import Post
+from skep.cluster.values import NAMESPACE, Node, launch_document, launch_of, same_post
+from skep.engines.base import Launch, Place
+from skep.errors import EngineError
+
+DESCRIBE_S = 10.0
+END_S = 10.0
+PATIENCE_S = 2.0  # a place that takes longer than this to be had is said to be waited for
+LOOK_EVERY_S = 5.0
+
+Say = Callable[[str, str | None], None]  # a state, and why
+
+
+def find_post(hive: str, name: str) -> Any | None:
+    import ray
+
+    try:
+        return ray.get_actor(post_name(hive, name), NAMESPACE)
+    except ValueError:
+        return None
+
+
+class Stations:
+    """`key`: what the engines of this hive want to see. `avoid`: names of nodes on which nothing new is to stand."""
+
+    def __init__(self, hive: str, key: str, policy: Mapping[str, Any]) -> None:
+        self.avoid: tuple[str, ...] = ()
+        self._hive = hive
+        self._key = key
+        self.policy = dict(policy)  # of those that are made from now on
+        self._aimed: dict[str, str] = {}  # by replica: the node it was meant for
+        self._posts: dict[str, Any] = {}  # they can be spoken to without a head
+        self._stuck: set[str] = set()  # waited for a place at the last look, with room elsewhere
+        self._one_at_a_time = asyncio.Lock()  # who aims sees where those before it were aimed
+
+    async def ensure(self, launch: Launch, standing: Mapping[str, str], say: Say) -> None:
+        """A post of this launch, made unless it stands already. `standing`: node ids of the posts there are.
+
+        Where it is cancelled, it ends what it made.
+        """
+        post = await asyncio.to_thread(find_post, self._hive, launch.name)
+        if post is not None:
+            if await self._stays(post, launch):
+                self._posts[launch.name] = post
+                return
+            await end_post(self._hive, launch.name)
+        say("waiting", None)
+        try:
+            await self._make(launch, standing, say)
+        except asyncio.CancelledError:
+            await end_post(self._hive, launch.name)
+            raise
+
+    async def end(self, name: str, *, headless: bool = False) -> None:
+        """`headless`: the head is lost. The engine ends all the same; its actor and its place stay, and do nothing."""
+        self._aimed.pop(name, None)
+        post = self._posts.pop(name, None)
+        if not headless:
+            await end_post(self._hive, name)
+        elif post is not None:
+            await asyncio.wait_for(post.stop.remote(END_S), END_S)
+
+    async def ask(self, name: str, method: str, *args: Any, timeout_s: float = 10.0) -> Any:
+        """What its post answers; None where there is none."""
+        post = self._posts.get(name) or await asyncio.to_thread(find_post, self._hive, name)
+        if post is None:
+            return None
+        return await asyncio.wait_for(getattr(post, method).remote(*args), timeout_s)
+
+    def all_names(self) -> list[str]:
+        """The replicas of which Ray knows a post or a place. Waits for the head."""
+        return post_names(self._hive)
+
+    # Those that stand
+
+    async def _stays(self, post: Any, launch: Launch) -> bool:
+        """One that is over, or another one, does not. One that is silent is Ray's to mend, where Ray can."""
+        try:
+            told = await asyncio.wait_for(post.describe.remote(), DESCRIBE_S)
+        except Exception:
+            return not await self._is_stuck(launch)
+        self._stuck.discard(launch.name)
+        try:
+            return not told.get("over") and same_post(launch_of(told), launch)
+        except (KeyError, TypeError):  # of another version of skep
+            return False
+
+    async def _is_stuck(self, launch: Launch) -> bool:
+        """At two looks in a row: its place waits for nodes that are gone or full, beside one that it may stand on.
+
+        The nodes of its place are ids. One that was started anew has another, one that is no longer avoided has room.
+        """
+        place, full = launch.place or Place(), post_name(self._hive, launch.name)
+        state = (await asyncio.to_thread(plots)).get(full)
+        if state is not None:
+            nodes = await asyncio.to_thread(living_nodes)
+            has_room = fitting(place, choice_of(place, self.avoid, nodes), nodes)
+            if state not in WAITS or not has_room:
+                self._stuck.discard(launch.name)
+                return False
+        twice = launch.name in self._stuck
+        (self._stuck.discard if twice else self._stuck.add)(launch.name)
+        return twice
+
+    # Those that come
+
+    async def _make(self, launch: Launch, standing: Mapping[str, str], say: Say) -> None:
+        group = await self._placed(launch, standing, say)
+        say("starting", None)
+        post = await _to_its_end(asyncio.to_thread(self._start, launch, group))
+        self._posts[launch.name] = post
+        await _until_it_lives(post, say)
+
+    async def _placed(self, launch: Launch, standing: Mapping[str, str], say: Say) -> Any:
+        """A place of its own, on a node that it may stand on; another one when its nodes have become others."""
+        place, full = launch.place or Place(), post_name(self._hive, launch.name)
+        while True:
+            nodes = await asyncio.to_thread(living_nodes)
+            choice = choice_of(place, self.avoid, nodes)
+            if choice.is_empty:
+                say("waiting", self._nowhere(place))
+                await asyncio.sleep(LOOK_EVERY_S)
+                continue
+            async with self._one_at_a_time:
+                nodes = await asyncio.to_thread(living_nodes)
+                near = first_choice(place, self.avoid, nodes)
+                target = self._aim(place, near, nodes, standing)
+                self._aimed[launch.name] = target or ""
+                group = await _to_its_end(asyncio.to_thread(make_plot, full, place, near, target))
+            if await self._is_had(group, full, place, (choice, near), say):
+                return group
+            await asyncio.to_thread(remove_plot, full)
+
+    async def _is_had(self, group: Any, full: str, place: Place, choices: tuple[Choice, Choice], say: Say) -> bool:
+        """When Ray has it. False: the nodes that it may be on are others by now, or only shunned ones have room."""
+        choice, near = choices
+        ready = asyncio.ensure_future(_as_future(await asyncio.to_thread(group.ready)))
+        try:
+            await asyncio.wait({ready}, timeout=PATIENCE_S)
+            while not ready.done():
+                nodes = await asyncio.to_thread(living_nodes)
+                if choice_of(place, self.avoid, nodes) != choice:
+                    return False
+                if near != choice and first_choice(place, self.avoid, nodes) == choice and await _waits(full):
+                    return False
+                say("waiting", wanting(place, choice, nodes))
+                await asyncio.wait({ready}, timeout=LOOK_EVERY_S)
+            ready.result()
+            return True
+        finally:
+            ready.cancel()
+
+    def _start(self, launch: Launch, group: Any) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        place = launch.place or Place()
+        options = {"name": post_name(self._hive, launch.name), "namespace": NAMESPACE, "lifetime": "detached"}
+        return (
+            ray.remote(Post)
+            .options(
+                **options,
+                max_restarts=-1,
+                max_concurrency=8,
+                num_cpus=place.cpus,
+                num_gpus=place.cards,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+            )
+            .remote(self._hive, launch_document(launch), self.policy, self._key)
+        )
+
+    def _aim(self, place: Place, choice: Choice, nodes: Iterable[Node], standing: Mapping[str, str]) -> str | None:
+        """The node with the fewest replicas of ours among those that have room, then the one with the most room."""
+        held: Counter[str] = Counter({**self._aimed, **standing}.values())
+        room = [
+            (held[node.id], -(node.free_gpus if place.cards else node.free_cpus), node.id)
+            for node in fitting(place, choice, nodes)
+        ]
+        return min(room)[2] if room else None
+
+    def _nowhere(self, place: Place) -> str:
+        drained = [name for name in place.nodes if name in self.avoid]
+        also = f"; drained: {', '.join(drained)}" if drained else ""
+        return f"waits for a node that it may stand on, of {', '.join(place.nodes)}{also}"
+
+
+async def _waits(full: str) -> bool:
+    """It has no node yet: one that has may have taken the last room itself."""
+    return (await asyncio.to_thread(plots)).get(full) in WAITS
+
+
+def wanting(place: Place, choice: Choice, nodes: Iterable[Node]) -> str:
+    may = [node for node in named_apart(list(nodes)) if choice.takes(node)]
+    return f"waits for room: wants {wants(place)} on one node; {has_words(may) or 'there is none that may be used'}"
+
+
+async def _until_it_lives(post: Any, say: Say) -> None:
+    """One whose node dies meanwhile is started anew by Ray. Raises where Ray has given it up for another reason."""
+    from ray.exceptions import ActorUnavailableError, RayActorError
+
+    try:
+        await post.ping.remote()
+    except ActorUnavailableError:
+        return
+    except RayActorError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        why = lines[-1][:200] if lines else type(error).__name__
+        if not error.actor_init_failed:
+            raise EngineError(f"Ray has given it up: {why}") from None
+        say("failed", f"Ray cannot start it: {why}")
+
+
+async def _to_its_end(work: Coroutine[Any, Any, Any]) -> Any:
+    """What a thread has begun to make is made before a cancellation goes on: so whoever cancels can end it."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=END_S)
+        raise
+
+
+async def _as_future(ref: Any) -> Any:
+    return await ref

@@ -1,0 +1,420 @@
+"""The supervisor's side of the envoy: keeps one running, hands orders over, and gives what it hears to the members.
+
+When the envoy dies, or the head of the cluster is lost, the members stay as they are and the gateway goes on sending to
+them. A new envoy is told everything that is wanted. Where another gateway has taken the hive, this one ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+from skep.cluster.discover import SPARED_S, SURVEY_S, Surveys
+from skep.cluster.placement import kept_launches, place_launches, shared_paths
+from skep.cluster.ray_subprocess import error_of
+from skep.cluster.remote_replica import Hosted
+from skep.cluster.replica_registry import ABANDONED_AFTER_S
+from skep.cluster.values import in_parts, launch_document
+from skep.config.settings import Cluster, Settings
+from skep.deploy.launches import PullProgress
+from skep.engines.api_key import new_key
+from skep.engines.base import Launch
+from skep.errors import EngineError, SkepError
+from skep.files import open_log
+from skep.paths import Paths
+from skep.supervisor.lifecycle import RestartPolicy
+from skep.wire.json_pipe import Link, Message
+
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, SkepError)
+
+
+class Misread:
+    """What is not understood at this moment, by what it is about: forgotten once that is understood again."""
+
+    def __init__(self) -> None:
+        self._troubles: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Misread {sorted(self._troubles)}>"
+
+    @contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        """What a cluster with another skep says may not be understood: that costs what it said, and nothing else."""
+        try:
+            yield
+        except UNREADABLE as error:
+            self.note(what, f"what the cluster says is not understood ({type(error).__name__}: {error})")
+        else:
+            self.note(what, None)
+
+    def note(self, what: str, trouble: str | None) -> None:
+        self._troubles.pop(what, None)
+        if trouble is not None:
+            self._troubles[what] = trouble
+
+    @property
+    def newest(self) -> str | None:
+        return next(reversed(self._troubles.values()), None)
+
+
+class Restarts:
+    """`send` says whether there is anybody to hear it."""
+
+    def __init__(self, send: Callable[[Message], bool]) -> None:
+        self._send = send
+        self._before: dict[str, tuple[int | None, int]] = {}  # by replica: its process, and how often it was restarted
+        self._unanswered: set[str] = set()  # of these, those that somebody was told and has not answered
+
+    def __repr__(self) -> str:
+        return f"<Restarts {len(self._before)} asked for, {len(self._unanswered)} unanswered>"
+
+    def ask(self, member: Hosted) -> bool:
+        name = member.launch.name
+        if not self._tell(name):
+            return False
+        self._before[name] = member.pid, member.life.restarts
+        return True
+
+    def hear(self, answer: Message) -> bool:
+        """Whether it answers one of these."""
+        name = str(answer.get("id", "")).removeprefix("restart ")
+        if name not in self._unanswered or answer.get("id") != _id(name):
+            return False
+        self._unanswered.discard(name)
+        if "error" not in answer:
+            del self._before[name]
+        return True
+
+    def lose(self) -> None:
+        """Who was told them is gone."""
+        self._unanswered.clear()
+
+    def again(self, members: Mapping[str, Hosted]) -> None:
+        """Those that nobody has heard. One that is another process since was started anew; one that is away may not."""
+        for name, before in list(self._before.items()):
+            member = members.get(name)
+            if member is None or _is_another(member, *before):
+                self._before.pop(name)
+                self._unanswered.discard(name)
+            elif name not in self._unanswered:
+                self._tell(name)
+
+    def _tell(self, name: str) -> bool:
+        if not self._send({"op": "restart", "name": name, "id": _id(name)}):
+            return False
+        self._unanswered.add(name)
+        return True
+
+
+def _id(name: str) -> str:
+    return f"restart {name}"
+
+
+def _is_another(member: Hosted, pid: int | None, restarts: int) -> bool:
+    return member.life.restarts != restarts or member.pid not in (pid, None)
+
+
+REMIND_EVERY_S = 2.0  # of what the envoy may not have heard
+END_S = 30.0
+HEADLESS_END_S = 12.0
+AGAIN_S = (0.5, 2.0, 5.0)  # until the next envoy
+LOST = "the head of the cluster is lost; it goes on serving"
+PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "604800"}  # a driver without a head lives on
+
+
+class Hive(Protocol):
+    """What the embassy needs of the supervisor."""
+
+    @property
+    def avoided(self) -> frozenset[str]:
+        """Nodes on which nothing new is to stand."""
+
+
+class Embassy:
+    """`setup`: address, hive, policy, abandoned_after_s."""
+
+    def __init__(self, setup: Message, log: Path) -> None:
+        self.address: str = setup["address"]
+        self.head_lost = False
+        name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self._setup = {**setup, "gateway": name, "key": new_key()}
+        self._log = log
+        self._hive: Hive | None = None
+        self._members: dict[str, Hosted] = {}
+        self._rows: dict[str, Message] = {}
+        self._link: Link | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._joined = asyncio.Event()
+        self._was_joined = False
+        self._trouble: str | None = None  # why there is no envoy
+        self._taken_over = False  # by another gateway: the hive is not ours any more
+        self._misread = Misread()
+        self._ids = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Message]] = {}
+        self._restarts = Restarts(self.order)
+        self._closing = False
+
+    def __repr__(self) -> str:
+        return f"<Embassy {self.address} {'joined' if self._joined.is_set() else 'away'} {len(self._members)} members>"
+
+    def member(self, launch: Launch, changed: Callable[[], None]) -> Hosted:
+        """For the crew."""
+        return Hosted(launch, self, changed)
+
+    @property
+    def settled(self) -> bool:
+        """It is in the cluster."""
+        return self._was_joined
+
+    def row(self) -> Message:
+        """The line of `skep ps` about the cluster."""
+        state = "lost" if self.head_lost else "ready" if self._joined.is_set() else "starting"
+        if self._was_joined and state == "starting":
+            state = "away"
+        why = "no answer from its head; what serves goes on serving" if self.head_lost else None
+        why = why or self._trouble or self._misread.newest
+        told = {"name": "cluster", "kind": "cluster", "state": state, "url": self.address, "why": why}
+        return {**told, "hive": self._setup["hive"]}
+
+    # An aide of the supervisor
+
+    async def run(self, hive: Hive) -> None:
+        """Raises SkepError if the cluster cannot be joined at all, or another gateway has taken the hive."""
+        self._hive = hive
+        reminding = asyncio.create_task(self._remind_on())
+        try:
+            await self._keep_envoy()
+        finally:
+            reminding.cancel()
+
+    def set_policy(self, policy: RestartPolicy) -> None:
+        """Of all posts, those that stand included. An envoy that is not there is told when it comes."""
+        self._setup = {**self._setup, "policy": asdict(policy)}
+        self.order({"op": "policy", "policy": self._setup["policy"]})
+
+    async def stop(self) -> str | None:
+        """The replicas were ended before: leave, with the ledger. What is left behind, if anything."""
+        self._closing = True
+        left = answer = None
+        if self._joined.is_set():
+            answer = await self._ask({"op": "leave"}, HEADLESS_END_S if self.head_lost else END_S)
+        done = self.head_lost or (answer is not None and "error" not in answer)
+        if self._was_joined and not done and not self._taken_over:
+            after_s = self._setup["abandoned_after_s"]
+            left = f"the cluster cannot be reached; what stands on its nodes ends within {after_s:g} s"
+        if self._link is not None:
+            self._link.send({"op": "exit"})
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), 3.0)
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+        return left
+
+    # A host of its members
+
+    def came(self, member: Hosted) -> None:
+        self._members[member.launch.name] = member
+        self._inform(member)
+        if self._joined.is_set():
+            self.order({"op": "place", "launch": launch_document(member.launch)})
+
+    async def went(self, member: Hosted) -> None:
+        """What cannot be ended now is not among the wanted, and ends when the envoy can."""
+        name = member.launch.name
+        if self._joined.is_set():
+            await self._ask({"op": "end", "name": name}, HEADLESS_END_S if self.head_lost else END_S)
+        if self._members.get(name) is member:
+            del self._members[name]
+            self._misread.note(name, None)
+            self._rows.pop(name, None)
+
+    def restart(self, member: Hosted) -> bool:
+        return self._restarts.ask(member)
+
+    def order(self, message: Message) -> bool:
+        """Whether there is somebody to hear it."""
+        if self._link is None:
+            return False
+        self._link.send(message)
+        return True
+
+    async def log_since(self, name: str, offset: int | None, lines: int) -> Message:
+        answer = await self._ask({"op": "log", "name": name, "offset": offset, "lines": lines}, 15.0)
+        if answer is None or "error" in answer or "text" not in answer:
+            why = (answer or {}).get("error") or "its node does not answer"
+            raise EngineError(f"the log of `{name}` cannot be had: {why}", hint="`skep ps` shows its node and state")
+        return answer
+
+    # The envoy
+
+    async def _keep_envoy(self) -> None:
+        attempt = 0
+        while True:
+            failed = await self._one_envoy()
+            if self._closing:
+                return
+            self._trouble = str(failed) if failed is not None else "its envoy has died and is started anew"
+            if failed is not None and (self._taken_over or not self._was_joined):
+                raise failed
+            await asyncio.sleep(AGAIN_S[min(attempt, len(AGAIN_S) - 1)])
+            attempt = 0 if failed is None else attempt + 1
+
+    async def _one_envoy(self) -> SkepError | None:
+        """Until it ends; why it could not join."""
+        ours, theirs = socket.socketpair()
+        try:
+            with open_log(self._log) as output, theirs:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "skep.cluster.ray_driver", "--link-fd", str(theirs.fileno())),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    env={**PATIENT, **os.environ},
+                )
+        except OSError as error:
+            ours.close()
+            return EngineError(f"the envoy cannot be started: {error.strerror}")
+        link = self._link = await Link.over(ours)
+        link.send(self._setup)
+        failed: SkepError | None = None
+        while (message := await link.receive()) is not None:
+            if message.get("event") == "failed":
+                failed, self._taken_over = error_of(message), message["taken_over"]
+            else:
+                self._hear(message)
+        self._link = None
+        self._joined.clear()
+        self._restarts.lose()
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_result({"error": "the envoy is gone"})
+        await link.close()
+        code = await self._process.wait()
+        if failed is None and not self._was_joined:
+            failed = EngineError(f"the envoy ended with code {code}", hint=f"the end of {self._log} says why")
+        return failed
+
+    def _hear(self, message: Message) -> None:
+        with self._misread.reading(f"event {message.get('event')}"):
+            self._heed(message)
+
+    def _inform(self, member: Hosted) -> None:
+        name = member.launch.name
+        with self._misread.reading(name):
+            if name in self._rows:
+                member.hear(self._rows[name])
+
+    def _heed(self, message: Message) -> None:
+        match message.get("event"):
+            case "joined":
+                self.address, self._trouble = message["address"], None
+                self._joined.set()
+                self._was_joined = True
+                self._set_head(lost=False)
+                self._remind()
+                launches = [launch_document(member.launch) for member in self._members.values()]
+                for part in in_parts(launches):
+                    self.order({"op": "wanted", "launches": part.rows, "first": part.first, "last": part.last})
+            case "replicas":
+                told = {row["name"]: row for row in message["rows"]}
+                self._rows |= told
+                if "names" in message:  # all there are
+                    self._rows = {name: self._rows[name] for name in message["names"] if name in self._rows}
+                for name in told.keys() & self._members.keys():
+                    self._inform(self._members[name])
+            case "head":
+                self._set_head(lost=message["lost"])
+            case _ if not self._restarts.hear(message):
+                asked = self._asked.get(message.get("id", 0))
+                if asked is not None and not asked.done():
+                    asked.set_result(message)
+
+    def _set_head(self, *, lost: bool) -> None:
+        self.head_lost = lost
+        for member in self._members.values():
+            member.remark(LOST if lost else None)
+
+    async def _ask(self, message: Message, timeout_s: float) -> Message | None:
+        """The envoy's answer; None where there is none in time. A late one is not heard."""
+        if self._link is None:
+            return None
+        number = next(self._ids)
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        self._link.send({**message, "id": number})
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        except TimeoutError:
+            return None
+        finally:
+            del self._asked[number]
+
+    async def _remind_on(self) -> None:
+        while True:
+            self._remind()
+            await asyncio.sleep(REMIND_EVERY_S)
+
+    def _remind(self) -> None:
+        """An envoy that was started anew knows neither which nodes are drained nor what was to be restarted."""
+        if self._hive is not None:
+            self.order({"op": "avoid", "nodes": sorted(self._hive.avoided)})
+        self._restarts.again(self._members)
+
+
+class RayNodes:
+    """Places the replicas of one hive on the nodes of its cluster."""
+
+    def __init__(self, where: Cluster, surveys: Surveys | None = None) -> None:
+        self._where = where
+        self._surveys = surveys or Surveys()
+
+    def __repr__(self) -> str:
+        return f"<RayNodes {self._where.address} {self._where.hive}>"
+
+    def launches(
+        self,
+        settings: Settings,
+        paths: Paths,
+        progress: PullProgress = lambda _done, _total: None,
+        *,
+        running: Sequence[Launch] = (),
+        starting: bool = True,
+        avoid: Collection[str] = (),
+        tell: Callable[[str], None] = lambda _line: None,
+    ) -> tuple[Launch, ...]:
+        """Return the replicas that these settings mean on the nodes as they are now.
+
+        A lost node is no reason to refuse settings under which every replica stays where it is.
+        """
+        kept = None if starting else kept_launches(settings, paths, running)
+        wait_s = SURVEY_S if kept is None else SPARED_S
+        try:
+            asked = shared_paths(settings)
+            found = self._surveys.look(self._where.address, paths=asked, hive=self._where.hive, wait_s=wait_s)
+            placed = place_launches(settings, paths, found, progress, running=running, avoid=avoid, tell=tell)
+        except SkepError:
+            if kept is None:
+                raise
+            placed = kept
+        self._surveys.forget()
+        return placed
+
+    def connect(self, paths: Paths, policy: RestartPolicy) -> Embassy:
+        """Return the link to the actors that run the replicas."""
+        setup = {**asdict(self._where), "policy": asdict(policy), "abandoned_after_s": ABANDONED_AFTER_S}
+        return Embassy(setup, paths.logs / "envoy.log")

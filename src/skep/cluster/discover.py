@@ -1,0 +1,65 @@
+"""Asks what a cluster is, through a child that imports ray in our place."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from skep.cluster import ray_subprocess
+from skep.cluster.connect import checked_way, require_ray
+from skep.cluster.values import Survey, survey_of
+
+SURVEY_S = 90.0
+SPARED_S = 15.0  # for one that can be done without
+SLOW_S = 2.0
+KEPT_S = 5.0
+
+
+def survey(
+    address: str,
+    *,
+    paths: Sequence[str] = (),
+    hive: str | None = None,
+    slow: Callable[[], None] = lambda: None,
+    wait_s: float = SURVEY_S,
+) -> Survey:
+    """The nodes at this moment. `slow` is called once if it takes long.
+
+    Each is asked by a task of its own, also whether it has `paths`; `hive`: which replicas of it stand there.
+    """
+    require_ray()
+    checked_way(address)
+    words = [address, *(["--hive", hive] if hive is not None else [])]
+    words += [word for path in paths for word in ("--path", path)]
+    who, hint = f"the cluster at {address}", "`skep cluster status` may say more"
+    teller = threading.Timer(SLOW_S, slow)
+    teller.daemon = True
+    teller.start()
+    try:
+        told = ray_subprocess.send("skep.cluster.discover_process", words, asked=who, wait_s=wait_s, hint=hint)
+    finally:
+        teller.cancel()
+    return survey_of(told["survey"])
+
+
+class Surveys:
+    """For one change that is tried in several ways: all of them look at the same cluster. Then `forget`."""
+
+    def __init__(self, kept_s: float = KEPT_S, survey: Callable[..., Survey] = survey) -> None:
+        self._kept_s = kept_s
+        self._survey = survey
+        self._newest: tuple[float, tuple[Any, ...], Survey] | None = None
+
+    def look(self, address: str, *, paths: Sequence[str], hive: str, wait_s: float = SURVEY_S) -> Survey:
+        asked = (address, tuple(paths), hive)
+        newest = self._newest
+        if newest is None or newest[1] != asked or time.monotonic() - newest[0] > self._kept_s:
+            found = self._survey(address, paths=paths, hive=hive, wait_s=wait_s)
+            self._newest = newest = (time.monotonic(), asked, found)
+        return newest[2]
+
+    def forget(self) -> None:
+        """The change can be: what was free will be taken."""
+        self._newest = None

@@ -1,0 +1,194 @@
+"""The errand `python -m skep.cluster.discover_process ADDRESS`: a cluster's nodes.
+
+A node that cannot be asked is in the answer all the same, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from skep import __version__
+from skep.catalog.machine import Gpu
+from skep.cluster import ray_subprocess
+from skep.cluster.connect import join
+from skep.cluster.nodes import named_apart
+from skep.cluster.placement_groups import housed_names, living_nodes, post_name
+from skep.cluster.values import Node, NodeCard, NodeFacts, Survey, facts_of, launch_of, survey_document
+from skep.engines.base import Launch, engine_named
+from skep.engines.discovery import find_program, version_of
+from skep.errors import UserError
+from skep.host.facts import read_host
+from skep.host.nvidia import GpuMemory, read_gpu_memory, read_nvidia, visible_gpus
+
+PROGRAMS = ("vllm", "sglang", "llamacpp", "ollama")
+WITHIN = ("fake", "simulated")  # part of skep
+
+
+def look(paths: Sequence[str] = ()) -> dict[str, Any]:
+    """The facts of the node that this runs on; `paths`: files, folders and programs that should be there."""
+    with ThreadPoolExecutor() as pool:  # nvidia-smi takes seconds where nothing keeps the driver awake
+        cards_read, memory_read = pool.submit(read_nvidia), pool.submit(read_gpu_memory)
+        engines = installed_engines()
+        host, memory = read_host(cards_read.result()), memory_read.result()
+    used = {gpu.index: gpu.used_bytes for gpu in memory}
+    lent = lendable(host.gpus, memory, _of_the_node("CUDA_VISIBLE_DEVICES"))
+    cards = tuple(
+        NodeCard(
+            index=gpu.index,
+            name=gpu.name,
+            total_bytes=gpu.memory_bytes,
+            used_bytes=used.get(gpu.index),
+            compute_capability=gpu.compute_capability,
+            pcie_generation=gpu.pcie_generation_max,
+            pcie_lanes=gpu.pcie_lanes,
+        )
+        for gpu in lent
+    )
+    facts = NodeFacts(
+        cores=host.cpu_cores,
+        memory_bytes=host.memory_bytes,
+        cards=cards,
+        skep=__version__,
+        engines=engines,
+        links=links_among([gpu.index for gpu in lent], host.links),
+        paths={path: os.path.exists(os.path.expanduser(path)) for path in paths},  # noqa: PTH110, PTH111 - never raise
+    )
+    return asdict(facts)
+
+
+def lendable(gpus: Sequence[Gpu], memory: Sequence[GpuMemory], visible: str | None) -> list[Gpu]:
+    """In the order in which Ray lends them: that of CUDA_VISIBLE_DEVICES. Ray with fewer has the first ones."""
+    if not memory:
+        return list(gpus)
+    known = {gpu.index: gpu for gpu in gpus}
+    numbers = dict.fromkeys(gpu.index for gpu in visible_gpus(memory, visible))
+    return [known[number] for number in numbers if number in known]
+
+
+def links_among(cards: Sequence[int], links: Sequence[tuple[int, int, str]]) -> tuple[tuple[int, int, str], ...]:
+    """From numbers of cards to ranks in `cards`; those to other cards are left out."""
+    ranks = {card: rank for rank, card in enumerate(cards)}
+    kept = [(ranks[a], ranks[b], kind) for a, b, kind in links if a in ranks and b in ranks]
+    return tuple((min(a, b), max(a, b), kind) for a, b, kind in kept)
+
+
+def _of_the_node(name: str) -> str | None:
+    """A variable as this process was started with it: Ray sets it anew for each task."""
+    try:
+        words = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    found = [word.partition(b"=")[2] for word in words if word.startswith(f"{name}=".encode())]
+    return found[-1].decode() if found else None
+
+
+def installed_engines() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    if find_spec("xllamacpp") is not None:
+        found["embedded"] = engine_named("embedded").version()
+    for name in PROGRAMS:
+        try:
+            found[name] = version_of(find_program(name))
+        except UserError:
+            continue
+    return {**found, **dict.fromkeys(WITHIN)}
+
+
+STANDING_S = 3.0
+LOOK_S = 20.0  # for all nodes together: they are asked at the same time
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = argparse.ArgumentParser(prog="skep.cluster.discover_process")
+    options.add_argument("address")
+    options.add_argument("--path", action="append", default=[], help="ask each node whether it has this path")
+    options.add_argument("--hive", help="and which replicas this hive has there")
+    told = options.parse_args(argv)
+    return ray_subprocess.tell(lambda: {"survey": survey_document(_survey(told.address, told.path, told.hive))})
+
+
+def _survey(address: str, paths: Sequence[str], hive: str | None) -> Survey:
+    join(address)
+    import ray
+
+    try:
+        context = ray.get_runtime_context()
+        nodes = _looked_at(named_apart(living_nodes()), paths)
+        standing, housed = ((), None) if hive is None else (_standing(hive), tuple(housed_names(hive)))
+        return Survey(context.gcs_address, ray.__version__, tuple(nodes), context.get_node_id(), standing, housed)
+    finally:
+        ray.shutdown()
+
+
+def _looked_at(nodes: Sequence[Node], paths: Sequence[str]) -> list[Node]:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(look)
+    asked = {
+        node.id: task.options(
+            num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
+        ).remote(list(paths))
+        for node in nodes
+    }
+    done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=LOOK_S) if asked else ((), ())
+    return [_with_facts(node, asked[node.id] if asked[node.id] in done else None) for node in nodes]
+
+
+def _with_facts(node: Node, answer: Any | None) -> Node:
+    import ray
+
+    if answer is None:
+        return replace(node, why=f"does not answer within {LOOK_S:g} s")
+    try:
+        return told_by(node, ray.get(answer))
+    except Exception as error:
+        return replace(node, why=_why(error))
+
+
+def told_by(node: Node, document: Mapping[str, Any]) -> Node:
+    """Its facts, where it runs the skep that we are. The last cards, which Ray does not lend, are not there."""
+    version = document.get("skep")
+    if version != __version__:
+        return replace(node, why=f"runs skep {version}, here is {__version__}")
+    facts = facts_of(document)
+    return replace(node, facts=replace(facts, cards=facts.cards[: int(node.gpus)]))
+
+
+def _why(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    missing = next((line for line in lines if "ModuleNotFoundError" in line or "No module named" in line), None)
+    if missing is not None and "skep" in missing:
+        other = "skep." in missing
+        return f"runs another skep than {__version__}" if other else "has no skep beside its Ray"
+    return f"cannot run a task of skep: {(lines[-1] if lines else type(error).__name__)[:200]}"
+
+
+def _standing(hive: str) -> tuple[Launch, ...]:
+    """One that does not answer stands nowhere yet."""
+    import ray
+
+    names = [name for name in ray.util.list_named_actors() if name.startswith(post_name(hive, ""))]
+    asked = []
+    for name in names:
+        with contextlib.suppress(ValueError):  # gone meanwhile
+            asked.append(ray.get_actor(name).describe.remote())
+    done, _ = ray.wait(asked, num_returns=len(asked), timeout=STANDING_S) if asked else ((), ())
+    found = []
+    for answer in done:
+        with contextlib.suppress(Exception):  # it died meanwhile, or is of another version
+            found.append(launch_of(ray.get(answer)))
+    return tuple(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

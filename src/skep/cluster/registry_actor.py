@@ -1,0 +1,144 @@
+"""The ledger as a Ray actor: found by its name, started anew by Ray, ending its hive when nobody wants it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from skep.cluster.nodes import HEAD
+from skep.cluster.placement_groups import ledger_name, post_name, post_names, remove_plot
+from skep.cluster.replica_registry import ABANDONED_AFTER_S, Ledger
+from skep.cluster.values import NAMESPACE
+
+END_S = 20.0
+HEAD_S = 10.0
+LEDGER_BYTES = 1_000_000  # Ray heeds a wish for a node only of an actor that asks for something
+
+
+def make_ledger(hive: str, *, abandoned_after_s: float = ABANDONED_AFTER_S) -> Any:
+    """The hive's ledger, made if it is not there yet; on the head if it can be: they are lost together."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    head = next((node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD in node["Resources"]), None)
+    where = {} if head is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(head, soft=True)}
+    options = {"name": ledger_name(hive), "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    return (
+        ray.remote(LedgerActor)
+        .options(
+            **options,
+            **where,
+            num_cpus=0,
+            memory=LEDGER_BYTES,
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=1000,
+        )
+        .remote(hive, abandoned_after_s)
+    )
+
+
+def find_ledger(hive: str) -> Any | None:
+    import ray
+
+    try:
+        return ray.get_actor(ledger_name(hive), NAMESPACE)
+    except ValueError:
+        return None
+
+
+class LedgerActor:
+    """Every call is the ledger's. It begins to watch with the first one: before that there is no event loop."""
+
+    def __init__(self, hive: str, abandoned_after_s: float) -> None:
+        self._hive = hive
+        self._abandoned_after_s = abandoned_after_s
+        self._made: Ledger | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def _ledger(self) -> Ledger:
+        if self._made is None:
+            self._made = Ledger(
+                self._hive,
+                end_post=self._end_post,
+                end_self=self._end_self,
+                holder=self._holder,
+                abandoned_after_s=self._abandoned_after_s,
+            )
+            self._watching = asyncio.get_running_loop().create_task(self._made.watch())
+        return self._made
+
+    async def announce(self, name: str, row: dict[str, Any], handle: Any = None) -> dict[str, Any]:
+        return await self._ledger().announce(name, row, handle)
+
+    async def forget(self, name: str) -> None:
+        await self._ledger().forget(name)
+
+    async def claim(self, gateway: str, policy: dict[str, Any]) -> str:
+        return await self._ledger().claim(gateway, policy)
+
+    async def table(self, gateway: str, since: int, timeout_s: float) -> dict[str, Any]:
+        return await self._ledger().table(gateway, since, timeout_s)
+
+    async def state(self) -> dict[str, Any]:
+        return await self._ledger().state()
+
+    async def _end_post(self, name: str, handle: Any) -> bool:
+        """By its handle first: that needs no head."""
+        if handle is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(handle.stop.remote(END_S), END_S)
+        return await end_post(self._hive, name)
+
+    async def _holder(self, name: str) -> str | None:
+        """The actor that has this name by Ray's word; empty: nobody has it; None: the head does not say."""
+        import ray
+
+        try:
+            post = await _in_time(ray.get_actor, post_name(self._hive, name), NAMESPACE)
+        except ValueError:
+            return ""
+        except Exception:
+            return None
+        return str(post._actor_id.hex())  # noqa: SLF001 - Ray has no other word for it
+
+    async def _end_self(self) -> None:
+        """With what never announced itself, such as a place that waits for room."""
+        for name in await _in_time(post_names, self._hive):
+            await end_post(self._hive, name)
+        await asyncio.to_thread(_leave)
+
+
+async def end_post(hive: str, name: str, timeout_s: float = END_S) -> bool:
+    """The engine first, in order; then its actor and its place, whatever became of the engine.
+
+    False: the head did not answer, and something may be left.
+    """
+    import ray
+
+    full, post = post_name(hive, name), None
+    try:
+        with contextlib.suppress(ValueError):  # there is none
+            post = await _in_time(ray.get_actor, full, NAMESPACE)
+        if post is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(post.stop.remote(timeout_s), timeout_s + 2)
+            with contextlib.suppress(Exception):
+                await _in_time(ray.kill, post)
+        await _in_time(remove_plot, full)
+    except Exception:
+        return False
+    return True
+
+
+async def _in_time(call: Callable[..., Any], *args: Any) -> Any:
+    """Ray's own calls wait for a lost head as long as it takes."""
+    return await asyncio.wait_for(asyncio.to_thread(call, *args), HEAD_S)
+
+
+def _leave() -> None:
+    import ray
+
+    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)

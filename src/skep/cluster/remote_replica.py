@@ -1,0 +1,157 @@
+"""A replica that stands on some node of the cluster, as the supervisor sees it: one more member of its crew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from skep.cluster.values import launch_of
+from skep.engines.base import Launch, engine_named
+from skep.errors import EngineError
+from skep.supervisor.lifecycle import State
+from skep.wire.json_pipe import Message
+
+_STATES = {state.value: state for state in State}
+AWAY = "away"  # no word from its node
+FETCHING = "fetching"
+
+
+class Host(Protocol):
+    """What a hosted replica asks of the embassy."""
+
+    def came(self, member: Hosted) -> None: ...
+    def went(self, member: Hosted) -> Awaitable[None]: ...
+    def restart(self, member: Hosted) -> bool: ...
+    async def log_since(self, name: str, offset: int | None, lines: int) -> Message: ...
+
+
+@dataclass(slots=True)
+class HostedLife:
+    state: State = State.STARTING
+    url: str | None = None
+    why: str | None = None
+    restarts: int = 0
+    moves: int = 0  # starts anew by Ray, here or on another node
+
+    @property
+    def serving(self) -> bool:
+        return self.state is State.READY
+
+
+@dataclass(slots=True)
+class Spoken:
+    """How to talk to its engine: as the adapter says, with the version that its node has."""
+
+    health_path: str
+    confirms: str
+    release_bound_s: float
+    simulated: bool
+    told: str | None = None
+
+    def version(self) -> str | None:
+        return self.told
+
+
+class Hosted:
+    kind = "replica"
+
+    def __init__(self, launch: Launch, host: Host, changed: Callable[[], None]) -> None:
+        self.launch = launch
+        self.life = HostedLife()
+        self.pid: int | None = None
+        self.node: str | None = None
+        adapter = engine_named(launch.engine, launch.binary)
+        self.engine = Spoken(adapter.health_path, adapter.confirms, adapter.release_bound_s, adapter.simulated)
+        self._host = host
+        self._changed = changed
+        self._as_started = launch
+        self._incarnation: str | None = None
+        self._note: str | None = None  # what is odd about it while it serves
+        self._said: str | None = None
+        self._stopping = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Hosted {self.launch.name} {self.life.state.value} on {self.node} url={self.life.url}>"
+
+    @property
+    def model(self) -> str:
+        return self.launch.model
+
+    @property
+    def started(self) -> Launch:
+        """As its post says, with what may change while the engine goes on."""
+        return replace(self._as_started, reserve=self.launch.reserve, soft_slots=self.launch.soft_slots)
+
+    @property
+    def settled(self) -> bool:
+        return self.life.state is State.READY
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def restart(self) -> None:
+        """Raises EngineError if its node cannot be told."""
+        if not self._host.restart(self):
+            hint = "`skep ps` shows the cluster; try again when it is there"
+            raise EngineError(f"`{self.launch.name}` cannot be told: the cluster is away", hint=hint)
+
+    async def run(self) -> None:
+        """Until stopped: then it is ended on its node."""
+        self._become(State.STARTING, None)
+        self._host.came(self)
+        await self._stopping.wait()
+        self.life.state = State.STOPPING
+        self._changed()
+        await self._host.went(self)
+        self.life.url = self.pid = None
+        self._become(State.STOPPED, self.life.why)
+
+    async def log_since(self, offset: int | None, lines: int) -> Message:
+        return await self._host.log_since(self.launch.name, offset, lines)
+
+    # What the embassy hears
+
+    def hear(self, row: dict[str, Any]) -> None:
+        """What its post says, or what is said of a post that does not stand yet."""
+        if self._stopping.is_set():
+            return
+        before = (self.life.state, self.life.url, self.life.why, self.pid, self.node, self._as_started, self.life.moves)
+        incarnation = row.get("incarnation")
+        if incarnation is not None and incarnation != self._incarnation:
+            self.life.moves += self._incarnation is not None
+            self._incarnation = incarnation
+        self.life.state, self._said = _state(row)
+        self._explain()
+        self.life.url, self.pid, self.node = row["url"], row["pid"], row["node"]
+        self.life.restarts = row["restarts"] + self.life.moves
+        self.engine.told = row["engine"]
+        if row.get("launch") is not None:
+            self._as_started = launch_of(row["launch"])
+        now = (self.life.state, self.life.url, self.life.why, self.pid, self.node, self._as_started, self.life.moves)
+        if now != before:
+            self._changed()
+
+    def remark(self, note: str | None) -> None:
+        """What is odd about it while it serves."""
+        if self._note != note:
+            self._note = note
+            self._explain()
+            self._changed()
+
+    def _explain(self) -> None:
+        self.life.why = (self._note if self.life.serving else None) or self._said
+
+    def _become(self, state: State, why: str | None) -> None:
+        self.life.state, self.life.why = state, why
+        self._changed()
+
+
+def _state(row: dict[str, Any]) -> tuple[State, str | None]:
+    """A node that is silent is not sent anything: Ray moves what stood there."""
+    if row["state"] == AWAY:
+        return State.BACKOFF, row["why"]
+    if row["state"] == FETCHING:
+        return State.STARTING, row["why"]
+    return _STATES.get(row["state"], State.STARTING), row["why"]

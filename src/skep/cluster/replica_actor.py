@@ -1,0 +1,438 @@
+"""A replica's post: the actor that runs one replica on its node, with the same adapter and keeper as on one box.
+
+It lives in a thread and an event loop of its own: Ray's calls only ask and tell. When Ray starts it anew, here or on
+another node, it begins from what it was created with and from what the ledger says has changed since. Whatever goes
+wrong is told to the ledger as the replica's state; nothing is raised, because Ray would give up an actor that fails
+while it is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from skep.cluster.nodes import named_apart, nodes_of
+from skep.cluster.placement_groups import ledger_name
+from skep.cluster.ray_command import engine_ports
+from skep.cluster.replica_registry import ANNOUNCE_EVERY_S, Row
+from skep.cluster.values import launch_document, launch_of
+from skep.deploy.gpus import DEFAULT_SHARES, Card, check_free, room_of
+from skep.engines.adapter import VISIBLE
+from skep.engines.base import Launch, engine_named
+from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError
+from skep.host.nvidia import read_gpu_memory
+from skep.host.processes import kill_marked
+from skep.paths import user_paths
+from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.replica import Replica
+from skep.supervisor.start_order import Company
+from skep.weights.pull import pull
+
+TELL_TIMEOUT_S = 2.5  # one that is lost leaves time for the next before the post counts as away
+
+
+class Announcer:
+    """`find` returns the ledger or raises; without a head it takes a minute. `me`: the post's own handle.
+
+    `heard` gets each answer, in the loop that announces. Not more than one thread looks at a time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        row: Callable[[], Row],
+        me: Any,
+        find: Callable[[], Any],
+        *,
+        heard: Callable[[Row], None] = lambda _answer: None,
+        every_s: float = ANNOUNCE_EVERY_S,
+    ) -> None:
+        self._name = name
+        self._row = row
+        self._me = me
+        self._find = find
+        self._heard = heard
+        self._every_s = every_s
+        self._ledger: Any = None
+        self._held = False  # the ledger has `me`, by its last answer; a word with it costs a fifth more
+        self._looks = False
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Something is new. In the loop that announces."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until the ledger says that this post is over."""
+        while not await self._is_over():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._every_s):
+                    await self._wake.wait()
+
+    async def _is_over(self) -> bool:
+        self._wake.clear()
+        try:
+            if self._ledger is not None:
+                me, self._held = None if self._held else self._me, False
+                telling = self._ledger.announce.remote(self._name, self._row(), me)
+                answer = await asyncio.wait_for(telling, TELL_TIMEOUT_S)
+                self._held = bool(answer.get("held"))
+                self._heard(answer)
+                return bool(answer["end"])
+        except Exception:  # noqa: S110 - the ledger is away: what serves goes on serving
+            pass
+        self._look_for_another()
+        return False
+
+    def _look_for_another(self) -> None:
+        if not self._looks:
+            self._looks = True
+            loop = asyncio.get_running_loop()
+            threading.Thread(target=self._look, args=(loop,), name="ledger", daemon=True).start()
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        found = None
+        with contextlib.suppress(Exception):
+            found = self._find()
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(self._found, found)
+
+    def _found(self, ledger: Any) -> None:
+        self._looks = False
+        if ledger is not None and ledger != self._ledger:
+            self._ledger = ledger
+            self._wake.set()
+
+
+TAIL_BYTES = 4 << 20  # last lines are looked for in so much of its end, as of a file here
+PART_BYTES = 512 << 10  # JSON makes at most six bytes of one, and a link takes 4 MiB
+
+
+def log_part(file: BinaryIO, offset: int | None, lines: int) -> dict[str, Any]:
+    """Of the last lines, or of what came since `offset`, as much as fits; where that ends, and how long the log is.
+
+    A part ends with a line, if one ends in it: no letter is cut. One that is shorter than it was begins anew.
+    """
+    size = file.seek(0, os.SEEK_END)
+    begin = _begin_of(file, size, lines) if offset is None else offset if offset <= size else 0
+    file.seek(begin)
+    data = file.read(min(PART_BYTES, size - begin))
+    if begin + len(data) < size:
+        data = data[: data.rfind(b"\n") + 1] or data
+    return {"text": data.decode(errors="replace"), "offset": begin + len(data), "size": size}
+
+
+def _begin_of(file: BinaryIO, size: int, lines: int) -> int:
+    file.seek(max(0, size - TAIL_BYTES))
+    found = file.read(min(TAIL_BYTES, size)).splitlines(keepends=True)
+    return size - sum(map(len, found[-lines:] if lines else ()))
+
+
+def localized(launch: Launch, progress: Callable[[int, int | None], None]) -> Launch:
+    """The launch with its weights as they lie here. Raises WeightsError where there are none to be had."""
+    source = launch.place.source if launch.place is not None else None
+    if launch.weights is not None:
+        if launch.weights.is_file() and (source is None or source.startswith(("/", "~"))):
+            return launch
+        if source is None:
+            raise _missing(str(launch.weights))
+    elif source is None:
+        _check_shared(launch)
+        return launch
+    assert source is not None
+    path = pull(source, cache_dir=user_paths(os.environ).cache, progress=progress).path
+    return replace(launch, weights=path, checkpoint=str(path))
+
+
+def is_pulled(launch: Launch) -> bool:
+    """Whether what is missing here may be there another time: a network, a proxy, room on the disk."""
+    return launch.place is not None and launch.place.source is not None
+
+
+def _check_shared(launch: Launch) -> None:
+    """A folder that engines read themselves; hub names are their own business."""
+    named = launch.checkpoint or ""
+    if named.startswith(("/", "~")) and not Path(named).expanduser().exists():
+        raise _missing(named)
+
+
+def _missing(path: str) -> WeightsError:
+    hint = "put it on a folder that all nodes share under the same path, or name a model that can be pulled"
+    return WeightsError(f"`{path}` is not on this node", hint=hint)
+
+
+CARDS_AGAIN_S = 1.0
+AGAIN_S = 5.0  # after a pull that failed or a card that is taken; doubles each time
+AGAIN_MOST_S = 300.0
+INSTRUCTED_S = 5.0  # without a word from a ledger for so long, what it was created with counts
+ReplicaRow = dict[str, Any]
+
+
+class Post:
+    """Created with plain documents: they outlive the process that made it. One whose engine was ended is over."""
+
+    def __init__(self, hive: str, launch: ReplicaRow, policy: ReplicaRow, key: str) -> None:
+        self._hive = hive
+        self._wanted = launch
+        self._policy = RestartPolicy(**policy)
+        self._key = key
+        self._incarnation = secrets.token_hex(8)
+        self._life = _own_life()
+        self._state: ReplicaRow = {"state": "starting", "why": None}
+        self._asked: Launch = launch_of(launch)
+        self._launch = self._asked  # as it is on this node
+        self._replica: Replica | None = None
+        self._log: Path | None = None
+        self._node: ReplicaRow = {}
+        self._over = False
+        self._ended = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._again = asyncio.Event()
+        self._working: asyncio.Task[None] | None = None
+        self._instructed = asyncio.Event()
+        self._announcer = Announcer(
+            launch["name"], self._row, _own_handle(), lambda: _find_ledger(hive), heard=self._heed
+        )
+        threading.Thread(target=self._run, name="post", daemon=True).start()
+
+    # What is asked of it
+
+    def ping(self) -> bool:
+        return True
+
+    def describe(self) -> ReplicaRow:
+        """What it was created with."""
+        return {"over": True} if self._over else self._wanted
+
+    def row(self) -> ReplicaRow:
+        return self._row()
+
+    def restart(self) -> None:
+        """Its engine; where there is none yet, what failed before that is tried again."""
+        self._loop.call_soon_threadsafe(self._restart_now)
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the engine, and return when it has ended."""
+        self._loop.call_soon_threadsafe(self._stop_now)
+        return self._ended.wait(timeout_s)
+
+    def log_since(self, offset: int | None, lines: int) -> ReplicaRow:
+        """Its engine's output, as `log_part` has it."""
+        if self._log is None or not self._log.is_file():
+            return {"text": "", "offset": 0, "size": 0}
+        with self._log.open("rb") as file:
+            return log_part(file, offset, lines)
+
+    # Its life
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._live())
+        finally:
+            self._over = True  # whatever ended it: another one is to take its place
+            self._ended.set()
+
+    async def _live(self) -> None:
+        """What failed goes on saying so, and is tried again when somebody asks for it, until it is over."""
+        announcing = asyncio.ensure_future(self._announce_on())
+        failures = 0
+        while not self._over:
+            self._again.clear()
+            self._working = asyncio.ensure_future(self._serve())
+            await asyncio.wait({self._working})
+            if self._over or self._working.cancelled():
+                break
+            failures += 1
+            await self._until_again(self._explain(self._working.exception(), failures))
+        announcing.cancel()
+
+    def _explain(self, error: BaseException | None, failures: int) -> float | None:
+        """Say why nothing is served; and in how many seconds it is tried again by itself."""
+        self._replica = None
+        if not isinstance(error, SkepError):
+            self._say("failed", f"{type(error).__name__}: {error}")
+            return None
+        why = f"{error.message}; {error.hint}" if error.hint else error.message
+        if not isinstance(error, DoesNotFit) and not (isinstance(error, WeightsError) and is_pulled(self._asked)):
+            self._say("failed", why)
+            return None
+        wait_s: float = min(AGAIN_S * 2 ** (failures - 1), AGAIN_MOST_S)
+        state = "failed" if failures >= self._policy.failures_before_ready else "backoff"
+        self._say(state, f"{why}; tried again after {wait_s:g} s")
+        return wait_s
+
+    async def _until_again(self, wait_s: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._again.wait()
+
+    async def _serve(self) -> None:
+        """Until its engine was ended. What left an engine behind here is killed with it before another one starts."""
+        self._say("starting", None)
+        self._node = await asyncio.to_thread(_own_node)
+        self._launch = launch = await asyncio.to_thread(self._settled)
+        engine = engine_named(launch.engine, launch.binary)
+        await asyncio.to_thread(engine.check, launch)
+        await asyncio.to_thread(engine.version)  # asks a program: kept from here on, for the announcements
+        await self._until_instructed()
+        folder = user_paths(os.environ).logs / "posts" / f"{self._hive}@{self._node['head']}"
+        self._log = folder / f"{launch.name}.log"
+        with contextlib.closing(Company(engine_ports(os.environ))) as company:
+            replica = Replica(launch, engine, self._log, self._announcer.wake, self._policy, company)
+            await asyncio.to_thread(kill_marked, replica.mark)
+            await asyncio.to_thread(check_cards, launch)
+            self._replica = replica
+            await replica.run()
+
+    def _settled(self) -> Launch:
+        """The launch as it is on this node: its address, its cards, its weights."""
+        launch = replace(self._asked, host=self._node["address"], api_key=self._key, gpus=own_cards(self._node["gpus"]))
+        if launch.place is not None and not launch.place.cards:
+            os.environ.update(dict.fromkeys(VISIBLE.values(), ""))  # Ray lent it none: it sees none
+        return localized(launch, lambda done, total: self._say("fetching", _fetched(done, total)))
+
+    async def _until_instructed(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(INSTRUCTED_S):
+                await self._instructed.wait()
+
+    def _heed(self, answer: ReplicaRow) -> None:
+        """As on one box: a start under way keeps its deadline, whatever comes after it has the new one."""
+        self._instructed.set()
+        with contextlib.suppress(TypeError):  # of another version of skep
+            self._policy = RestartPolicy(**(answer.get("policy") or asdict(self._policy)))
+        if self._replica is not None:
+            self._replica.life.policy = self._policy
+
+    def _restart_now(self) -> None:
+        if self._replica is not None:
+            self._replica.restart()
+        else:
+            self._again.set()
+
+    def _stop_now(self) -> None:
+        """An engine is ended in order; what comes before it, such as a pull, is not waited for."""
+        self._over = True
+        self._again.set()
+        if self._replica is not None:
+            self._replica.stop()
+        elif self._working is not None:
+            self._working.cancel()
+
+    def _say(self, state: str, why: str | None) -> None:
+        """A change of state is told at once; how far it has come, with the next announcement."""
+        before, self._state = self._state, {"state": state, "why": why}
+        if state != before["state"]:
+            self._loop.call_soon_threadsafe(self._announcer.wake)
+
+    async def _announce_on(self) -> None:
+        await self._announcer.run()
+        self._stop_now()
+
+    def _row(self) -> ReplicaRow:
+        replica, launch = self._replica, self._launch
+        row = {
+            "name": launch.name,
+            "model": launch.model,
+            "slots": launch.slots,
+            "node": self._node.get("name"),
+            "node_id": self._node.get("id"),
+            "launch": launch_document(launch),
+            "incarnation": self._incarnation,
+            **self._life,
+            "pid": None,
+            "url": None,
+            "restarts": 0,
+            "engine": None,
+            **self._state,
+        }
+        if replica is not None and replica.life.state is not State.STOPPED:
+            row |= {
+                "state": replica.life.state.value,
+                "why": replica.life.why,
+                "pid": replica.pid,
+                "url": replica.life.url,
+                "restarts": replica.life.restarts,
+                "slots": replica.started.slots,
+                "launch": launch_document(replica.started),
+                "engine": replica.engine.version(),
+            }
+        return row
+
+
+def own_cards(lent: Sequence[Any]) -> tuple[int, ...]:
+    """By number. Names of cards, or of parts of them, stay as Ray has put them into our environment."""
+    return tuple(sorted(int(card) for card in lent)) if all(str(card).isdecimal() for card in lent) else ()
+
+
+def check_cards(launch: Launch, again_s: float = CARDS_AGAIN_S) -> None:
+    """Ray lends a card whoever else is on it. Raises DoesNotFit where its engine would not find what it takes.
+
+    Looks twice: the driver takes back a moment later what an engine held that was killed.
+    """
+    if not launch.gpus or launch.engine not in DEFAULT_SHARES:
+        return
+    try:
+        _check_cards_now(launch)
+    except DoesNotFit:
+        time.sleep(again_s)
+        _check_cards_now(launch)
+
+
+def _check_cards_now(launch: Launch) -> None:
+    cards = [Card(card.index, card.total_bytes, card.used_bytes) for card in read_gpu_memory()]
+    try:
+        check_free([replace(launch, room=room_of(launch, cards, weights=None, cache=None))], cards)
+    except DoesNotFit as error:
+        raise DoesNotFit(error.message, hint="`nvidia-smi` on that node shows who holds it") from None
+
+
+def _own_handle() -> Any:
+    import ray
+
+    return ray.get_runtime_context().current_actor
+
+
+def _own_life() -> ReplicaRow:
+    """Which actor this is, and how often Ray has started it anew. Nothing where Ray does not say: then it has no rank.
+
+    Asked before Ray knows that it stands: a later life would have to begin with another process.
+    """
+    with contextlib.suppress(Exception):
+        import ray
+        from ray._private import state
+
+        actor = ray.get_runtime_context().get_actor_id()
+        return {"actor": actor, "life": int(state.actors(actor)["NumRestarts"])}
+    return {}
+
+
+def _find_ledger(hive: str) -> Any:
+    import ray
+
+    return ray.get_actor(ledger_name(hive))
+
+
+def _own_node() -> ReplicaRow:
+    """Which node this is, and the cards that Ray gave to this actor."""
+    import ray
+
+    node_id = ray.get_runtime_context().get_node_id()
+    found = next((node for node in named_apart(nodes_of(ray.nodes(), {})) if node.id == node_id), None)
+    if found is None:
+        raise EngineError(f"Ray does not list the node {node_id[:6]}, which this is", hint="`skep restart` tries again")
+    head = ray.get_runtime_context().gcs_address  # hives of two clusters may have one name
+    return {"id": node_id, "address": found.address, "name": found.name, "gpus": ray.get_gpu_ids(), "head": head}
+
+
+def _fetched(done: int, total: int | None) -> str:
+    return f"fetching the weights, {done * 100 // total} %" if total else "fetching the weights"

@@ -1,0 +1,1 @@
+"""skep.toml, keys.toml and presets: read once, used as they are."""

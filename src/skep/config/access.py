@@ -1,0 +1,100 @@
+"""Who may use the dashboard and the MCP server: the keys of `keys.toml` as it is now, and SKEP_API_KEY.
+
+Knows nothing of pages, tools or cookies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from skep.config.key_ring import KeyRing, KeySpec, digest_of
+from skep.config.keys import read_keys
+from skep.errors import UserError
+
+log = logging.getLogger("skep.config.access")
+LONGEST_KEY = 1024
+RECHECK_S = 0.5  # how often an answer that is still being sent is checked for whether its key is still accepted
+_OWN_NAME = "$SKEP_API_KEY"  # no key of the file can have this name
+
+_FileState = tuple[int, int, int, int] | None
+
+
+class AcceptedKeys:
+    """Reads the file again whenever it has changed.
+
+    A file that cannot be read changes nothing: the keys that were read last stay in force, as in the gateway.
+    """
+
+    def __init__(self, path: Path, own_key: str | None = None) -> None:
+        """Raises UserError where the file cannot be read."""
+        self._path = path
+        self._own = (KeySpec(_OWN_NAME, digest_of(own_key)),) if own_key else ()
+        self._state = _state_of(path)
+        self._take(read_keys(path))
+
+    def __repr__(self) -> str:
+        return f"<AcceptedKeys {len(self)} keys of {self._path}>"
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def find(self, given: Iterable[bytes]) -> KeySpec | None:
+        """The first of the given keys that is accepted."""
+        self._refresh()
+        found = (self._ring.find(key) for key in given if len(key) <= LONGEST_KEY)
+        return next((spec for spec in found if spec is not None), None)
+
+    def accepts(self, spec: KeySpec) -> bool:
+        """Whether a key that was found before is still accepted. Another key of the same name is another key."""
+        self._refresh()
+        return spec.sha256 in self._digests
+
+    def _refresh(self) -> None:
+        state = _state_of(self._path)
+        if state == self._state:
+            return
+        self._state = state  # taken before the file is read: a change in between is seen the next time
+        try:
+            self._take(read_keys(self._path))
+        except UserError as error:
+            log.error("keys.unreadable error=%s", error.message)
+
+    def _take(self, keys: tuple[KeySpec, ...]) -> None:
+        self._ring = KeyRing((*keys, *self._own))
+        self._digests = frozenset(spec.sha256 for spec in (*keys, *self._own))
+
+
+async def answer_while(admitted: Callable[[], bool], app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Call `app`, for which the client hangs up as soon as it is not admitted any more. The answer ends there."""
+    unfinished = False
+
+    async def receive_while_admitted() -> Message:
+        while True:
+            try:
+                async with asyncio.timeout(RECHECK_S):
+                    return await receive()
+            except TimeoutError:
+                if not admitted():
+                    return {"type": "http.disconnect"}
+
+    async def send_noting(message: Message) -> None:
+        nonlocal unfinished
+        unfinished = message["type"] == "http.response.start" or message.get("more_body", False)
+        await send(message)
+
+    await app(scope, receive_while_admitted, send_noting)
+    if unfinished:
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _state_of(path: Path) -> _FileState:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

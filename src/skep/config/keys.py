@@ -1,0 +1,268 @@
+"""`keys.toml`: the clients' keys as digests, with their limits. Written by `skep key`, and by hand.
+
+Comments and order of a file edited by hand are kept. A change is made under a lock, beside the file, and moved into
+place: readers need no lock, and see the file before or after it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from skep.config.key_ring import PRIORITIES, KeySpec
+from skep.errors import UserError
+from skep.paths import Paths
+
+_HEADER = """\
+# The keys that clients of skep's gateway present, as sha256 digests. Written by `skep key`; edit it as you like,
+# `skep reload` makes a running hive take it.
+"""
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_RATE = re.compile(r"([1-9][0-9]{0,6})/([smhd])")
+_PERIOD_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_BLOCK = re.compile(r"\s*\[\[\s*key\s*\]\]")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """A key as it stands in the file."""
+
+    spec: KeySpec
+    rate: str | None = None  # as written; `spec` has it as numbers
+    created: datetime | None = None
+
+
+class KeyTable(BaseModel):
+    """Types only: `make_entry` checks values, whether they come from the file or from the command line."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str
+    sha256: str
+    priority: str | None = Field(default=None, alias="class")
+    max_concurrent: int | None = None
+    rate: str | None = None
+    created: datetime | None = None
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    key: list[KeyTable] = []
+
+
+def keys_path(paths: Paths) -> Path:
+    return paths.config / "keys.toml"
+
+
+def new_key() -> str:
+    return f"sk-skep-{secrets.token_urlsafe(24)}"  # 24 bytes are 32 characters
+
+
+def make_entry(
+    name: str,
+    sha256: str,
+    *,
+    priority: str | None = None,
+    max_concurrent: int | None = None,
+    rate: str | None = None,
+    created: datetime | None = None,
+) -> KeyEntry:
+    """A rate of `60/m` is a bucket of 60 that fills evenly: 60 at once after a pause, one a second in the long run."""
+    if not _NAME.fullmatch(name):
+        raise UserError(f"{name!r} is not a name for a key", hint="use 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+    if not _SHA256.fullmatch(sha256.lower()):  # not shown: it may be a key that was put in the wrong place
+        hint = "`printf %s KEY | sha256sum` makes one, `skep key add` a key and its digest"
+        raise UserError(f"the sha256 of `{name}` is not 64 hexadecimal digits", hint=hint)
+    if priority is not None and priority not in PRIORITIES:
+        raise UserError(f"the class {priority!r} is unknown", hint=f"one of {', '.join(PRIORITIES)}, or none")
+    if max_concurrent is not None and max_concurrent < 1:
+        raise UserError(f"max_concurrent {max_concurrent} is below 1", hint="leave it out for no limit")
+    count, rate_per_s = _parse_rate(rate) if rate is not None else (1, None)
+    return KeyEntry(KeySpec(name, sha256.lower(), priority, max_concurrent, rate_per_s, count), rate, created)
+
+
+def _parse_rate(text: str) -> tuple[int, float]:
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise UserError(f"{text!r} is not a rate", hint="write it as 2/s, 60/m, 500/h or 10000/d; 30/m for one in 2 s")
+    count = int(match[1])
+    return count, count / _PERIOD_S[match[2]]
+
+
+def read_keys(path: Path) -> tuple[KeySpec, ...]:
+    """For the gateway. No file: no keys."""
+    return tuple(entry.spec for entry in read_entries(path))
+
+
+def read_entries(path: Path) -> tuple[KeyEntry, ...]:
+    return _parse(_read(path), path)
+
+
+def loose_mode(path: Path) -> str | None:
+    """A line to warn with where others may read the file.
+
+    That gives no key of `new_key` away, which nobody guesses; a key somebody made up may be guessed by its digest.
+    """
+    try:
+        loose = path.stat().st_mode & 0o044
+    except OSError:
+        return None
+    return f"others may read `{path}`: it has digests only, yet `chmod 600 {path}` is better" if loose else None
+
+
+def add_entry(path: Path, entry: KeyEntry) -> None:
+    with _locked(path) as real:
+        text = _read(path)
+        entries = _parse(text, path)
+        if any(known.spec.name == entry.spec.name for known in entries):
+            hint = f"`skep key remove {entry.spec.name}` first, or choose another name"
+            raise UserError(f"there is a key named `{entry.spec.name}`", hint=hint)
+        _write(real, _edited(f"{text.rstrip() or _HEADER.rstrip()}\n\n{_block(entry)}", (*entries, entry), path))
+
+
+def remove_entry(path: Path, name: str) -> tuple[KeyEntry, ...]:
+    """Returns those that stay."""
+    with _locked(path) as real:
+        text = _read(path)
+        entries = _parse(text, path)
+        stay = tuple(entry for entry in entries if entry.spec.name != name)
+        if len(stay) == len(entries):
+            known = ", ".join(entry.spec.name for entry in entries) or "none"
+            raise UserError(f"there is no key named {name!r}", hint=f"known: {known}")
+        place = next(i for i, entry in enumerate(entries) if entry.spec.name == name)
+        _write(real, _edited(_without_block(text, place), stay, path))
+        return stay
+
+
+# Text
+
+
+def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
+    try:
+        document = _Document.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} cannot be read: {error}", hint="mend it by hand, or move it away") from None
+    except ValidationError as error:
+        raise _complaint(error.errors()[0], path) from None
+    entries: list[KeyEntry] = []
+    for number, table in enumerate(document.key, 1):
+        try:
+            entry = make_entry(**table.model_dump())
+        except UserError as error:
+            raise UserError(f"{path}: key {number}: {error.message}", hint=error.hint) from None
+        for known in entries:
+            if known.spec.name == entry.spec.name:
+                raise UserError(f"{path}: two keys are named `{entry.spec.name}`", hint="rename or delete one")
+            if known.spec.sha256 == entry.spec.sha256:
+                names = f"`{known.spec.name}` and `{entry.spec.name}`"
+                raise UserError(f"{path}: {names} have the same sha256", hint="delete one: whose limits would count?")
+        entries.append(entry)
+    return tuple(entries)
+
+
+def _complaint(found: Any, path: Path) -> UserError:
+    """Without the value: it may be a key."""
+    place = found["loc"]
+    known = ", ".join(field.alias or name for name, field in KeyTable.model_fields.items())
+    where = f"key {int(place[1]) + 1}: `{place[2]}`" if len(place) > 2 else f"`{place[0]}`"
+    if found["type"] == "extra_forbidden":
+        hint = f"known in a [[key]]: {known}" if len(place) > 1 else "each key is a [[key]] table of its own"
+        return UserError(f"{path}: {where} is an unknown key", hint=hint)
+    return UserError(f"{path}: {where}: {found['msg'].lower()}", hint=f"a [[key]] has {known}")
+
+
+def _edited(text: str, wanted: tuple[KeyEntry, ...], path: Path) -> str:
+    """The text, if it says what is wanted; else the file anew. So it is for keys that are not written as [[key]]."""
+    try:
+        if _parse(text, path) == wanted:
+            return text
+    except UserError:
+        pass
+    return "\n".join((_HEADER, *(_block(entry) for entry in wanted)))
+
+
+def _block(entry: KeyEntry) -> str:
+    spec = entry.spec
+    lines = ["[[key]]", f'name = "{spec.name}"', f'sha256 = "{spec.sha256}"']
+    if spec.priority is not None:
+        lines.append(f'class = "{spec.priority}"')
+    if spec.max_concurrent is not None:
+        lines.append(f"max_concurrent = {spec.max_concurrent}")
+    if entry.rate is not None:
+        lines.append(f'rate = "{entry.rate}"')
+    if entry.created is not None:
+        lines.append(f"created = {entry.created.isoformat()}")
+    return "\n".join(lines) + "\n"
+
+
+def _without_block(text: str, place: int) -> str:
+    """Comments right above a `[[key]]` go with it."""
+    lines = text.splitlines(keepends=True)
+    starts = []
+    for i, line in enumerate(lines):
+        if _BLOCK.match(line):
+            start = i
+            while start and lines[start - 1].lstrip().startswith("#"):
+                start -= 1
+            starts.append(start)
+    starts.append(len(lines))
+    return "".join(lines[: starts[place]] + lines[starts[place + 1] :]) if place + 1 < len(starts) else ""
+
+
+# Disk
+
+
+def _read(path: Path) -> str:
+    """Where others may write, others may let themselves in: such a file is refused."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_mode & 0o022:
+                raise UserError(f"others may write `{path}`", hint=f"look at it, then `chmod 600 {path}`")
+            return file.read()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}", hint="mend it by hand, or move it away") from None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[Path]:
+    """One change at a time. Gives the file itself where `path` is a link. The lock file stays: else two may enter."""
+    real = path.resolve()
+    real.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(real.with_name(f".{real.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield real
+    finally:
+        os.close(lock)
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # of mode 0600
+    draft = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

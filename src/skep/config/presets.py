@@ -1,0 +1,545 @@
+"""Presets as TOML files: the shipped ones and those in one's own folder, checked, with the line of what is wrong.
+
+One file is one preset, named like the file. One's own wins over a shipped one of the same name.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date as Day  # noqa: N812 - `date` is a key here
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from skep.catalog.models import find_geometry
+from skep.catalog.names import did_you_mean, near, squeeze
+from skep.catalog.presets import Container, Mount, Need, Preset, Published
+from skep.config.load import OptionsTable, check_words
+from skep.config.settings import OWN_ENGINES, Serve, default_context
+from skep.errors import UserError
+from skep.paths import Paths
+from skep.planner.preset_rules import Contradiction, contradictions
+
+Place = tuple[str | int, ...]
+_BLANK = " \t"
+_SPACE = " \t\r\n"
+_ENDS_VALUE = ",]}#\r\n"
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\"}
+
+
+def toml_lines(text: str) -> dict[Place, int]:
+    """The line of every key, table and array element by its path: `("published", 0, "tok_s")`."""
+    return _Walk(text).lines
+
+
+def written(value: object) -> str:
+    """A value as it stands in a file: `true`, not Python's `True`; of a table or a list, that it is one."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
+
+
+def line_of(place: Sequence[str | int], lines: Mapping[Place, int]) -> int:
+    """Of the value itself, or of the nearest thing around it: a missing key has no line of its own."""
+    path = tuple(place)
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path, 1)
+
+
+class _Walk:
+    """One pass over the text. `lines` is full when the constructor returns."""
+
+    def __init__(self, text: str) -> None:
+        self.lines: dict[Place, int] = {}
+        self._text = text
+        self._at = 0
+        self._tables: dict[Place, int] = {}  # arrays of tables: how many there are so far
+        here: Place = ()
+        while self._skip(_SPACE) < len(text):
+            if self._peek() == "[":
+                here = self._header()
+            else:
+                self._pair(here)
+
+    def _header(self) -> Place:
+        """`[a.b]` or `[[a.b]]`; names that stand for an array of tables mean its last one."""
+        line, doubled = self._line(), self._text.startswith("[[", self._at)
+        self._at += 2 if doubled else 1
+        path: Place = ()
+        *parents, last = self._key()
+        for name in parents:
+            path = (*path, name)
+            path = (*path, self._tables[path] - 1) if path in self._tables else path
+        path = (*path, last)
+        if doubled:
+            self.lines.setdefault(path, line)
+            number = self._tables.get(path, 0)
+            self._tables[path] = number + 1
+            path = (*path, number)
+        self.lines[path] = line
+        self._skip(_BLANK)
+        self._at += 2 if doubled else 1
+        return path
+
+    def _pair(self, table: Place) -> None:
+        line, path = self._line(), table
+        for name in self._key():
+            path = (*path, name)
+            self.lines.setdefault(path, line)
+        self._skip(_BLANK)
+        self._at += 1  # =
+        self._value(path)
+
+    def _key(self) -> list[str]:
+        names = []
+        while True:
+            self._skip(_BLANK)
+            if self._peek() in "\"'":
+                names.append(self._string())
+            else:
+                start = self._at
+                while self._at < len(self._text) and (self._peek().isalnum() or self._peek() in "-_"):
+                    self._at += 1
+                names.append(self._text[start : self._at])
+            self._skip(_BLANK)
+            if self._peek() != ".":
+                return names
+            self._at += 1
+
+    def _value(self, path: Place) -> None:
+        self._skip(_BLANK)
+        first = self._peek()
+        if first == "[":
+            self._many("]", path, keyed=False)
+        elif first == "{":
+            self._many("}", path, keyed=True)
+        elif first in "\"'":
+            self._string()
+        else:
+            while self._at < len(self._text) and self._peek() not in _ENDS_VALUE:
+                self._at += 1
+
+    def _many(self, end: str, path: Place, *, keyed: bool) -> None:
+        """What stands between brackets, over as many lines as it takes."""
+        self._at += 1
+        number = 0
+        while self._skip(_SPACE) < len(self._text) and self._peek() != end:
+            if keyed:
+                self._pair(path)
+            else:
+                self.lines[*path, number] = self._line()
+                self._value((*path, number))
+            number += 1
+            self._skip(_SPACE)
+            if self._peek() == ",":
+                self._at += 1
+        self._at += 1
+
+    def _string(self) -> str:
+        quote = self._peek()
+        if self._text.startswith(quote * 3, self._at):
+            quote *= 3
+        self._at += len(quote)
+        said = []
+        while self._at < len(self._text) and not self._text.startswith(quote, self._at):
+            letter = self._peek()
+            if letter == "\\" and quote[0] == '"':
+                self._at += 1
+                letter = _ESCAPES.get(self._peek(), self._peek())
+            said.append(letter)
+            self._at += 1
+        self._at += len(quote)
+        while len(quote) == 3 and self._at < len(self._text) and self._peek() == quote[0]:
+            self._at += 1  # a long string may end with quotes of its own
+        return "".join(said)
+
+    def _skip(self, what: str) -> int:
+        """Over blanks and, where lines may end, over comments."""
+        while self._at < len(self._text):
+            if self._peek() == "#" and "\n" in what:
+                end = self._text.find("\n", self._at)
+                self._at = len(self._text) if end < 0 else end
+            elif self._peek() in what:
+                self._at += 1
+            else:
+                break
+        return self._at
+
+    def _peek(self) -> str:
+        return self._text[self._at : self._at + 1] or "\n"
+
+    def _line(self) -> int:
+        return self._text.count("\n", 0, self._at) + 1
+
+
+SHIPPED = "shipped"
+USUAL_CONTEXT = 8192  # where the author does not say and no figure wants more: what a whole card's default refuses
+_FOLDER = "recipes"
+_ENCODING = "utf-8-sig"  # some editors begin a file with a byte order mark
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
+_HINT = "docs/presets.md has every key"
+_TOML_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class MountTable(_Table):
+    host: str = Field(min_length=1)
+    inside: str = Field(pattern="^/")
+    read_only: bool = True
+
+
+class ContainerTable(_Table):
+    image: str = Field(min_length=1)
+    mounts: list[MountTable] = Field(default_factory=list)
+    shm: str | None = Field(default=None, pattern=r"^[0-9]+(\.[0-9]+)?[kmgKMG]?[bB]?$")
+    ipc_host: bool = False
+    before: list[str] = Field(default_factory=list)
+    checkpoint: str | None = Field(default=None, pattern="^/")
+
+    def to_container(self) -> Container:
+        mounts = tuple(Mount(mount.host, mount.inside, mount.read_only) for mount in self.mounts)
+        return Container(self.image, mounts, self.shm, self.ipc_host, tuple(self.before), self.checkpoint)
+
+
+class NeedTable(_Table):
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    kind: Literal["image", "patch", "checkpoint", "driver", "step"]
+    what: str = Field(min_length=1)
+    why: str = Field(min_length=1)
+    source: str | None = None
+
+
+class PublishedTable(_Table):
+    tok_s: float = Field(gt=0, allow_inf_nan=False)
+    metric: Literal["output", "combined", "decode"]
+    concurrency: int = Field(ge=1)
+    input_tokens: int | None = Field(default=None, ge=1)
+    output_tokens: int | None = Field(default=None, ge=1)
+    clock: Literal["client", "engine"] | None = None
+    engine_version: str | None = None
+    ttft_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    tpot_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    per_task_tok_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    runs: str | None = None
+    needs: list[str] = Field(default_factory=list)
+    note: str | None = None
+
+    def to_published(self) -> Published:
+        return Published(**{**self.model_dump(), "needs": tuple(self.needs)})
+
+
+class PresetTable(_Table):
+    title: str = Field(min_length=1)
+    engine: str
+    engine_version: str | None = None
+    model: str
+    checkpoint: str = Field(min_length=1)
+    stand_in: bool = False
+    served_as: str | None = Field(default=None, min_length=1)
+    hardware: str
+    link: Literal["nvlink", "pcie"] | None = None
+    source: str = Field(min_length=1)
+    date: str | None = None
+    slots: int = Field(ge=1, le=1024)
+    context: int | None = Field(default=None, ge=64)
+    replicas: int = Field(default=1, ge=1, le=64)
+    reserve: int = Field(default=0, ge=0)
+    threads: int | None = Field(default=None, ge=1)
+    gpus: list[Annotated[int, Field(ge=0, le=255)]] = Field(default_factory=list)
+    extra: list[str] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+    options: OptionsTable = OptionsTable()
+    env: dict[str, str] = Field(default_factory=dict)
+    container: ContainerTable | None = None
+    need: list[NeedTable] = Field(default_factory=list)
+    published: list[PublishedTable] = Field(default_factory=list)
+
+    def to_preset(self, name: str, origin: str) -> Preset:
+        return Preset(
+            name=name,
+            title=self.title,
+            engine=self.engine,
+            model=self.model,
+            checkpoint=self.checkpoint,
+            served_as=self.served_as or self.model,
+            hardware=self.hardware,
+            source=self.source,
+            slots=self.slots,
+            context_tokens=self.context,
+            replicas=self.replicas,
+            link=self.link,
+            date=self.date,
+            engine_version=self.engine_version,
+            options=self.options.to_options(),
+            extra=tuple(self.extra),
+            env=tuple(self.env.items()),
+            gpus=tuple(self.gpus),
+            reserve=self.reserve,
+            threads=self.threads,
+            stand_in=self.stand_in,
+            container=self.container.to_container() if self.container else None,
+            needs=tuple(Need(**need.model_dump()) for need in self.need),
+            published=tuple(table.to_published() for table in self.published),
+            notes=tuple(self.notes),
+            origin=origin,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A folder's presets by name, and what is wrong with the files that are none."""
+
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    broken: tuple[UserError, ...] = ()
+
+
+def presets_folder(paths: Paths) -> Path:
+    return paths.config / "presets"
+
+
+@lru_cache(maxsize=1)
+def shipped_presets() -> dict[str, Preset]:
+    return {name: _shipped(name) for name in _shipped_names()}
+
+
+def read_presets(folder: Path) -> Reading:
+    """One's own. A broken file hides no other one; a folder that is not there is an empty one."""
+    presets: dict[str, Preset] = {}
+    broken: list[UserError] = []
+    for path in sorted(folder.glob("*.toml")) if folder.is_dir() else ():
+        try:
+            presets[path.stem] = read_preset(path)
+        except UserError as error:
+            broken.append(error)
+    return Reading(presets, tuple(broken))
+
+
+def all_presets(folder: Path) -> dict[str, Preset]:
+    """Shipped and one's own that can be read, by name."""
+    return dict(sorted({**shipped_presets(), **read_presets(folder).presets}.items()))
+
+
+def find_preset(name: str, folder: Path) -> Preset | None:
+    """Looks at no other file: a broken one elsewhere does not matter here."""
+    if not _NAME.fullmatch(name):
+        return None
+    own = folder / f"{name}.toml"
+    if own.is_file():
+        return read_preset(own)
+    return _shipped(name) if name in _shipped_names() else None
+
+
+def preset(name: str, folder: Path) -> Preset:
+    found = find_preset(name, folder)
+    if found is None:
+        own = (path.stem for path in folder.glob("*.toml")) if folder.is_dir() else ()
+        names = {squeeze(known): known for known in (*_shipped_names(), *own)}
+        hint = did_you_mean(near(name, names), "`skep presets` lists them")
+        raise UserError(f"no preset is called `{name}`", hint=hint)
+    return found
+
+
+def preset_text(name: str, folder: Path) -> str:
+    """The file as it is written, one's own or shipped."""
+    found = preset(name, folder)
+    return _shipped_text(name) if found.origin == SHIPPED else Path(found.origin).read_text(encoding=_ENCODING)
+
+
+def read_preset(path: Path) -> Preset:
+    """One file, wherever it lies."""
+    try:
+        text = path.read_text(encoding=_ENCODING)
+    except FileNotFoundError:
+        raise UserError(f"the preset `{path}` does not exist", hint="`skep presets` lists those that do") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"the preset `{path}` cannot be read: {why}", hint="it is a TOML file in UTF-8") from None
+    return parse_preset(text, check_name(path.stem), str(path))
+
+
+def check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        hint = "lower-case letters, digits, dots, dashes and underscores: `my-27b`"
+        raise UserError(f"`{name}` is no name for a preset", hint=hint)
+    return name
+
+
+def parse_preset(text: str, name: str, origin: str) -> Preset:
+    """The first complaint, by line, and how many more there are."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = _TOML_LINE.search(str(error))
+        line = int(at[1]) if at and at[1] else text.count("\n") + 1
+        message = f"{origin}:{line}: this is not TOML: {_TOML_LINE.sub('', str(error)).lower()}"
+        raise UserError(message, hint=_HINT) from None
+    if isinstance(document.get("date"), Day):  # TOML has dates, and people leave the quotes out
+        document["date"] = str(document["date"])
+    lines = toml_lines(text)
+    try:
+        table = PresetTable.model_validate(document)
+        found = table.to_preset(name, origin)
+        _check_env(table, lines, origin)
+    except ValidationError as error:
+        raise _first(_complaints(error), lines, origin) from None
+    except UserError as error:  # of `speculation`
+        key = "draft_model" if "draft_model" in error.message else "speculation"
+        raise _first([Contradiction(("options", key), error.message, error.hint)], lines, origin) from None
+    wrong = contradictions(found)
+    if wrong:
+        raise _first(wrong, lines, origin)
+    return found
+
+
+def _check_env(table: PresetTable, lines: Mapping[tuple[str | int, ...], int], origin: str) -> None:
+    try:
+        check_words(table.env, *table.extra, table.checkpoint)
+    except UserError as error:
+        key = "env" if "env" in error.message else "extra"
+        raise _first([Contradiction((key,), error.message, error.hint)], lines, origin) from None
+
+
+def serve_of(wanted: Preset) -> Serve:
+    """What it is when it is served. Its cards are chosen where it does not name them."""
+    return Serve(
+        model=wanted.served_as,
+        engine=wanted.engine,
+        replicas=wanted.replicas,
+        slots=wanted.slots,
+        context_tokens=wanted.context_tokens or _usual_context(wanted),
+        threads=wanted.threads,
+        extra=wanted.extra,
+        reserve=wanted.reserve,
+        checkpoint=wanted.checkpoint,
+        options=wanted.options,
+        gpus=wanted.gpus,
+        env=wanted.env,
+        preset=wanted.name,
+    )
+
+
+def _usual_context(wanted: Preset) -> int:
+    """A model's whole context seldom fits beside its weights: enough for the figures, and for a task."""
+    if wanted.engine in OWN_ENGINES:
+        return default_context(wanted.engine)
+    lengths = [(figure.input_tokens or 0) + (figure.output_tokens or 0) for figure in wanted.published]
+    model = find_geometry(wanted.model)
+    most = model.max_context if model is not None and model.max_context else USUAL_CONTEXT
+    return min(most, max(USUAL_CONTEXT, *lengths, 0))
+
+
+def _shipped_names() -> tuple[str, ...]:
+    found = files("skep.catalog").joinpath(_FOLDER).iterdir()
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml")))
+
+
+def _shipped_text(name: str) -> str:
+    return files("skep.catalog").joinpath(_FOLDER, f"{name}.toml").read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=128)
+def _shipped(name: str) -> Preset:
+    return parse_preset(_shipped_text(name), name, SHIPPED)
+
+
+# Complaints
+
+
+def _first(found: list[Contradiction], lines: Mapping[tuple[str | int, ...], int], origin: str) -> UserError:
+    """A key that is missing has no line of its own: what stands there goes first."""
+    placed = sorted(found, key=lambda wrong: (wrong.place not in lines, line_of(wrong.place, lines)))
+    first, more = placed[0], len(placed) - 1
+    rest = f" (and {more} more)" if more else ""
+    return UserError(f"{origin}:{line_of(first.place, lines)}: {first.message}{rest}", hint=first.hint or _HINT)
+
+
+def _complaints(error: ValidationError) -> list[Contradiction]:
+    """A misspelt key is one mistake, not also the one that is missing."""
+    entries = error.errors()
+    unknown = [entry["loc"] for entry in entries if entry["type"] == "extra_forbidden"]
+    meant = {(*place[:-1], guess) for place in unknown for guess in _meant(place)}
+    return [_complaint(entry) for entry in entries if entry["type"] != "missing" or entry["loc"] not in meant]
+
+
+def _meant(place: tuple[str | int, ...]) -> tuple[str, ...]:
+    return near(str(place[-1]), {squeeze(name): name for name in _keys(place[:-1])}, count=1)
+
+
+def _complaint(entry: Any) -> Contradiction:
+    place = tuple(entry["loc"])
+    key, inside = place[-1], _table_words(place[:-1])
+    if entry["type"] == "extra_forbidden":
+        close = _meant(place)
+        guess = f"; {did_you_mean(close, '')}" if close else ""
+        known = f"known: {', '.join(_keys(place[:-1]))}"
+        return Contradiction(place, f"`{key}` is not a key of {inside}{guess}", known)
+    if entry["type"] == "missing":
+        return Contradiction(place, f"`{key}` is missing in {inside}", _MISSING.get(str(key)))
+    named = f"{key + 1} of `{place[-2]}`" if isinstance(key, int) and len(place) > 1 else f"`{key}`"
+    return Contradiction(place, f"{named} = {written(entry['input'])}: {_said(entry)}", _MISSING.get(str(key)))
+
+
+def _said(entry: Any) -> str:
+    if entry["type"] in _KINDS:
+        return f"must be {_KINDS[entry['type']]}"
+    words = f"{entry['msg'][:1].lower()}{entry['msg'][1:]}"
+    for long, short in _SHORTER.items():
+        words = words.replace(long, short)
+    return words
+
+
+_KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a number that is not infinite",
+    "string_type": "text in quotes",
+    "bool_type": "true or false, without quotes",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+}
+_SHORTER = {
+    "input should be greater than or equal to": "must be at least",
+    "input should be less than or equal to": "must be at most",
+    "input should be greater than": "must be more than",
+    "input should be": "must be",
+}
+
+
+_MISSING = {
+    "slots": "how many sequences a replica decodes at a time: vLLM --max-num-seqs, llama-server -np",
+    "hardware": 'as `skep plan --gpu` takes it: "2x rtx-3090"; "cpu" for none',
+    "source": "who published it and where; your own words for your own",
+}
+_TABLES: Mapping[str, tuple[str, type[BaseModel]]] = {
+    "options": ("[options]", OptionsTable),
+    "container": ("[container]", ContainerTable),
+    "mounts": ("a mount", MountTable),
+    "need": ("a [[need]]", NeedTable),
+    "published": ("a [[published]]", PublishedTable),
+}
+
+
+def _innermost(place: tuple[str | int, ...]) -> str | None:
+    return next((str(part) for part in reversed(place) if isinstance(part, str)), None)
+
+
+def _table_words(place: tuple[str | int, ...]) -> str:
+    name = _innermost(place)
+    return "a preset" if name is None else _TABLES.get(name, (f"`{name}`", PresetTable))[0]
+
+
+def _keys(place: tuple[str | int, ...]) -> Iterator[str]:
+    table = _TABLES.get(_innermost(place) or "", ("", PresetTable))[1]
+    yield from table.model_fields

@@ -1,0 +1,1 @@
+"""From names and cards to launches: plan requests, which cards, exports."""

@@ -1,0 +1,331 @@
+"""From settings to replicas: names, cards, ports, weights, and every engine asked whether it could start them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from skep.catalog.gpus import Device
+from skep.catalog.machine import HostFacts
+from skep.catalog.names import model_id
+from skep.config.settings import OWN_ENGINES, Gateway, Serve, Settings, Upstream
+from skep.deploy.gpus import Card, check_free, check_lodging, check_together, divide, have, room_of, spread
+from skep.engines.base import Launch, engine_named
+from skep.engines.diagnosis import before_start
+from skep.engines.discovery import find_program
+from skep.errors import SkepError, UserError
+from skep.host.facts import read_host
+from skep.host.nvidia import NvidiaReport, read_gpu_memory, visible_gpus
+from skep.paths import LOOPBACK, Paths
+from skep.units import parse_bytes
+from skep.weights.config_json import read_config
+from skep.weights.gguf import check_file
+from skep.weights.gguf_geometry import geometry_of
+from skep.weights.pull import pull
+from skep.wire.heads import parse_url
+
+PullProgress = Callable[[int, int | None], None]
+
+REMOTE = "remote"  # the engine of a launch that skep does not start
+READ_GGUF = ("embedded", "llamacpp")  # their weights are one file, fetched and checked here
+NO_WEIGHTS = ("fake", "simulated")
+KV_BYTES = {"f32": 4.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32,
+            "iq4_nl": 18 / 32}  # fmt: skip  # a value
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What replicas are placed on."""
+
+    cores: int
+    cards: tuple[Card, ...] = ()
+    room: tuple[tuple[str, int], ...] = ()
+    devices: tuple[Device, ...] = ()  # what the cards are, in the same order; empty: not known
+
+
+def read_machine() -> Machine:
+    """Cards that CUDA_VISIBLE_DEVICES hides from skep are not there."""
+    seen = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    cards = tuple(Card(gpu.index, gpu.total_bytes, gpu.used_bytes) for gpu in seen)
+    host = read_host() if cards else read_host(NvidiaReport())
+    return Machine(host.cpu_cores, cards, have(cards, host.memory_bytes), _devices(host, cards))
+
+
+def _devices(host: HostFacts, cards: Sequence[Card]) -> tuple[Device, ...]:
+    """Empty where one of them is unlike all of the catalogue: then nothing is foreseen."""
+    numbers = [gpu.index for gpu in host.gpus]
+    if not cards or not {card.index for card in cards} <= set(numbers):
+        return ()
+    from skep.planner.rigs import rig_of_host
+
+    try:
+        known = rig_of_host(host).rig.cards
+    except UserError:
+        return ()
+    return tuple(known[numbers.index(card.index)] for card in cards)
+
+
+def plan_launches(
+    settings: Settings,
+    paths: Paths,
+    progress: PullProgress = lambda _done, _total: None,
+    *,
+    running: Sequence[Launch] = (),
+    machine: Machine | None = None,
+    starting: bool = True,
+    engine_key: str = "",
+) -> tuple[Launch, ...]:
+    """All replicas, checked: names, cards, ports, weights, engines, aliases. May fetch weights.
+
+    `starting`: nothing runs yet, so that cards must have room now. `engine_key`: that their engines want to see.
+    """
+    machine = machine or read_machine()
+    served: list[Launch] = []
+    for serve in settings.serve:
+        if serve.engine not in OWN_ENGINES:
+            engine_named(serve.engine)
+            find_program(serve.engine, serve.binary)  # before weights are fetched for it
+        taken = {gpu for launch in served for gpu in launch.gpus}
+        placed: list[tuple[int, ...]] = []
+        if on_cards(serve) and not _divides_itself(serve, machine):
+            placed = divide(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
+        made = _launches(serve, settings, paths, progress, running, machine, placed)
+        served += [replace(launch, api_key=engine_key) for launch in made]
+    launches = (*served, *remote_launches(settings))
+    check_names(launches)
+    ports = [launch.port for launch in launches if launch.port]
+    for port in ports:
+        if ports.count(port) > 1:
+            hint = "set `engine_port` further apart, or leave it out"
+            raise UserError(f"two replicas are given port {port}", hint=hint)
+    for launch in launches:
+        if launch.engine != REMOTE:
+            engine_named(launch.engine).check(launch)
+            _foresee(launch, machine)
+    check_together(launches, dict(machine.room))
+    check_lodging(launches, dict(machine.room), settings.max_loaded)
+    if starting:
+        check_free(launches, machine.cards)
+    check_aliases(settings.aliases, launches)
+    return launches
+
+
+def check_names(launches: Sequence[Launch]) -> None:
+    """Each its own, and shares of slots that can be."""
+    names = [launch.name for launch in launches]
+    for launch in launches:
+        if names.count(launch.name) > 1:
+            hint = "give one [[serve]] table more `replicas`, or an [[upstream]] a `name` of its own"
+            raise UserError(f"two replicas are named `{launch.name}`", hint=hint)
+        _check_shares(launch)
+
+
+def check_aliases(aliases: Mapping[str, str], launches: Sequence[Launch]) -> None:
+    models = {launch.model for launch in launches}
+    for alias, model in aliases.items():
+        if model not in models and "" not in models:  # the name of an upstream's model may be still to be asked
+            raise UserError(
+                f"the alias `{alias}` stands for `{model}`, which is not served",
+                hint=f"served: {', '.join(sorted(models))}",
+            )
+
+
+def remote_launches(settings: Settings) -> tuple[Launch, ...]:
+    return tuple(_remote(upstream, settings.gateway) for upstream in settings.upstream)
+
+
+def _remote(upstream: Upstream, gateway: Gateway) -> Launch:
+    origin, _ = parse_url(upstream.url, name="upstream")
+    if origin.port == gateway.port and origin.host in (*LOOPBACK, gateway.host):
+        hint = "choose another --port for the gateway"
+        raise UserError(f"upstream `{upstream.url}` is the gateway's own address", hint=hint)
+    if upstream.key_env is not None and not os.environ.get(upstream.key_env):
+        hint = f"export {upstream.key_env}=KEY where skep is started, or leave `key_env` out"
+        raise UserError(f"the key of upstream `{upstream.name}` is not in the environment", hint=hint)
+    return Launch(
+        name=upstream.name,
+        engine=REMOTE,
+        model=upstream.model or "",
+        weights=None,
+        slots=upstream.slots,
+        context_tokens=0,
+        threads=0,
+        reserve=upstream.reserve,
+        soft_slots=upstream.soft_slots,
+        url=upstream.url,
+        health_path=upstream.health_path,
+        key_env=upstream.key_env,
+    )
+
+
+def _check_shares(launch: Launch) -> None:
+    if launch.reserve >= launch.slots:
+        hint = "leave at least one slot for the others"
+        raise UserError(f"`{launch.name}`: `reserve` {launch.reserve} of {launch.slots} slots", hint=hint)
+    if launch.soft_slots is not None and launch.soft_slots > launch.slots:
+        hint = "leave it out for all of them"
+        raise UserError(f"`{launch.name}`: `soft_slots` {launch.soft_slots} of {launch.slots} slots", hint=hint)
+
+
+def _foresee(launch: Launch, machine: Machine) -> None:
+    numbers = [card.index for card in machine.cards]
+    known = launch.gpus if machine.devices else ()
+    foresee(launch, [machine.devices[numbers.index(gpu)] for gpu in known])
+
+
+def foresee(launch: Launch, cards: Sequence[Device]) -> None:
+    """What is certain to fail on these cards is said before the start. Empty: they are not known."""
+    _check_heads(launch)
+    found = before_start(launch, cards) if cards else None
+    if found is not None and found.final:
+        raise UserError(f"`{launch.name}` would not start: {found.cause}", hint=found.remedy)
+
+
+def _check_heads(launch: Launch) -> None:
+    """Of a folder, which says how many it has: vLLM takes half a minute to find out."""
+    tp, folder = launch.options.tp, Path(launch.checkpoint or "")
+    if tp < 2 or launch.engine not in ("vllm", "sglang") or not (folder / "config.json").is_file():
+        return
+    heads = read_config(folder).heads
+    if heads % tp:
+        fits = ", ".join(str(n) for n in range(1, 17) if heads % n == 0)
+        hint = f"tp must divide the heads: {fits}"
+        raise UserError(f"tp = {tp} does not divide the {heads} attention heads of `{launch.model}`", hint=hint)
+
+
+def on_cards(serve: Serve) -> bool:
+    """The embedded engine is built for the CPU; what needs no weights needs no card."""
+    if serve.engine in ("embedded", *NO_WEIGHTS):
+        if serve.gpus or serve.options.cards > 1:
+            hint = '`engine = "llamacpp"` or `"vllm"` uses cards'
+            raise UserError(f"the {serve.engine} engine runs on the CPU, `{serve.model}` asks for GPUs", hint=hint)
+        return False
+    return True
+
+
+def _divides_itself(serve: Serve, machine: Machine) -> bool:
+    """Ollama and llama.cpp spread one model over all cards they see, unless they are told otherwise."""
+    alone = serve.replicas == 1 and serve.options.cards == 1 and not serve.gpus
+    return serve.engine in ("ollama", "llamacpp") and alone and serve.options.split is None and len(machine.cards) > 1
+
+
+def _launches(
+    serve: Serve,
+    settings: Settings,
+    paths: Paths,
+    progress: PullProgress,
+    running: Sequence[Launch],
+    machine: Machine,
+    placed: Sequence[tuple[int, ...]],
+) -> list[Launch]:
+    weights, cache = _weights(serve, paths, progress)
+    checkpoint = str(weights) if weights is not None else checkpoint_of(serve)
+    last_port = serve.engine_port + serve.replicas - 1
+    if serve.engine_port and (last_port > 65535 or serve.engine_port <= settings.gateway.port <= last_port):
+        hint = f"the replicas want {serve.engine_port} to {last_port}, the gateway {settings.gateway.port}"
+        raise UserError(f"--engine-port {serve.engine_port} leaves no room", hint=hint)
+    replicas = sum(other.replicas for other in settings.serve)
+    threads = serve.threads or max(1, machine.cores // replicas)
+    stem = stem_of(serve.model)
+    known = {} if serve.threads else {launch.name: launch.threads for launch in running}
+    launches = [
+        replace(
+            # one replica more is no reason to restart the others
+            launch_of(serve, name, weights, checkpoint, threads=known.get(name, threads)),
+            port=serve.engine_port + number if serve.engine_port else 0,
+            gpus=placed[number] if placed else (),
+        )
+        for number, name in enumerate(f"{stem}-{n}" for n in range(serve.replicas))
+    ]
+    size = size_of(weights) if weights is not None else None
+    return [
+        replace(
+            launch,
+            room=spread(parse_bytes(serve.room), launch)
+            if serve.room is not None
+            else room_of(launch, machine.cards, weights=size, cache=cache),
+        )
+        for launch in launches
+    ]
+
+
+def stem_of(model: str) -> str:
+    """What the names of its replicas begin with."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", model_id(model)).strip("-.") or "model"
+
+
+def launch_of(serve: Serve, name: str, weights: Path | None, checkpoint: str | None, *, threads: int) -> Launch:
+    """One replica, wherever it stands."""
+    return Launch(
+        name=name,
+        engine=serve.engine,
+        model=model_id(serve.model),
+        weights=weights,
+        slots=serve.slots,
+        context_tokens=serve.context_tokens,
+        threads=threads,
+        extra=serve.extra,
+        reserve=serve.reserve,
+        soft_slots=serve.soft_slots,
+        about=serve.about,
+        checkpoint=checkpoint,
+        options=serve.options,
+        env=serve.env,
+        binary=serve.binary,
+        on_demand=serve.on_demand and not serve.pinned,
+        pinned=serve.pinned,
+        idle_unload_s=serve.idle_unload_s,
+    )
+
+
+def checkpoint_of(serve: Serve) -> str | None:
+    """Where the engine finds its weights itself. A path that is not there is found here, not by a dying engine."""
+    if serve.engine in NO_WEIGHTS:
+        return None
+    named = serve.checkpoint or serve.model
+    path = Path(named).expanduser()
+    if serve.engine == "ollama" or not named.startswith(("/", "./", "../", "~")):
+        return named if serve.engine == "ollama" or not path.is_dir() else str(path.absolute())
+    if not path.exists():
+        raise UserError(f"the model path `{named}` does not exist", hint="check `model` or `checkpoint`")
+    if path.is_dir() and not (path / "config.json").is_file():
+        hint = "name the folder that holds config.json and the weights"
+        raise UserError(f"`{named}` holds no config.json", hint=hint)
+    return str(path.absolute())
+
+
+def _weights(serve: Serve, paths: Paths, progress: PullProgress) -> tuple[Path | None, int | None]:
+    """The file, pulled if need be and checked: a damaged one is found here and not by a dying engine. And its cache."""
+    if serve.engine not in READ_GGUF:
+        return None, None
+    named = serve.checkpoint or serve.model
+    if named.endswith(".gguf") and ":" not in named and not os.path.exists(os.path.expanduser(named)):  # noqa: PTH110, PTH111
+        raise UserError(f"the model file `{named}` does not exist", hint="check `model` or `checkpoint`")
+    path = pull(named, cache_dir=paths.cache, progress=progress).path
+    return path, check_gguf(serve, path)
+
+
+def check_gguf(serve: Serve, path: Path) -> int | None:
+    """A file that is here, held against what is asked of it. How much cache it takes; None: not known."""
+    header = check_file(path)
+    trained = header.context_length
+    if trained is not None and serve.context_tokens > trained:
+        what = f"--context {serve.context_tokens} is beyond the {trained} tokens `{serve.model}` was trained for"
+        raise UserError(what, hint=f"--context is per slot; use {trained} at most")
+    try:
+        each = geometry_of(header).kv_bytes_per_token(KV_BYTES.get(serve.options.kv or "f16", 2.0))
+    except SkepError:
+        return None  # llama.cpp may know an architecture that is not known here
+    return int(each * serve.slots * (serve.context_tokens or trained or 0))
+
+
+def size_of(weights: Path) -> int:
+    """Of all parts, where it is the first of several."""
+    part = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", weights.name)
+    if part is None:
+        return weights.stat().st_size
+    parts = (weights.with_name(f"{part[1]}-{n:05}-of-{part[2]}.gguf") for n in range(1, int(part[2]) + 1))
+    return sum(path.stat().st_size for path in parts if path.exists())

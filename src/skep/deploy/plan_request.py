@@ -1,0 +1,455 @@
+"""What `skep plan` does between its flags and its output: read the model, read the rigs, choose.
+
+`store` is where calibrations of this machine are looked for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skep.deploy.commands import command_lines, gateway_line
+from skep.deploy.stored_calibration import calibrated_basis, calibrated_rig
+from skep.errors import SkepError, UserError, WeightsError
+from skep.host.facts import read_host
+from skep.planner.candidates import ENGINES, Goal, Pins
+from skep.planner.choose import Choice, Plan, account, choose, fits_nowhere
+from skep.planner.findings import runs_cuda_kernels
+from skep.planner.quants import QUANTS, Quant, find_kv, find_quant
+from skep.planner.ranking import BasisOf, published_basis
+from skep.planner.rigs import Found, find_rig, parse_spec, rig_of_host
+from skep.planner.setup import Layout, Speculation
+from skep.stats.slo import Limits
+
+if TYPE_CHECKING:
+    from skep.catalog.models import Geometry
+
+GOALS, SHAPES = ("throughput", "latency", "context"), ("steady", "burst", "mixed")
+_QUANT_ENDINGS = ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "w4a16", "w8a8", "bf16")
+_METHODS = {"modelopt": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "gptq_marlin": "gptq"}
+MOST_PRICE = 1e9
+METHODS = ("mtp", "ngram", "draft", "eagle", "dflash")
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """As they were typed."""
+
+    model: str
+    gpu: tuple[str, ...] = ()
+    gpu_spec: tuple[str, ...] = ()
+    link: str | None = None
+    price: tuple[float, ...] = ()
+    agents: int = 4
+    goal: str = "throughput"
+    slo: str | None = None
+    input_tokens: int = 1024
+    output_tokens: int = 512
+    shape: str = "steady"
+    engine: tuple[str, ...] = ()
+    quant: str | None = None
+    kv: str | None = None
+    tp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
+    replicas: int | None = None
+    slots: int | None = None
+    context: int | None = None
+    utilization: float | None = None
+    spec: str | None = None
+    no_graphs: bool = False
+    batched_tokens: int | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFound:
+    geometry: Geometry
+    quant: Quant | None = None  # of the files, where they were read
+    checkpoint: str | None = None  # where they lie
+    notes: tuple[str, ...] = ()
+    engine: str | None = None  # that reads them, where no other does
+    unknown_quant: str | None = None  # what their configuration calls a format that is not known here
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    flags: Flags
+    model: ModelFound
+    goal: Goal
+    pins: Pins
+    engines: tuple[str, ...]
+    choices: tuple[Choice, ...]  # one a rig, in the order of --gpu
+    notes: tuple[str, ...]
+
+    @property
+    def ranked(self) -> list[tuple[Choice, Plan]]:
+        """All plans of all rigs, best first."""
+        pairs = [(choice, plan) for choice in self.choices for plan in choice.plans]
+        return sorted(pairs, key=lambda pair: pair[1].rated.key, reverse=True)
+
+
+def answer(flags: Flags, store: Path, *, files: bool = True) -> Answer:
+    """`files`: the model may be a file or a folder of this machine."""
+    goal = goal_of(flags)
+    model = read_model(flags.model) if files else model_by_name(flags.model)
+    rigs = read_rigs(flags, store)
+    pins = pins_of(flags, model)
+    basis_of = _basis_of(flags, model, pins, store)
+    each = [engines_of(flags, model, found) for found in rigs]
+    engines = tuple(dict.fromkeys(name for names in each for name in names))
+    others = tuple(name for name in ENGINES if name not in engines) if not flags.engine and len(rigs) == 1 else ()
+    if model.checkpoint or any(card.vendor != "nvidia" for found in rigs for card in found.rig.cards):
+        others = ()
+    choices = tuple(
+        choose(model.geometry, found.rig, goal, pins, engines=names, others=others, basis_of=basis_of,
+               checkpoint=checkpoint_of(flags, model))
+        for found, names in zip(rigs, each, strict=True)
+    )  # fmt: skip
+    basis_notes = [basis_of(engine).note for engine in engines]
+    notes = (
+        *model.notes,
+        *(n for found in rigs for n in found.notes),
+        *basis_notes,
+        *(n for c in choices for n in c.notes),
+    )
+    return Answer(flags, model, goal, pins, engines, choices, tuple(dict.fromkeys(n for n in notes if n)))
+
+
+def _basis_of(flags: Flags, model: ModelFound, pins: Pins, store: Path) -> BasisOf:
+    """Calibrations are of this machine: other rigs are planned with the published constants."""
+    if flags.gpu or flags.gpu_spec:
+        return published_basis
+
+    return own_basis(store, model.geometry.id, pins.quant.id if pins.quant else None)
+
+
+def nothing_fits(found: Answer) -> SkepError | None:
+    """Where no rig has a plan; exit 3 wins over exit 2."""
+    if any(choice.plans for choice in found.choices):
+        return None
+    errors = [
+        fits_nowhere(found.model.geometry, choice, found.goal, found.pins, _engine_of(found, choice))
+        for choice in found.choices
+    ]
+    return max(errors, key=lambda error: error.exit_code)
+
+
+def _engine_of(found: Answer, choice: Choice) -> str:
+    """That was tried on this rig: which one may differ from rig to rig."""
+    return choice.rejected[0].engine if choice.rejected else found.engines[0]
+
+
+def goal_of(flags: Flags) -> Goal:
+    _one_of("--goal", flags.goal, GOALS)
+    _one_of("--shape", flags.shape, SHAPES)
+    limits: tuple[tuple[str, float], ...] = ()
+    if flags.slo is not None:
+        limits = tuple((limit.name, limit.ms) for limit in Limits.parse(flags.slo).limits)
+    return Goal(flags.goal, flags.agents, flags.input_tokens, flags.output_tokens, flags.shape, limits)
+
+
+def pins_of(flags: Flags, model: ModelFound) -> Pins:
+    if flags.utilization is not None and not 0 < flags.utilization <= 1:
+        raise UserError(f"--utilization {flags.utilization:g} is no share of a card", hint="write it as 0.9")
+    quant = find_quant(flags.quant) if flags.quant else model.quant
+    known = model.quant
+    if quant is not None and known is not None and known.family not in ("half", quant.family):
+        raise UserError(f"--quant {quant.id} contradicts `{flags.model}`, which is {known.title}",
+                        hint="leave --quant out, or name the checkpoint in that format")  # fmt: skip
+    if quant is None and model.unknown_quant is not None:
+        raise UserError(f"`{flags.model}` is quantized with `{model.unknown_quant}`, which is not known",
+                        hint="say what comes nearest with --quant: " + ", ".join(QUANTS))  # fmt: skip
+    spec, no_spec = _speculation(flags.spec)
+    return Pins(
+        quant, find_kv(flags.kv) if flags.kv else None, flags.tp, flags.pp, flags.ep, flags.replicas, flags.slots,
+        flags.context, flags.utilization, spec, no_spec, not flags.no_graphs, flags.batched_tokens, flags.version,
+    )  # fmt: skip
+
+
+def checkpoint_of(flags: Flags, model: ModelFound) -> str | None:
+    """The files that were named, unless another format is asked for: then they are others, yet to be made."""
+    if flags.quant is None or model.quant is None or model.quant.family == find_quant(flags.quant).family:
+        return model.checkpoint
+    return None
+
+
+def engines_of(flags: Flags, model: ModelFound, rig: Found) -> tuple[str, ...]:
+    """GGUF, Apple's chips and NVIDIA's oldest are llama.cpp's; everything else is vLLM's unless said."""
+    named = tuple(dict.fromkeys(name.strip().lower() for each in flags.engine for name in each.split(",")))
+    if "all" in named:
+        return ENGINES
+    for name in named:
+        _one_of("--engine", {"llama.cpp": "llamacpp"}.get(name, name), ENGINES)
+    if named:
+        return tuple({"llama.cpp": "llamacpp"}.get(name, name) for name in named)
+    pinned = find_quant(flags.quant) if flags.quant else model.quant
+    gguf = pinned is not None and pinned.family == "gguf"
+    if gguf or model.engine == "llamacpp" or not any(runs_cuda_kernels(card) for card in rig.rig.cards):
+        return ("llamacpp",)
+    return ("vllm",)
+
+
+def read_rigs(flags: Flags, store: Path) -> tuple[Found, ...]:
+    known = {spec.id: spec for spec in map(parse_spec, flags.gpu_spec)}
+    names = flags.gpu or tuple(known)
+    if len(flags.price) > 1 and len(flags.price) != len(names):
+        raise UserError(f"{len(flags.price)} --price for {len(names)} --gpu", hint="give one for all, or one for each")
+    wrong = next((price for price in flags.price if not 0 < price < MOST_PRICE), None)
+    if wrong is not None:
+        raise UserError(f"--price {wrong:g} is no price", hint="write it as --price 800")
+    prices: tuple[float | None, ...] = (
+        flags.price if len(flags.price) > 1 else (flags.price or (None,)) * max(1, len(names))
+    )
+    if not names:
+        return (own_rig(store, flags.link, prices[0]),)
+    if len(flags.price) == 1 and any("@" not in name for name in names):  # for the rigs that say none themselves
+        prices = tuple(None if "@" in name and len(names) > 1 else flags.price[0] for name in names)
+    found = [find_rig(name, flags.link, price=price, known=known) for name, price in zip(names, prices, strict=True)]
+    return _told_apart(found, names)
+
+
+def _told_apart(found: list[Found], names: tuple[str, ...]) -> tuple[Found, ...]:
+    """Rigs of the same cards are called as they were written."""
+    titles = [one.rig.title for one in found]
+    apart: list[Found] = []
+    for one, name in zip(found, names, strict=True):
+        title = one.rig.title
+        if titles.count(title) > 1:
+            _, colon, links = name.partition(":")
+            price = re.search(r"@\s*([\d.]+)", name)
+            title += f"@{price[1]}" if price else ""
+            title += f": {links.strip()}" if colon and links.strip() else ""
+        while any(other.rig.title == title for other in apart):
+            title += " again"
+        apart.append(replace(one, rig=replace(one.rig, title=title)))
+    return tuple(apart)
+
+
+def read_model(name: str) -> ModelFound:
+    """A path wins where it looks like one: `qwen3-8b` is a name even beside a folder of that name."""
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        return _read_gguf(path, name)
+    if path.suffix == ".json" or name.startswith((".", "/", "~")) or _is_folder(path):
+        return _read_folder(path)
+    from skep.catalog.models import find_geometry
+
+    if path.is_dir() and find_geometry(name) is None:
+        return _read_folder(path)
+    return model_by_name(name)
+
+
+def model_by_name(name: str) -> ModelFound:
+    """A model of the catalogue. Reads no file: whoever may not know what files there are learns nothing."""
+    from skep.catalog.models import geometry
+
+    known = geometry(name)
+    words = re.split(r"[\s_-]+", name.lower())
+    if words[-1] == "gguf":
+        return ModelFound(known, notes=(f"{name} is taken as GGUF for llama.cpp, by its name",), engine="llamacpp")
+    word = next((word for word in words if word in _QUANT_ENDINGS), None)
+    if word is None or known.id == name.lower():
+        return ModelFound(known)
+    quant = find_quant(word)
+    return ModelFound(known, quant, name if "/" in name else None, (f"{name} is taken as {quant.title}, by its name",))
+
+
+def _is_folder(path: Path) -> bool:
+    """`models/mine` with a configuration in it: with a slash, so it is no name of the catalogue."""
+    return len(path.parts) > 1 and (path / "config.json").is_file()
+
+
+def _read_gguf(path: Path, name: str) -> ModelFound:
+    from skep.weights.gguf import read_header
+    from skep.weights.gguf_geometry import geometry_of
+
+    try:
+        header = read_header(path)
+    except WeightsError as error:
+        raise UserError(error.message, hint=error.hint) from None
+    geometry = geometry_of(header)
+    if any(tensor.type_name == "MXFP4" for tensor in header.tensors):
+        return ModelFound(geometry, QUANTS["gguf_mxfp4"], name, (f"{path.name} holds MXFP4",))
+    named = _quant_in_name(path.stem)
+    if named is not None:
+        return ModelFound(geometry, named, name, (f"{path.name} is taken as {named.title}, by its name",))
+    quant = _gguf_quant(path.stat().st_size * 8 / geometry.params_total)
+    return ModelFound(geometry, quant, name, (f"{path.name} is taken as {quant.title}, by its size",))
+
+
+def _read_folder(path: Path) -> ModelFound:
+    from skep.weights.config_json import read_config, read_quantization
+
+    geometry, said = read_config(path), read_quantization(path)
+    where = str(path.parent if path.suffix == ".json" else path)
+    if said is None:
+        return ModelFound(geometry, QUANTS["bf16"], where)
+    found = _named_quant(said.method, said.bits, floats=said.floats)
+    if found is None:
+        return ModelFound(geometry, None, where, unknown_quant=said.method)
+    return ModelFound(geometry, found, where, (f"the configuration says {found.title}",))
+
+
+def _quant_in_name(stem: str) -> Quant | None:
+    """`Model-Q4_K_M`: as people name such files, where it is a format that is known."""
+    word = re.search(r"(?:^|[.\-_])(I?Q\d(?:_\w+)?|BF16|F16)$", stem, re.IGNORECASE)
+    if word is None:
+        return None
+    try:
+        found = find_quant(word[1].lower())
+    except UserError:
+        return None
+    return found if found.family == "gguf" else None
+
+
+def _gguf_quant(bits: float) -> Quant:
+    by_size = (q for q in QUANTS.values() if q.family == "gguf" and q.id != "gguf_mxfp4")
+    return min(by_size, key=lambda q: abs(q.bits - bits))
+
+
+def _named_quant(method: str, bits: float | None, *, floats: bool | None = None) -> Quant | None:
+    """Of a `quantization_config`; None where it is none of those that are known."""
+    if method in ("compressed-tensors", "modelopt", "quark") and (floats or bits == 4.5):
+        return QUANTS["fp8"] if bits == 8 else QUANTS["nvfp4"] if bits in (4, 4.5) else None
+    method = _METHODS.get(method, method)
+    for name in (method, method.replace("-", "_"), method.replace("_", "-")):
+        try:
+            found = find_quant(name)
+        except UserError:
+            continue
+        eight = bits == 8 and found.nominal == 4
+        return QUANTS["int8"] if eight else found
+    return None
+
+
+def _speculation(text: str | None) -> tuple[Speculation | None, bool]:
+    """`mtp:3`, with an acceptance `mtp:3:0.8`, or `none`."""
+    if text is None or text.strip().lower() == "none":
+        return None, text is not None
+    method, _, rest = text.strip().lower().partition(":")
+    depth, _, acceptance = rest.partition(":")
+    hint = "write it as --spec mtp:3, or with the share of accepted drafts, --spec mtp:3:0.8"
+    try:
+        found = Speculation(method, int(depth), float(acceptance) if acceptance else None)
+    except ValueError:
+        raise UserError(f"--spec `{text}` has no depth", hint=hint) from None
+    if method not in METHODS or not 1 <= found.depth <= 64 or not 0 < (found.acceptance or 0.5) <= 1:
+        raise UserError(f"--spec `{text}` is not understood", hint=f"{hint}; methods: {', '.join(METHODS)}")
+    return found, False
+
+
+def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(f"{flag} `{value}` is not known", hint="known: " + ", ".join(known))
+
+
+def document(found: Answer, *, explain: bool = False) -> dict[str, Any]:
+    """The JSON of docs/plan.md."""
+    runner = [choice.runner_up for choice in found.choices]
+    return {
+        "model": found.model.geometry.id,
+        "goal": {**asdict(found.goal), "limits": dict(found.goal.limits)},
+        "rigs": [rig_document(choice) for choice in found.choices],
+        "plans": [plan_document(found, choice, plan, explain=explain) for choice, plan in found.ranked],
+        "rejected": [
+            {"rig": choice.rig.title, "topology": topology(r.layout), "engine": r.engine, "quants": list(r.quants),
+             "rule": r.rule, "reason": r.reason, "remedy": r.remedy}
+            for choice in found.choices for r in choice.rejected
+        ],
+        "runner_up": [
+            {"rig": choice.rig.title, "topology": topology(r.plan.setup.layout), "quant": r.plan.setup.quant.id,
+             "behind": round(r.behind, 4), "why": r.why, "wins_if": list(r.wins_if), "tried": list(r.tried)}
+            for choice, r in zip(found.choices, runner, strict=True) if r is not None
+        ],
+        "further_cards": [
+            {"rig": choice.rig.title, "cards": f.cards, "topology": topology(f.layout) if f.layout else None,
+             "effective_tok_s": f.effective_tok_s, "share": f.share}
+            for choice in found.choices for f in choice.further
+        ],
+        "other_engines": [plan_document(found, c, p, explain=explain) for c in found.choices for p in c.others],
+        "notes": list(found.notes),
+    }  # fmt: skip
+
+
+def rig_document(choice: Choice) -> dict[str, Any]:
+    rig = choice.rig
+    return {
+        "rig": rig.title,
+        "cards": [card.id for card in rig.cards],
+        "numbers": list(choice.order),
+        "link": asdict(rig.default_link) if rig.default_link else None,
+        "pairs": [{"cards": [choice.order[a], choice.order[b]], **asdict(link)} for a, b, link in rig.pairs],
+        "price": rig.price,
+    }
+
+
+def topology(layout: Layout) -> dict[str, int]:
+    return {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "replicas": layout.replicas}
+
+
+def plan_document(found: Answer, choice: Choice, plan: Plan, *, explain: bool = False) -> dict[str, Any]:
+    setup, memory = plan.setup, plan.memory
+    at = plan.rated.outcome.effective_tok_s
+    watts = watts_of(plan)
+    made: dict[str, Any] = {
+        "rig": choice.rig.title,
+        "engine": setup.engine,
+        "topology": topology(setup.layout),
+        "quant": setup.quant.id,
+        "kv_dtype": setup.kv.id,
+        "slots": setup.slots,
+        "spec": f"{setup.spec.method}:{setup.spec.depth}" if setup.spec else None,
+        "context": setup.context,
+        "utilization": setup.utilization,
+        "graphs": setup.graphs,
+        "memory": [{"term": t.name, "bytes": t.bytes, "how": t.how, "inside": t.inside} for t in memory.terms],
+        "card_bytes": memory.usable_bytes,
+        "largest_context": plan.largest_context,
+        "largest_slots": plan.largest_slots,
+        "predicted": [
+            {"concurrency": p.concurrency, "effective_tok_s": round(p.effective_tok_s, 4),
+             "task_tok_s": round(p.task_tok_s, 4), "ttft_ms": round(p.ttft_ms, 2), "tpot_ms": round(p.tpot_ms, 4),
+             "low": round(p.low, 4), "high": round(p.high, 4)}
+            for p in plan.predicted
+        ],
+        "meets_slo": plan.rated.over_limit <= 1.0 if found.goal.limits else None,
+        "launch": list(commands_of(plan)),
+        "gateway": gateway_line(setup, plan.rated.rig),
+        "why": list(plan.why),
+        "rules": [asdict(finding) for finding in plan.rated.findings],
+        "price": choice.rig.price,
+        "tok_s_per_price": round(at / choice.rig.price, 4) if choice.rig.price else None,
+        "tok_s_per_watt": round(at / watts, 4) if watts else None,
+    }  # fmt: skip
+    if explain:
+        levels = dict.fromkeys((1, found.goal.agents))
+        made["explain"] = [asdict(account(plan.rated.prospect, found.goal, level)) for level in levels]
+    return made
+
+
+def commands_of(plan: Plan) -> tuple[str, ...]:
+    """One a replica, or a machine."""
+    return command_lines(plan.setup, plan.rated.rig, checkpoint=plan.checkpoint, order=plan.order)
+
+
+def watts_of(plan: Plan) -> float | None:
+    """Of the cards in use, by their data sheets."""
+    cards = plan.rated.rig.cards[: plan.setup.layout.cards]
+    known = [card.tdp_w for card in cards if card.tdp_w is not None]
+    return sum(known) if len(known) == len(cards) else None
+
+
+def own_rig(store: Path, link: str | None, price: float | None) -> Found:
+    """Its cards; without any, its CPU as `skep calibrate` described it."""
+    host = read_host()
+    if not host.gpus and (rig := calibrated_rig(store, host)) is not None:
+        return Found(rig, ("no GPU here: planned for the CPU as `skep calibrate` found it",))
+    return rig_of_host(host, link, price=price)
+
+
+def own_basis(store: Path, model_id: str, quant_id: str | None) -> BasisOf:
+    """The nearest calibration on this machine, if any; its sentence goes with every plan."""
+    return calibrated_basis(store, read_host(), model_id, quant_id)

@@ -1,0 +1,207 @@
+"""Calibrations that the store remembers: kept with all it takes to fit them anew, found again for a plan."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from skep import __version__
+from skep.catalog.gpus import Device
+from skep.catalog.machine import HostFacts
+from skep.catalog.models import Geometry
+from skep.host.facts import host_json, lasting_json
+from skep.planner.calibration import Fitted, Measured, Seen, fit, foresight
+from skep.planner.constants import Constants, published_constants
+from skep.planner.quants import KvType, Quant
+from skep.planner.ranking import Basis, BasisOf
+from skep.planner.setup import Layout, Link, Rig, Setup, Speculation
+from skep.planner.step import Tuning
+from skep.store.calibrations import Calibration
+from skep.store.database import Store, open_store
+from skep.units import GIB, Interval, format_seconds
+
+_SOFTWARE = ("os", "python", "driver_version", "cuda_version")  # an update is no other machine
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTuning:
+    """`match`: "exact", "other quant" or "other model". `sentence` says what is used, from when, and of what."""
+
+    tuning: Tuning
+    match: str
+    age_s: float
+    sentence: str
+    calibration: Calibration
+    rig: Rig | None  # as it was calibrated: how a machine without a GPU is planned for. None: not readable any more
+
+    @property
+    def same_model(self) -> bool:
+        """Whether bands of calibrated predictions may be claimed."""
+        return self.match != "other model"
+
+
+def host_key(host: HostFacts) -> str:
+    """Of what makes the machine: processor, memory, cards, links, limits of power."""
+    lasting = {key: value for key, value in lasting_json(host).items() if key not in _SOFTWARE}
+    lasting["memory_bytes"] = round((host.memory_bytes or 0) / GIB)  # kernels keep a little more or less to themselves
+    return hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def stored_tuning(
+    store: Store, host: HostFacts | str, model_id: str, engine: str, quant_id: str | None, *, now: float | None = None
+) -> StoredTuning | None:
+    """The newest for this model and format; else of this model in another format; else of this engine at all.
+
+    `host`: this machine's facts, or the address of another one's endpoint. Simulated endpoints count for nothing.
+    `quant_id` None: any format is exact.
+    """
+    key = host if isinstance(host, str) else host_key(host)
+    rows = [row for row in store.calibrations(key) if row.engine == engine and not row.simulated]
+    of_model = [row for row in rows if row.model == model_id]
+    exact = [row for row in of_model if quant_id in (row.quant, None)]
+    for match, some in (("exact", exact), ("other quant", of_model), ("other model", rows)):
+        if some:
+            age_s = max(0.0, (time.time() if now is None else now) - some[0].created_at)
+            found = fitted_now(some[0])
+            return StoredTuning(
+                found.tuning, match, age_s, _sentence(some[0], found, match, age_s), some[0], rig_of(some[0].document)
+            )
+    return None
+
+
+def calibrated_basis(path: Path, host: HostFacts, model_id: str, quant_id: str | None = None) -> BasisOf:
+    """What plans for this machine compute with, by engine: the nearest calibration in the store at `path`, if any.
+
+    Bands of calibrated predictions are claimed for the model that was measured, not for others.
+    """
+
+    @cache
+    def basis_of(engine: str) -> Basis:
+        if path.exists():
+            with open_store(path, read_only=True) as store:
+                found = stored_tuning(store, host, model_id, engine, quant_id)
+            if found is not None:
+                return Basis(published_constants(), found.tuning, found.same_model, found.sentence)
+        return Basis(published_constants())
+
+    return basis_of
+
+
+def calibrated_rig(path: Path, host: HostFacts) -> Rig | None:
+    """As the newest calibration on this machine described it: where there is no GPU, the CPU it was measured on."""
+    if not path.exists():
+        return None
+    with open_store(path, read_only=True) as store:
+        rows = [row for row in store.calibrations(host_key(host)) if not row.simulated]
+    return rig_of(rows[0].document) if rows else None
+
+
+def fitted_now(row: Calibration) -> Fitted:
+    """The factors as stored; fitted anew where the planner has changed since: they correct its predictions."""
+    stored = _fitted(row.document["fitted"])
+    rig = rig_of(row.document)
+    if row.document["basis"] == basis() or rig is None:
+        return stored
+    try:
+        setup, measured = setup_of(row.document), measured_of(row.document)
+    except (KeyError, TypeError):  # written by a skep that described setups in other words
+        return stored
+    return fit(foresight(setup, rig, published_constants(), measured), measured)
+
+
+def basis(constants: Constants | None = None) -> str:
+    """What predictions were made with."""
+    parts = [__version__, asdict(constants or published_constants())]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def calibration_for(
+    setup: Setup, rig: Rig, measured: Measured, fitted: Fitted, host: HostFacts, *, name: str, at: float, where: str,
+    simulated: bool, more: Mapping[str, Any],
+) -> Calibration:  # fmt: skip
+    """`where`: the host's key. `more`: what else is worth keeping, such as the runs it was made from."""
+    document = {
+        **more, "basis": basis(), "host": host_json(host), "setup": _setup_json(setup), "rig": _rig_json(rig),
+        "measured": asdict(measured), "fitted": asdict(fitted),
+    }  # fmt: skip
+    tuning = fitted.tuning
+    return Calibration(
+        id=name, created_at=at, host=where, model=setup.model.id, engine=setup.engine, quant=setup.quant.id,
+        layout=str(setup.layout), rig=rig.title, simulated=simulated, decode=tuning.decode,
+        batch=tuning.batch if fitted.batch else None, prompt=tuning.prompt, document=document, skep_version=__version__,
+    )  # fmt: skip
+
+
+def _sentence(row: Calibration, found: Fitted, match: str, age_s: float) -> str:
+    other = {
+        "exact": "",
+        "other quant": f" with {row.quant} weights, not the format planned",
+        "other model": f" with {row.model}, not the model planned",
+    }[match]
+    age = format_seconds(age_s) if age_s >= 1 else "a moment"
+    return f"calibrated on this machine {age} ago{other} ({row.engine}, {row.layout} on {row.rig}): {found}"
+
+
+def _setup_json(setup: Setup) -> dict[str, Any]:
+    plain = {field.name: getattr(setup, field.name) for field in fields(Setup)}
+    values: dict[str, Any] = {name: asdict(plain[name]) for name in ("quant", "kv", "layout")}
+    values |= {"model": _flat(setup.model), "spec": asdict(setup.spec) if setup.spec else None}
+    return plain | values
+
+
+def _rig_json(rig: Rig) -> dict[str, Any]:
+    return {
+        "title": rig.title,
+        "cards": [_flat(card) for card in rig.cards],
+        "default_link": asdict(rig.default_link) if rig.default_link else None,
+        "pairs": [[a, b, asdict(link)] for a, b, link in rig.pairs],
+    }
+
+
+def _flat(value: Geometry | Device) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value) if field.name != "origins"}
+
+
+def setup_of(document: Mapping[str, Any]) -> Setup:
+    told = dict(document["setup"])
+    model: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in told["model"].items()}
+    return Setup(**{
+        **told,
+        "model": Geometry(**model),
+        "quant": Quant(**told["quant"]),
+        "kv": KvType(**told["kv"]),
+        "layout": Layout(**told["layout"]),
+        "spec": Speculation(**told["spec"]) if told["spec"] else None,
+    })  # fmt: skip
+
+
+def rig_of(document: Mapping[str, Any]) -> Rig | None:
+    try:
+        told = document["rig"]
+        cards = tuple(Device(**{**card, "formats": tuple(card["formats"])}) for card in told["cards"])
+        pairs = tuple((a, b, Link(**link)) for a, b, link in told["pairs"])
+        return Rig(cards, Link(**told["default_link"]) if told["default_link"] else None, pairs, told["title"])
+    except (KeyError, TypeError):
+        return None
+
+
+def measured_of(document: Mapping[str, Any]) -> Measured:
+    told = document["measured"]
+    crowd = _seen(told["crowd"]) if told["crowd"] else None
+    return Measured(_seen(told["alone"]), crowd, _seen(told["prompts"]), tuple(map(_seen, told["held_back"])))
+
+
+def _seen(told: Mapping[str, Any]) -> Seen:
+    intervals = {name: Interval(**told[name]) for name in ("tpot_s", "ttft_s", "effective_tok_s")}
+    return Seen(**{**told, **intervals})
+
+
+def _fitted(told: Mapping[str, Any]) -> Fitted:
+    batch = Interval(**told["batch"]) if told["batch"] else None
+    return Fitted(Interval(**told["decode"]), batch, Interval(**told["prompt"]), tuple(told["at_limit"]))

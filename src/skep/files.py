@@ -1,0 +1,132 @@
+"""An engine's log: appended line by line, rotated by size, its last lines at hand when the engine dies."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Iterator
+from io import FileIO
+from itertools import pairwise
+from pathlib import Path
+
+from skep.errors import EngineError
+from skep.paths import make_private
+from skep.units import MIB
+
+
+@contextlib.contextmanager
+def held(lock_path: Path, what: str, hint: str, *told: str) -> Iterator[None]:
+    """One holder at a time, whose pid (and what it tells) is in the file; EngineError says who it is.
+
+    The kernel gives the lock back when its holder dies, so it cannot go stale.
+    """
+    make_private(lock_path.parent)
+    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pid = os.read(descriptor, 32).decode(errors="replace").partition("\n")[0] or "unknown"
+            raise EngineError(f"{what} is already running (pid {pid})", hint=hint) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, "".join(f"{line}\n" for line in (os.getpid(), *told)).encode())
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def holder_of(lock_path: Path) -> int | None:
+    """The process whose number is in the file of `held`, if it holds that lock, as the kernel tells.
+
+    Looked up, not tried: whoever tries a lock is in the way of the one who wants it.
+    """
+    try:
+        pid = int(lock_path.read_text(encoding="ascii").partition("\n")[0])
+        inode = lock_path.stat().st_ino
+        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
+    except (OSError, ValueError):
+        return None
+    mine = [row for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[4] == str(pid)]
+    return pid if any(row[5].endswith(f":{inode}") for row in mine) else None
+
+
+MAX_LINE = 1000  # of what is kept as last words
+HIDDEN = b"(key)"  # stands where the engine said its key
+
+
+def open_log(path: Path, *, empty: bool = False) -> FileIO:
+    """Open a log to append to it, or `empty`: without what it holds. Only this user can read it or new folders."""
+    make_private(path.parent)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if empty else 0)
+    file = FileIO(os.open(path, flags, 0o600), "ab")
+    found = os.fstat(file.fileno())
+    if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077:
+        with contextlib.suppress(PermissionError):  # a file of another user
+            os.fchmod(file.fileno(), 0o600)
+    return file
+
+
+class RotatingLog:
+    """`NAME.log`, and `NAME.log.1` … `.N` for what came before. `hidden` never gets there, whoever says it."""
+
+    def __init__(
+        self, path: Path, *, max_bytes: int = 8 * MIB, keep: int = 3, tail_lines: int = 400, hidden: str = ""
+    ) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._keep = keep
+        self._tail: deque[str] = deque(maxlen=tail_lines)
+        self._rest = b""
+        self._hidden = hidden.encode()
+        self._begun = b""  # the end of what was written last, where it may be the beginning of what is hidden
+        self._file = open_log(path)
+        for older in self._older():
+            with contextlib.suppress(OSError):  # gone, or of another user
+                older.chmod(0o600)
+
+    @property
+    def tail(self) -> list[str]:
+        rest = [(self._rest + self._begun).decode(errors="replace")] if self._rest or self._begun else []
+        return [*self._tail, *rest]
+
+    def write(self, data: bytes) -> None:
+        """A full disk costs log lines, never the engine."""
+        data = self._without_hidden(data) if self._hidden else data
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[-MAX_LINE:]
+        self._tail.extend(line[:MAX_LINE].decode(errors="replace").rstrip("\r") for line in lines)
+        with contextlib.suppress(OSError):
+            self._file.write(data)
+            if self._file.tell() > self._max_bytes:
+                self._rotate()
+
+    def _without_hidden(self, data: bytes) -> bytes:
+        data = (self._begun + data).replace(self._hidden, HIDDEN)
+        sizes = range(min(len(self._hidden) - 1, len(data)), 0, -1)
+        size = next((size for size in sizes if data.endswith(self._hidden[:size])), 0)
+        self._begun = data[len(data) - size :]
+        return data[: len(data) - size]
+
+    def remark(self, text: str) -> None:
+        """A line of ours, dated, between the engine's; not among its last words."""
+        with contextlib.suppress(OSError):
+            self._file.write(f"--- {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n".encode())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _older(self) -> list[Path]:
+        return [self._path.with_name(f"{self._path.name}.{number}") for number in range(1, self._keep + 1)]
+
+    def _rotate(self) -> None:
+        """The old file is given up only when the new one is open."""
+        for before, after in reversed([*pairwise((self._path, *self._older()))]):
+            with contextlib.suppress(FileNotFoundError):  # none yet, or deleted by somebody: a new one is begun
+                os.replace(before, after)  # noqa: PTH105
+        fresh = open_log(self._path)
+        self._file.close()
+        self._file = fresh

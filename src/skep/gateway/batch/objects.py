@@ -1,0 +1,192 @@
+"""Files and batches as their clients see them, and what a client may say when it makes one. Pure; no I/O, no clock.
+
+The shapes are OpenAI's: https://platform.openai.com/docs/api-reference/batch and /files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from skep.gateway.batch.files import Fault
+from skep.gateway.batch.store import Status, StoredBatch, StoredFile, Tally
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")  # those a client may name
+BATCH_FILE_S = 30 * 86_400  # a file for batches goes after so long unless its client says otherwise
+SHORTEST_EXPIRY_S, LONGEST_EXPIRY_S = 3600, 30 * 86_400
+LONGEST_WINDOW_S = 86_400
+MOST_METADATA, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
+_WINDOW = re.compile(r"([1-9][0-9]{0,6})([hms])")
+_UNITS = {"h": 3600, "m": 60, "s": 1}
+
+
+class Refusal(Exception):
+    """The answer to a request that cannot be met."""
+
+    def __init__(self, status: int, message: str, *, code: str = "bad_request", param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A batch as its client asks for it."""
+
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    window_s: int
+    metadata: Mapping[str, str] | None
+    output_expires_s: int | None
+
+
+def refusal_body(refusal: Refusal) -> bytes:
+    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
+    error = {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}
+    return json.dumps({"error": error, "source": "gateway"}).encode()
+
+
+def no_such(kind: str, name: str, param: str = "id") -> Refusal:
+    """`kind`: "File" or "Batch". The same words for one that was never there and for one of another key."""
+    return Refusal(404 if param == "id" else 400, f"No such {kind} object: {name[:64]}", code="not_found", param=param)
+
+
+def file_document(file: StoredFile) -> dict[str, Any]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": int(file.created_at),
+        "expires_at": _whole(file.expires_at),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def batch_document(batch: StoredBatch) -> dict[str, Any]:
+    order, times, detail = batch.order, batch.times, batch.detail
+    faults = detail.get("errors")
+    return {
+        "id": order.id,
+        "object": "batch",
+        "endpoint": order.endpoint,
+        "model": detail.get("model"),
+        "errors": None if faults is None else {"object": "list", "data": faults},
+        "input_file_id": order.input_file_id,
+        "completion_window": order.completion_window,
+        "status": batch.status.value,
+        "output_file_id": detail.get("output_file_id"),
+        "error_file_id": detail.get("error_file_id"),
+        "created_at": int(order.created_at),
+        "in_progress_at": _whole(times.get(Status.IN_PROGRESS)),
+        "expires_at": int(order.expires_at),
+        "finalizing_at": _whole(times.get(Status.FINALIZING)),
+        "completed_at": _whole(times.get(Status.COMPLETED)),
+        "failed_at": _whole(times.get(Status.FAILED)),
+        "expired_at": _whole(times.get(Status.EXPIRED)),
+        "cancelling_at": _whole(times.get(Status.CANCELLING)),
+        "cancelled_at": _whole(times.get(Status.CANCELLED)),
+        "request_counts": {
+            "total": detail.get("total", 0),
+            "completed": batch.tally.completed,
+            "failed": batch.tally.failed,
+        },
+        "usage": _usage(batch.tally) if batch.status.is_final else None,
+        "metadata": None if order.metadata is None else dict(order.metadata),
+    }
+
+
+def page(documents: list[dict[str, Any]], *, more: bool) -> dict[str, Any]:
+    first, last = (documents[0]["id"], documents[-1]["id"]) if documents else (None, None)
+    return {"object": "list", "data": documents, "first_id": first, "last_id": last, "has_more": more}
+
+
+def fault_document(fault: Fault) -> dict[str, Any]:
+    return {"code": fault.code, "line": fault.line, "message": fault.message, "param": fault.param}
+
+
+def wanted_batch(body: bytes) -> Wanted:
+    """What a client says when it makes a batch. Raises Refusal."""
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"the body is no JSON: {error}") from None
+    if not isinstance(told, dict):
+        raise Refusal(400, "the body is no JSON object")
+    for name in ("input_file_id", "endpoint", "completion_window"):
+        if not isinstance(told.get(name), str):
+            raise Refusal(400, f"`{name}` is missing or no text", param=name)
+    endpoint, window = told["endpoint"], told["completion_window"]
+    if endpoint not in ENDPOINTS:
+        raise Refusal(
+            400, f"the endpoint `{endpoint[:64]}` takes no batches; {', '.join(ENDPOINTS)} do", param="endpoint"
+        )
+    return Wanted(
+        endpoint,
+        told["input_file_id"],
+        window,
+        window_seconds(window),
+        _metadata(told.get("metadata")),
+        expiry_seconds(told.get("output_expires_after"), "output_expires_after"),
+    )
+
+
+def window_seconds(window: str) -> int:
+    """`24h` is what OpenAI takes; shorter ones are taken here too."""
+    found = _WINDOW.fullmatch(window)
+    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+    if not 0 < seconds <= LONGEST_WINDOW_S:
+        message = f"the completion_window `{window[:32]}` is none of `24h` and shorter ones like `90m`"
+        raise Refusal(400, message, param="completion_window")
+    return seconds
+
+
+def expiry_seconds(told: Any, param: str) -> int | None:
+    """Of {"anchor": "created_at", "seconds": 3600}."""
+    if told is None:
+        return None
+    if not isinstance(told, dict) or told.get("anchor") != "created_at":
+        raise Refusal(400, f'`{param}` wants {{"anchor": "created_at", "seconds": …}}', param=param)
+    seconds = told.get("seconds")
+    if type(seconds) is not int or not SHORTEST_EXPIRY_S <= seconds <= LONGEST_EXPIRY_S:
+        message = f"`{param}[seconds]` is a whole number from {SHORTEST_EXPIRY_S} to {LONGEST_EXPIRY_S}"
+        raise Refusal(400, message, param=f"{param}[seconds]")
+    return seconds
+
+
+def _metadata(told: Any) -> Mapping[str, str] | None:
+    if told is None:
+        return None
+    if not isinstance(told, dict) or len(told) > MOST_METADATA:
+        raise Refusal(400, f"`metadata` is an object of at most {MOST_METADATA} texts", param="metadata")
+    for key, value in told.items():
+        if not isinstance(value, str) or len(key) > LONGEST_KEY or len(value) > LONGEST_VALUE:
+            message = f"`metadata`: names of up to {LONGEST_KEY} characters, values are texts of up to {LONGEST_VALUE}"
+            raise Refusal(400, message, param="metadata")
+    return told
+
+
+def _usage(tally: Tally) -> dict[str, Any] | None:
+    """None: no answer told its tokens. Details that were never told are given as 0, for clients expect a number."""
+    if tally.prompt_tokens is None and tally.output_tokens is None:
+        return None
+    prompt, output = tally.prompt_tokens or 0, tally.output_tokens or 0
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": tally.cached_tokens or 0},
+        "output_tokens": output,
+        "output_tokens_details": {"reasoning_tokens": tally.reasoning_tokens or 0},
+        "total_tokens": prompt + output,
+    }
+
+
+def _whole(at: float | None) -> int | None:
+    return None if at is None else int(at)

@@ -1,0 +1,524 @@
+"""Carries batches out from wherever an earlier process left them. Which ones at once is decided in `sharing`.
+
+One process at a time works on batches: while a gateway is replaced there are two, and a lock of the kernel, which a
+killed process cannot keep, says which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from itertools import chain
+
+from skep.errors import EngineError, SkepError, StoreError
+from skep.files import held
+from skep.gateway.batch.files import Checked, Fault, FileRoom, body_of, check_lines, new_file_id
+from skep.gateway.batch.gateway_port import Door, Errand
+from skep.gateway.batch.objects import BATCH_FILE_S, fault_document
+from skep.gateway.batch.scheduler import (
+    MOST_AT_ONCE,
+    Answer,
+    Course,
+    Tried,
+    Turn,
+    UnderWay,
+    choose,
+    result_of,
+    without_answer,
+)
+from skep.gateway.batch.store import (
+    BatchOrder,
+    BatchRequest,
+    BatchResult,
+    BatchStore,
+    Beginning,
+    Status,
+    StoredBatch,
+    StoredFile,
+    UnfinishedBatch,
+)
+from skep.units import MIB
+
+BACKLOG = 2  # requests that wait for a slot
+UNRECORDED, UNRECORDED_BYTES = 1000, 64 * MIB  # results the store has not taken: beyond that, nothing new is sent
+SENDING_LOOK_S = 0.2
+CLOCK_S = 60.0  # the window is looked at so often, for clocks are set and machines sleep
+STORE_AGAIN_S = 0.5
+
+
+class Halt(Enum):
+    """Why no more is sent."""
+
+    CANCELLED = "batch_cancelled"
+    EXPIRED = "batch_expired"
+    LEAVING = "leaving"  # it goes on later, or in another process
+
+
+class Sending:
+    def __init__(
+        self,
+        order: BatchOrder,
+        course: Course,
+        *,
+        store: BatchStore,
+        room: FileRoom,
+        door: Door,
+        say: Callable[[str], None],
+    ) -> None:
+        self._order = order
+        self._course = course
+        self._store = store
+        self._room = room
+        self._door = door
+        self._say = say
+        self._halt: Halt | None = None
+        self._ends = False  # nothing more is sent, whatever is said
+        self._errands: dict[int, Errand] = {}
+        self._out: dict[int, asyncio.Task[None]] = {}
+        self._unrecorded: list[BatchResult] = []
+        self._beginnings: dict[int, Beginning] = {}  # of what a replica has
+        self._begun: list[Beginning] = []  # that the store does not know of yet, as the next
+        self._over: list[Beginning] = []
+        self._writing = threading.Lock()  # what is removed from the lists is what was written
+        self._wake = asyncio.Event()
+        self._to_record = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Sending {self._order.id} {self._course!r}, {len(self._unrecorded)} unrecorded>"
+
+    @property
+    def waits(self) -> bool:
+        """No replica has a request of it."""
+        return all(errand.waiting for errand in self._errands.values())
+
+    def halt(self, why: Halt) -> None:
+        """The first reason stays, but leaving gives way: it only means later, or elsewhere."""
+        if self._halt in (None, Halt.LEAVING):
+            self._halt = why
+        self._wake.set()
+
+    @property
+    def may_resume(self) -> bool:
+        """It is leaving, and something is still out."""
+        return self._halt is Halt.LEAVING and not self._ends
+
+    def resume(self) -> None:
+        """Go on instead of leaving. Only where it `may_resume`."""
+        assert self.may_resume
+        self._halt = None
+        self._wake.set()
+
+    async def run(self) -> Halt | None:
+        """None: every request has its result, in the store."""
+        for request in self._course.set_aside:
+            self._keep(without_answer(request, "gateway_died", _name(), time.time()))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                recording = tasks.create_task(self._record())
+                while not self._ends:
+                    await self._send_all(tasks)
+                    await self._quiet()
+                    self._ends = self._course.done or self._halt is not None
+                while self._unrecorded or self._begun or self._over:
+                    self._to_record.set()
+                    await asyncio.sleep(SENDING_LOOK_S / 10)
+                recording.cancel()
+        finally:
+            self._ends = True
+            self._course.leave()
+            for errand in self._errands.values():
+                errand.give_up()
+            if self._unrecorded or self._begun or self._over:  # an end in order is no death of the gateway
+                with contextlib.suppress(StoreError):
+                    await asyncio.to_thread(self._write)
+        return None if self._course.done else self._halt
+
+    async def _send_all(self, tasks: asyncio.TaskGroup) -> None:
+        while not self._course.done and self._halt is None:
+            now = time.monotonic()
+            left_s = self._order.expires_at - time.time()
+            if left_s <= 0:
+                self.halt(Halt.EXPIRED)
+                return
+            while (errand := self._errand()) is not None:
+                if (request := self._course.next(now)) is None:
+                    errand.give_up()
+                    break
+                self._errands[request.index] = errand
+                self._out[request.index] = tasks.create_task(self._one(request, errand))
+            self._wake.clear()
+            due_s = self._course.due_in_s(now)
+            pause_s = min(left_s, max(SENDING_LOOK_S, due_s) if due_s is not None else CLOCK_S)
+            if self._note_beginnings():
+                pause_s = min(pause_s, SENDING_LOOK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+
+    async def _quiet(self) -> None:
+        """What is out ends: by itself when this process is to leave, at once when nobody wants it any more."""
+        while self._out and self._halt is Halt.LEAVING:
+            for index, errand in self._errands.items():
+                if errand.waiting:
+                    self._out[index].cancel()
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SENDING_LOOK_S):
+                    await self._wake.wait()
+        if self._halt is None:
+            return
+        for task in self._out.values():
+            task.cancel()
+        if self._out:
+            await asyncio.wait(self._out.values())
+
+    def _errand(self) -> Errand | None:
+        """None: what is out is enough for now."""
+        waiting = sum(errand.waiting for errand in self._errands.values())
+        unrecorded_bytes = sum(len(result.line) for result in self._unrecorded)
+        if waiting >= BACKLOG or len(self._unrecorded) >= UNRECORDED or unrecorded_bytes >= UNRECORDED_BYTES:
+            return None
+        return self._door.errand(self._order.owner)
+
+    def _note_beginnings(self) -> bool:
+        """Whether there are requests that no replica has yet: one may get them at any moment."""
+        waiting = False
+        for index, errand in self._errands.items():
+            if errand.waiting:
+                waiting = True
+            elif index not in self._beginnings:
+                beginning = self._beginnings[index] = Beginning(index, time.time())
+                self._begun.append(beginning)
+                self._to_record.set()
+        return waiting
+
+    async def _one(self, request: BatchRequest, errand: Errand) -> None:
+        index, answer = request.index, None
+        try:
+            answer = await self._ask(request, errand)
+        except asyncio.CancelledError:
+            self._course.take_back(index)
+            raise
+        except (FileNotFoundError, ValueError):
+            self._course.answered(index, Answer(0), time.monotonic())
+            self._keep(without_answer(request, "input_file_missing", _name(), time.time()))
+        finally:
+            errand.give_up()
+            self._errands.pop(index, None)
+            self._out.pop(index, None)
+            self._wake.set()
+            beginning = self._beginnings.pop(index, None)
+            if beginning is not None:
+                self._over.append(beginning)
+        if answer is not None and self._course.answered(index, answer, time.monotonic()):
+            self._keep(result_of(request, answer, _name(), time.time()))
+
+    async def _ask(self, request: BatchRequest, errand: Errand) -> Answer:
+        order = self._order
+        line = await asyncio.to_thread(self._room.read, order.input_file_id, request.start, request.length)
+        got: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def answered(answer: Answer) -> None:
+            if not got.done():
+                got.set_result(answer)
+
+        errand.go(order.endpoint, body_of(line), answered)
+        self._wake.set()
+        return await got
+
+    def _keep(self, result: BatchResult) -> None:
+        self._unrecorded.append(result)
+        self._to_record.set()
+
+    async def _record(self) -> None:
+        """All that came meanwhile in one transaction. A store that is full or busy is asked again."""
+        while True:
+            await self._to_record.wait()
+            self._to_record.clear()
+            try:
+                await asyncio.to_thread(self._write)
+            except StoreError as error:
+                self._say(f"{self._order.id}: results wait to be recorded: {error.message}")
+                await asyncio.sleep(STORE_AGAIN_S)
+                self._to_record.set()
+            else:
+                self._wake.set()
+
+    def _write(self) -> None:
+        """In a thread. The lists may grow meanwhile."""
+        with self._writing:
+            results, begun, over = self._unrecorded[:], self._begun[:], self._over[:]
+            self._store.record(self._order.id, results, begun=begun, over=over)
+            del self._unrecorded[: len(results)], self._begun[: len(begun)], self._over[: len(over)]
+
+
+def _name() -> str:
+    return f"batch_req_{secrets.token_hex(12)}"
+
+
+LOOK_S = 2.0  # for what another process wrote
+LOCK_AGAIN_S = 0.25
+REST_S = 10.0  # after something went wrong with a batch that is not its own fault
+TIDY_S = 3600.0
+_BY_HALT = {Halt.CANCELLED: Status.CANCELLED, Halt.EXPIRED: Status.EXPIRED, None: Status.COMPLETED}
+
+
+@dataclass(slots=True)
+class _Carried:
+    """`ends`: it was cancelled or has expired, and nothing of it is sent any more."""
+
+    batch: UnfinishedBatch
+    since: float
+    ends: bool = False
+    gives_way: bool = False
+    sending: Sending | None = None  # None: it is being checked or its files are being written
+
+    def halt(self, why: Halt) -> None:
+        if self.sending is not None:
+            self.sending.halt(why)
+
+    def give_way(self) -> None:
+        self.gives_way = True
+        self.halt(Halt.LEAVING)
+
+    @property
+    def may_go_on(self) -> bool:
+        return self.gives_way and self.sending is not None and self.sending.may_resume
+
+    def go_on(self, now: float) -> None:
+        assert self.sending is not None
+        self.sending.resume()
+        self.gives_way, self.since = False, now
+
+
+class BatchRunner:
+    def __init__(self, store: BatchStore, room: FileRoom, door: Door, say: Callable[[str], None]) -> None:
+        self._store = store
+        self._room = room
+        self._door = door
+        self._say = say
+        self._wake = asyncio.Event()
+        self._under_way: dict[str, _Carried] = {}
+        self._resting: dict[str, float] = {}
+        self._had_turn: dict[str, float] = {}  # when a batch that goes on later gave way
+        self._tried: dict[str, dict[int, Tried]] = {}  # of batches that gave way, or are under way
+        self._cancelled: set[str] = set()
+        self._turn = Turn()
+        self._leaving = False
+        self._abandoned = False
+
+    def __repr__(self) -> str:
+        return f"<BatchRunner {len(self._under_way)} batches{', leaving' if self._leaving else ''}>"
+
+    @property
+    def busy(self) -> bool:
+        """A batch is being checked, sent or written to its files."""
+        return bool(self._under_way)
+
+    def wake(self) -> None:
+        """There is a new batch."""
+        self._wake.set()
+
+    def abandon(self) -> None:
+        """Its store is another one: what it has under way is nobody's any more."""
+        self._abandoned = True
+        self._wake.set()
+
+    def cancel(self, batch_id: str) -> None:
+        self._cancelled.add(batch_id)
+        if batch_id in self._under_way:
+            self._under_way[batch_id].halt(Halt.CANCELLED)
+        self._wake.set()
+
+    def leave(self) -> None:
+        """Another process takes over: finish what is out, begin nothing."""
+        self._leaving = True
+        for carried in self._under_way.values():
+            carried.halt(Halt.LEAVING)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until told to leave, and then until nothing is out; or until the store is another one."""
+        with contextlib.ExitStack() as stack:
+            while not self._leaving and not self._took_lock(stack):
+                await self._pause(LOCK_AGAIN_S)
+            if self._leaving:
+                return
+            await self._door.ready()
+            async with asyncio.TaskGroup() as tasks:
+                carrying = set[asyncio.Task[None]]()
+                await self._take_up(tasks, carrying)
+                for task in carrying if not self._leaving else ():
+                    task.cancel()
+
+    async def _take_up(self, tasks: asyncio.TaskGroup, carrying: set[asyncio.Task[None]]) -> None:
+        tidy_at = 0.0
+        while not self._leaving and not self._abandoned and not await asyncio.to_thread(lambda: self._store.moved):
+            now = time.monotonic()
+            try:
+                if now >= tidy_at:
+                    await asyncio.to_thread(self._tidy)
+                    tidy_at = now + TIDY_S
+                for batch_id in await asyncio.to_thread(self._store.cancelling) - self._cancelled:
+                    self.cancel(batch_id)
+                unfinished = await asyncio.to_thread(self._store.unfinished)
+                while not self._leaving and (carried := self._next(unfinished, now)) is not None:
+                    if carried.batch.id not in self._under_way:
+                        self._under_way[carried.batch.id] = carried
+                        carrying.add(task := tasks.create_task(self._carry(carried)))
+                        task.add_done_callback(carrying.discard)
+            except (SkepError, OSError) as error:
+                self._say(f"batches cannot be looked up: {error}")
+            await self._pause(LOOK_S)
+
+    def _next(self, unfinished: list[UnfinishedBatch], now: float) -> _Carried | None:
+        """What ends takes no room from what is sent, and does not wait for it. What is giving way may go on again."""
+        idle = [one for one in unfinished if one.id not in self._under_way and self._resting.get(one.id, 0.0) <= now]
+        ending = [one for one in idle if one.id in self._cancelled or one.expires_at <= time.time()]
+        if ending and sum(one.ends for one in self._under_way.values()) < MOST_AT_ONCE:
+            return _Carried(ending[0], now, ends=True)
+        under_way = [
+            UnderWay(one.batch, one.since, one.sending.waits if one.sending is not None else None)
+            for one in self._under_way.values()
+            if not one.ends and not one.gives_way
+        ]
+        leaving = [one.batch for one in self._under_way.values() if one.may_go_on]
+        choice = choose([*leaving, *(one for one in idle if one not in ending)], under_way, self._had_turn, now)
+        if choice is None:
+            return None
+        if choice.gives_way is not None:
+            self._under_way[choice.gives_way.id].give_way()
+            self._had_turn[choice.gives_way.id] = now
+        carried = self._under_way.get(choice.begins.id)
+        if carried is None:
+            return _Carried(choice.begins, now)
+        carried.go_on(now)
+        return carried
+
+    async def _carry(self, carried: _Carried) -> None:
+        """To its end, or as far as it comes: what is in its way may be gone later."""
+        batch_id = carried.batch.id
+        try:
+            if await self._carry_on(carried):
+                for of_batches in (self._had_turn, self._tried):
+                    of_batches.pop(batch_id, None)
+        except Exception as error:  # whatever it is, the other batches go on
+            self._say(f"{batch_id} has to wait: {error!r}")
+            self._resting[batch_id] = time.monotonic() + REST_S
+        finally:
+            del self._under_way[batch_id]
+            self._wake.set()
+
+    async def _carry_on(self, carried: _Carried) -> bool:
+        """Whether it has ended."""
+        batch_id = carried.batch.id
+        batch = await asyncio.to_thread(self._store.batch, batch_id)
+        if batch is None or batch.status.is_final:
+            return True
+        cancelled = batch_id in self._cancelled or Status.CANCELLING in batch.times
+        if Status.IN_PROGRESS not in batch.times and not cancelled:
+            await self._check(batch)
+            batch = await asyncio.to_thread(self._store.batch, batch_id)
+            if batch is None or batch.status.is_final:
+                return True
+            carried.batch = replace(carried.batch, model=batch.detail.get("model"))
+        pending = await asyncio.to_thread(self._store.pending, batch_id)
+        lost = await asyncio.to_thread(self._store.lost, batch_id)
+        course = Course(pending, lost, self._turn, self._tried.setdefault(batch_id, {}))
+        sending = Sending(batch.order, course, store=self._store, room=self._room, door=self._door, say=self._say)
+        carried.sending = sending
+        if cancelled or batch_id in self._cancelled:
+            sending.halt(Halt.CANCELLED)
+        if self._leaving:
+            sending.halt(Halt.LEAVING)
+        why = await sending.run()
+        if why is None and Status.IN_PROGRESS not in batch.times:  # it was cancelled before it had any requests
+            why = Halt.CANCELLED
+        carried.sending = None
+        if why is Halt.LEAVING:
+            return False
+        await asyncio.to_thread(self._finish, batch, course.left(), why)
+        self._cancelled.discard(batch_id)
+        return True
+
+    async def _check(self, batch: StoredBatch) -> None:
+        checked = await asyncio.to_thread(self._read, batch)
+        faults = checked.faults
+        complaint = self._door.complaint_of(checked.model) if checked.requests else None
+        if complaint is not None:
+            faults = (Fault("model_not_found", complaint, checked.first, "body.model"), *faults)
+        if faults:
+            errors = [fault_document(fault) for fault in faults]
+            await asyncio.to_thread(self._store.end, batch.id, Status.FAILED, time.time(), (), errors=errors)
+        else:
+            await asyncio.to_thread(self._store.validated, batch.id, time.time(), checked.model, checked.requests)
+
+    # In threads
+
+    def _read(self, batch: StoredBatch) -> Checked:
+        try:
+            with self._room.path(batch.order.input_file_id).open("rb") as file:
+                return check_lines(file, batch.order.endpoint)
+        except FileNotFoundError:
+            gone = Fault("input_file_missing", f"the file {batch.order.input_file_id} is gone", param="input_file_id")
+            return Checked((), None, (gone,))
+
+    def _finish(self, batch: StoredBatch, left: list[BatchRequest], why: Halt | None) -> None:
+        now = time.time()
+        if why is not Halt.CANCELLED:
+            self._store.become(batch.id, Status.FINALIZING, now)
+        code = why.value if why is not None else ""
+        never = (
+            without_answer(request, code, f"batch_req_{batch.id[6:]}_{request.index}", now).line for request in left
+        )
+        written = {
+            "output_file_id": ("output", self._store.lines(batch.id, ok=True)),
+            "error_file_id": ("error", chain(self._store.lines(batch.id, ok=False), never)),
+        }
+        files: dict[str, StoredFile] = {}
+        ended = False
+        try:
+            for name, (kind, lines) in written.items():
+                if (first := next(lines, None)) is not None:
+                    files[name] = self._write(batch, kind, chain((first,), lines), now)
+            detail = {"tally": asdict(self._store.tally(batch.id)), **{name: file.id for name, file in files.items()}}
+            ended = self._store.end(batch.id, _BY_HALT[why], time.time(), [*files.values()], **detail)
+        finally:
+            for file in files.values() if not ended else ():  # a full disk is not filled further, try by try
+                self._room.delete(file.id)
+        self._store.forget_ended()
+
+    def _write(self, batch: StoredBatch, kind: str, lines: Iterator[bytes], now: float) -> StoredFile:
+        order, file_id = batch.order, new_file_id()
+        size = self._room.write(file_id, lines)
+        expires_at = now + (order.output_expires_s or BATCH_FILE_S)
+        return StoredFile(file_id, order.owner, now, f"{batch.id}_{kind}.jsonl", "batch_output", size, expires_at)
+
+    def _tidy(self) -> None:
+        """What expired, and what a killed process left behind."""
+        for file_id in self._store.expired_files(time.time()):
+            if self._store.delete_file(file_id) is None:
+                self._room.delete(file_id)
+        self._room.sweep(file.id for file in self._store.files())
+        self._store.forget_ended()
+
+    # Inside
+
+    def _took_lock(self, stack: contextlib.ExitStack) -> bool:
+        try:
+            stack.enter_context(held(self._room.folder / ".lock", "a gateway with batches", "it ends by itself"))
+        except EngineError:
+            return False
+        return True
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        self._wake.clear()

@@ -1,0 +1,315 @@
+"""Which request of a batch is next, and what becomes of an answer. Decides; no clock, no I/O.
+
+An answer is final, or it is no answer and the request comes again later: the endpoint is full, loads its model or lost
+a replica. What loses replicas again and again is set aside with its error; the rest waits until the batch expires.
+
+A request that was under way whenever the gateway died may be the cause of it, or was only there at the time. From the
+third time on it goes last, and one at a time: whoever is innocent ends, and the cause is alone with what it does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from skep.gateway.batch.store import BatchRequest, BatchResult, UnfinishedBatch
+from skep.units import MIB
+
+AGAIN = frozenset((429, 502, 503, 504))
+COSTLY = frozenset(("replica_lost", "replica_timeout"))  # of the gateway: a replica had it, and gave no answer
+MOST_COSTLY = 5  # such answers, or broken ones, of one request
+ALONE_FROM, MOST_LOST = 3, 5  # deaths of the gateway while one request was under way
+TURN_AGAIN_S = 1.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
+# An answer is in memory until it is whole. 131,072 tokens of text are half a MiB, 1,000 embeddings 20 to 40 MiB.
+MOST_ANSWER_BYTES = 64 * MIB
+WITHOUT_ANSWER = {  # code and message of a request's error where it has no answer
+    "batch_expired": "This request could not be executed before the completion window expired.",
+    "batch_cancelled": "This request was not executed: the batch was cancelled.",
+    "input_file_missing": "This request was not executed: the input file cannot be read any more.",
+    "gateway_died": (
+        f"The gateway died {MOST_LOST} times while this request was under way (killed, or out of memory),"
+        " and it was not sent again. Send it alone, or ask for less in one request."
+    ),
+    "stream_cut": f"The answer was broken off {MOST_COSTLY} times.",
+    "answer_too_large": (
+        f"The answer was given up when it was longer than {MOST_ANSWER_BYTES // MIB} MiB."
+        " Ask for less in one request, or set `max_tokens`."
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`status` None: the answer was broken off. `fault`: and asking again would not help, for this reason."""
+
+    status: int | None
+    body: bytes = b""
+    request_id: str = ""
+    retry_after_s: float | None = None
+    fault: str = ""
+
+
+@dataclass(slots=True)
+class Tried:
+    times: int = 0
+    costly: int = 0
+
+
+class Turn:
+    """Of the requests that may be what the gateway dies of, one is out at a time, whatever batch it is of."""
+
+    def __init__(self) -> None:
+        self.holder: Course | None = None
+
+
+class Course:
+    """The requests of one batch that have no result: each is waiting, out, or paused until it may come again.
+
+    `lost`: how often the gateway died while a request was under way, by index. `set_aside`: those that are not tried
+    again because of it. `tried`: the tries of an earlier course of the same batch, counted on.
+    """
+
+    def __init__(
+        self,
+        pending: Iterable[BatchRequest],
+        lost: Mapping[int, int] | None = None,
+        turn: Turn | None = None,
+        tried: dict[int, Tried] | None = None,
+    ) -> None:
+        requests, lost = list(pending), lost or {}
+        self.set_aside = [request for request in requests if lost.get(request.index, 0) >= MOST_LOST]
+        self._suspects = deque(one for one in requests if ALONE_FROM <= lost.get(one.index, 0) < MOST_LOST)
+        self._waiting = deque(one for one in requests if lost.get(one.index, 0) < ALONE_FROM)
+        self._suspected = frozenset(request.index for request in self._suspects)
+        self._turn = turn or Turn()
+        self._out: dict[int, BatchRequest] = {}
+        self._paused: list[tuple[float, int, BatchRequest]] = []
+        self._tried = {} if tried is None else tried
+        self.held_until = 0.0  # the endpoint said when to come back: nothing new goes out before
+
+    def __repr__(self) -> str:
+        waiting = len(self._waiting) + len(self._suspects)
+        return f"<Course {waiting} waiting, {len(self._out)} out, {len(self._paused)} paused>"
+
+    @property
+    def done(self) -> bool:
+        return not (self._waiting or self._suspects or self._out or self._paused)
+
+    @property
+    def out(self) -> int:
+        return len(self._out)
+
+    def left(self) -> list[BatchRequest]:
+        """Everything without a final answer, in the file's order."""
+        paused = [request for _, _, request in self._paused]
+        every = (*self._waiting, *self._suspects, *self._out.values(), *paused)
+        return sorted(every, key=lambda request: request.index)
+
+    def next(self, now: float) -> BatchRequest | None:
+        """It counts as out until it is `answered`."""
+        if now < self.held_until:
+            return None
+        while self._paused and self._paused[0][0] <= now:
+            request = heapq.heappop(self._paused)[2]
+            if request.index not in self._suspected:
+                return self._go(request)
+            self._suspects.append(request)
+        if self._waiting:
+            return self._go(self._waiting.popleft())
+        if self._suspects and self._turn.holder is None:
+            self._turn.holder = self
+            return self._go(self._suspects.popleft())
+        return None
+
+    def due_in_s(self, now: float) -> float | None:
+        """How long until there may be a next one; None: only an answer changes that."""
+        due = [0.0] if self._waiting else [TURN_AGAIN_S] if self._suspects else []
+        if self._paused:
+            due.append(self._paused[0][0] - now)
+        return max(0.0, min(due), self.held_until - now) if due else None
+
+    def take_back(self, index: int) -> None:
+        """It was out, and was given up before it was answered."""
+        request = self._out.pop(index)
+        if index in self._suspected:
+            self.leave()
+            self._suspects.appendleft(request)
+        else:
+            self._waiting.appendleft(request)
+
+    def leave(self) -> None:
+        """Nothing of it goes out any more: another batch may have the turn."""
+        if self._turn.holder is self:
+            self._turn.holder = None
+
+    def _go(self, request: BatchRequest) -> BatchRequest:
+        self._out[request.index] = request
+        return request
+
+    def answered(self, index: int, answer: Answer, now: float) -> bool:
+        """Whether it is final. If not, the request comes again."""
+        if index in self._suspected:
+            self.leave()
+        tried = self._tried.setdefault(index, Tried())
+        tried.times += 1
+        if answer.status is None or code_of(answer.body) in COSTLY:
+            tried.costly += 1
+        answered = answer.status is not None and answer.status not in AGAIN
+        if answered or answer.fault or tried.costly >= MOST_COSTLY:
+            del self._out[index], self._tried[index]
+            return True
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tried.times - 1, 10))
+        if answer.retry_after_s is not None:
+            pause_s = max(pause_s, min(answer.retry_after_s, LONGEST_PAUSE_S))
+        if answer.status in (429, 503):
+            self.held_until = max(self.held_until, now + pause_s)
+        heapq.heappush(self._paused, (now + pause_s, index, self._out.pop(index)))
+        return False
+
+
+def result_of(request: BatchRequest, answer: Answer, name: str, at: float) -> BatchResult:
+    """Of an answer that is final. `name` is the line's own id."""
+    if answer.status is None:
+        return without_answer(request, answer.fault or "stream_cut", name, at)
+    body, document = _one_line(answer.body)
+    response = b'{"status_code": %d, "request_id": %b, "body": %b}' % (
+        answer.status, json.dumps(answer.request_id).encode(), body,
+    )  # fmt: skip
+    ok = 200 <= answer.status < 300
+    line = _line(name, request, response, b"null")
+    return BatchResult(request.index, at, ok=ok, line=line, status=answer.status, **_tokens(document))
+
+
+def without_answer(request: BatchRequest, code: str, name: str, at: float) -> BatchResult:
+    error = {"code": code, "message": WITHOUT_ANSWER[code]}
+    return BatchResult(request.index, at, ok=False, line=_line(name, request, b"null", json.dumps(error).encode()))
+
+
+def code_of(body: bytes) -> str | None:
+    """Of an error in the gateway's own words."""
+    if b'"source"' not in body:
+        return None
+    _, document = _one_line(body)
+    if not isinstance(document, dict) or document.get("source") != "gateway":
+        return None
+    error = document.get("error")
+    return error.get("code") if isinstance(error, dict) else None
+
+
+def _line(name: str, request: BatchRequest, response: bytes, error: bytes) -> bytes:
+    names = (json.dumps(name).encode(), json.dumps(request.custom_id).encode())
+    return b'{"id": %b, "custom_id": %b, "response": %b, "error": %b}\n' % (*names, response, error)
+
+
+def _one_line(body: bytes) -> tuple[bytes, Any]:
+    """As JSON without line ends: as it came where it can be, as a text where it is no JSON."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return json.dumps(body.decode("utf-8", "replace")).encode(), None
+    if b"\n" in body or b"\r" in body:
+        return json.dumps(document).encode(), document
+    return body.strip(), document
+
+
+def _tokens(document: Any) -> dict[str, int | None]:
+    usage = document.get("usage") if isinstance(document, dict) else None
+    if not isinstance(usage, dict):
+        return {}
+    chat = "prompt_tokens" in usage
+    prompt, output = ("prompt", "completion") if chat else ("input", "output")
+    return {
+        "prompt_tokens": _count(usage, f"{prompt}_tokens"),
+        "cached_tokens": _count(usage.get(f"{prompt}_tokens_details"), "cached_tokens"),
+        "output_tokens": _count(usage, f"{output}_tokens"),
+        "reasoning_tokens": _count(usage.get(f"{output}_tokens_details"), "reasoning_tokens"),
+    }
+
+
+def _count(document: Mapping[str, Any] | None, name: str) -> int | None:
+    value = document.get(name) if isinstance(document, dict) else None
+    return value if type(value) is int and 0 <= value < 2**53 else None
+
+
+MOST_AT_ONCE = 16
+WAITING_TURN_S, TURN_S = 30.0, 600.0  # how long it stays under way while others take turns with it
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """`waits`: no replica has a request of it. None: it cannot give way, its file is being read or written."""
+
+    batch: UnfinishedBatch
+    since: float
+    waits: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The batch that begins, and the one that gives way to it; None: there is room."""
+
+    begins: UnfinishedBatch
+    gives_way: UnfinishedBatch | None = None
+
+
+def choose(
+    waiting: Iterable[UnfinishedBatch],
+    under_way: Sequence[UnderWay],
+    had_turn: Mapping[str, float],
+    now: float,
+    most: int = MOST_AT_ONCE,
+) -> Choice | None:
+    """None: nothing can begin now. `waiting` is oldest first; `had_turn` says when a batch gave way last."""
+    owners = Counter(one.batch.owner for one in under_way)
+    models = Counter(_model(one.batch) for one in under_way)
+
+    def place(batch: UnfinishedBatch) -> tuple[int, int, float]:
+        return owners[batch.owner], models[_model(batch)], had_turn.get(batch.id, 0.0)
+
+    first: dict[tuple[str, str | None], UnfinishedBatch] = {}  # of each owner and model: the others come no sooner
+    for batch in sorted(waiting, key=place):
+        first.setdefault(_model(batch), batch)
+    for batch in first.values():
+        if len(under_way) < most:
+            return Choice(batch)
+        other = _who_has_more(batch, under_way)
+        if other is None and now - had_turn.get(batch.id, -inf) >= WAITING_TURN_S:
+            other = _whose_turn_is_over(batch, under_way, now)
+        if other is not None:
+            return Choice(batch, other)
+    return None
+
+
+def _who_has_more(batch: UnfinishedBatch, under_way: Sequence[UnderWay]) -> UnfinishedBatch | None:
+    """Of those who have more than their share one that waits, if there is one, else the one that began last."""
+    owners = Counter(one.batch.owner for one in under_way)
+    models = Counter(_model(one.batch) for one in under_way)
+    able = [one for one in under_way if one.waits is not None]
+    of_others = [one for one in able if owners[one.batch.owner] >= owners[batch.owner] + 2]
+    of_owner = [one for one in able if one.batch.owner == batch.owner]
+    of_models = [one for one in of_owner if models[_model(one.batch)] >= models[_model(batch)] + 2]
+    more = of_others or of_models
+    by_share = {one.batch.id: (owners[one.batch.owner], models[_model(one.batch)]) for one in more}
+    return max(more, key=lambda one: (by_share[one.batch.id], one.waits, one.since)).batch if more else None
+
+
+def _whose_turn_is_over(batch: UnfinishedBatch, under_way: Sequence[UnderWay], now: float) -> UnfinishedBatch | None:
+    """Not for one of the same owner and model: that would wait for the same."""
+    over = [
+        one
+        for one in under_way
+        if one.waits is not None
+        and _model(one.batch) != _model(batch)
+        and now - one.since >= (WAITING_TURN_S if one.waits else TURN_S)
+    ]
+    return min(over, key=lambda one: one.since).batch if over else None
+
+
+def _model(batch: UnfinishedBatch) -> tuple[str, str | None]:
+    return batch.owner, batch.model

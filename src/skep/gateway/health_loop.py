@@ -1,0 +1,161 @@
+"""The gateway's clock: deadlines, health checks, and asking engines about slots in release."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from skep.gateway.proxy import Proxy
+from skep.gateway.replica_table import Replica
+from skep.gateway.values import ReplicaSpec
+from skep.wire.client import WireFailure
+from skep.wire.fetch import fetch
+
+TICK_S = 0.25
+CONFIRM_EVERY_S = 0.1
+CONFIRM_TIMEOUT_S = 5.0
+
+_RUNNING = re.compile(
+    rb"^(?:vllm:num_requests_running|sglang:num_running_reqs)(?:\{[^}]*\})? ([0-9.e+]+)", re.MULTILINE
+)
+
+Ask = Callable[[ReplicaSpec], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class HealthTimes:
+    health_every_s: float = 5.0
+    health_soon_s: float = 0.5  # while the breaker is not closed
+    health_timeout_s: float = 5.0
+
+
+class Watch:
+    """`run` goes on until cancelled."""
+
+    def __init__(self, proxy: Proxy, times: HealthTimes | None = None) -> None:
+        self._proxy = proxy
+        self._times = times or HealthTimes()
+        self._checked_at: dict[str, float] = {}  # by URL: a new process behind an old name is checked at once
+        self._asking: set[tuple[str, str]] = set()
+
+    async def run(self) -> None:
+        proxy, admission = self._proxy, self._proxy.admission
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                now = proxy.now()
+                self._tick(now)
+                to_confirm = admission.to_confirm()
+                for spec in to_confirm:
+                    self._once(tasks, self._ask_busy, spec)
+                for replica in admission.replicas():
+                    if self._check_is_due(replica, now):
+                        self._once(tasks, self._check, replica.spec)
+                proxy.something_left.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CONFIRM_EVERY_S if to_confirm else TICK_S):
+                        await proxy.something_left.wait()
+
+    def _tick(self, now: float) -> None:
+        """What one request does to one of these must not stop the clock for all."""
+        try:
+            self._look_at_exchanges(now)
+            self._proxy.let_go_of_pools()
+            self._proxy.accounts.settle()
+        except Exception as error:
+            print(f"watch.failed why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
+        self._proxy.carry_out(self._proxy.admission.tick(now))
+
+    def _look_at_exchanges(self, now: float) -> None:
+        for exchange in list(self._proxy.exchanges.values()):
+            if exchange.aloud:
+                exchange.speak(now)
+            if exchange.granted is not None:
+                if exchange.heard_at > exchange.granted_at:
+                    self._proxy.admission.heard(exchange.granted.replica, exchange.heard_at)
+                exchange.check_time(now)
+
+    def _check_is_due(self, replica: Replica, now: float) -> bool:
+        closed = replica.breaker.state(now) == "closed"
+        every_s = self._times.health_every_s if closed else self._times.health_soon_s
+        if now - self._checked_at.get(replica.spec.url, float("-inf")) < every_s:
+            return False
+        if len(self._checked_at) > 4 * len(self._proxy.admission.replicas()):
+            self._checked_at.clear()
+        self._checked_at[replica.spec.url] = now
+        return True
+
+    def _once(self, tasks: asyncio.TaskGroup, ask: Ask, spec: ReplicaSpec) -> None:
+        """Not again while the last one is under way."""
+        what = (ask.__name__, spec.url)
+        if what not in self._asking:
+            self._asking.add(what)
+            tasks.create_task(self._safely(ask, spec)).add_done_callback(lambda _: self._asking.discard(what))
+
+    async def _safely(self, ask: Ask, spec: ReplicaSpec) -> None:
+        """Whatever one replica says, the clock goes on for the others."""
+        try:
+            await ask(spec)
+        except Exception as error:
+            print(f"watch.failed replica={spec.name!r} why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
+
+    async def _ask_busy(self, spec: ReplicaSpec) -> None:
+        asked_at = self._proxy.now()
+        target = "/slots" if spec.confirms == "slots" else "/metrics"
+        try:
+            answer = await fetch(
+                self._proxy.pool(spec), "GET", target, headers=_key_of(spec), timeout_s=CONFIRM_TIMEOUT_S
+            )
+        except WireFailure:
+            return
+        busy = count_busy(answer.json()) if spec.confirms == "slots" else count_running(answer.body)
+        if busy is not None:
+            self._proxy.carry_out(self._proxy.admission.engine_busy(spec, busy, asked_at, self._proxy.now()))
+
+    async def engine_metrics(self, spec: ReplicaSpec) -> str:
+        """Empty where it tells none."""
+        try:
+            answer = await fetch(
+                self._proxy.pool(spec), "GET", "/metrics", headers=_key_of(spec), timeout_s=CONFIRM_TIMEOUT_S
+            )
+        except WireFailure:
+            return ""
+        return answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
+
+    async def _check(self, spec: ReplicaSpec) -> None:
+        try:
+            answer = await fetch(
+                self._proxy.pool(spec),
+                "GET",
+                spec.health_path,
+                headers=_key_of(spec),
+                timeout_s=self._times.health_timeout_s,
+            )
+            ok = answer.status < 500
+        except WireFailure:
+            ok = False
+        self._proxy.carry_out(self._proxy.admission.checked(spec, ok, self._proxy.now()))
+
+
+def _key_of(spec: ReplicaSpec) -> dict[str, str]:
+    return {"authorization": spec.authorization} if spec.authorization else {}
+
+
+def count_busy(slots: Any) -> int | None:
+    """llama.cpp's `/slots`: how many are processing. None where the answer is something else."""
+    if not isinstance(slots, list):
+        return None
+    return sum(1 for slot in slots if isinstance(slot, dict) and slot.get("is_processing"))
+
+
+def count_running(metrics: bytes) -> int | None:
+    """vLLM's and SGLang's count of running requests, over all their processes."""
+    found = _RUNNING.findall(metrics)
+    try:
+        return round(sum(float(value) for value in found)) if found else None
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,361 @@
+"""One client's request, from its arrival to its one end: ties a client's connection to a replica's.
+
+No task, no await on the way of a token. Bytes of bodies pass unchanged both ways.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from skep.gateway.admission import Admission
+from skep.gateway.error_format import ERRORS, error_body, error_event, event_of, rejection, retry_headers
+from skep.gateway.request_policy import Plan
+from skep.gateway.stream_keepalive import STREAM_LINES, Aloud, comment
+from skep.gateway.usage import UNKNOWN, Tokens, tokens_of
+from skep.gateway.values import Action, Forward, Reject, ReplicaSpec
+from skep.wire.client import Call, Pool, WireFailure, unchunked
+from skep.wire.heads import HOP_BY_HOP, ResponseHead, lines_of
+from skep.wire.server import Incoming
+
+COMPLAINTS = frozenset((502, 503, 504))  # the server says that it cannot; another one perhaps can
+ELSEWHERE = COMPLAINTS | {429}
+TAIL_PIECES = 64
+TAIL_BYTES = 262_144  # of an answer that is longer, only the last few pieces
+TAIL_PIECES_OF_LONG = 8
+Piece = bytes | tuple[bytes]  # of an answer: whole chunks with their framing, or a part of the body in a tuple
+
+_LEAVE = b"access-control-"  # for web pages: given by the gateway, not by engines, which give it to anybody
+_NOT_HANDED_ON = HOP_BY_HOP | {b"content-length"}
+_OWN_LINES = b"x-skep-replica: %b\r\nx-skep-queue-ms: %.1f\r\nx-skep-request-id: %b\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Of one attempt at a replica. The time in the queue is not among them."""
+
+    first_byte_s: float = 1800.0
+    idle_s: float = 300.0  # between two bytes of an answer
+    total_s: float = 7200.0
+    comment_every_s: float = 5.0  # in a stream that waits for its model to be loaded
+
+
+class House(Protocol):
+    """What an exchange needs of the proxy it lives in."""
+
+    admission: Admission
+    timeouts: Timeouts
+
+    def pool(self, spec: ReplicaSpec) -> Pool: ...
+    def now(self) -> float: ...
+    def words(self, model: str) -> str | None:
+        """What those wait for who wait for a model that is not loaded; None: it is."""
+
+    def carry_out(self, actions: list[Action]) -> None: ...
+    def ended(self, exchange: Exchange, actions: list[Action]) -> None: ...
+
+
+class Exchange:
+    """Receives the replica's answer. `outcome` says how it ended, once it has."""
+
+    # What most exchanges never change stands here: setting it for each one would cost as much as admission.
+    leased = True
+    takes_chunks = False
+    granted: Forward | None = None
+    granted_at = 0.0
+    first_at: float | None = None  # first byte of the answer's body
+    paused = False  # the client reads slower than the replica writes
+    response_bytes = 0
+    events = 0  # of a stream, passed so far: about as many as tokens
+    outcome: str | None = None  # None: under way
+    status: int | None = None
+    code: str | None = None
+    streamed = False
+    aloud = False  # its client has a head from the gateway and gets comments, until the engine's events begin
+    _said_at = 0.0
+    _call: Call | None = None
+    _attempt: Forward | None = None
+    _resumed_at = 0.0
+    _endless = False  # the answer has no length that was promised: something may be added to it
+    _first = b""
+
+    def __init__(
+        self, request_id: str, request: Incoming, plan: Plan, model: str, body: bytes, house: House, now: float
+    ) -> None:
+        self.id = request_id
+        self.request = request
+        self.plan = plan
+        self.model = model
+        self.request_bytes = len(body)
+        self.arrived_at = self.heard_at = now  # a byte came from the replica, if `heard_at` is later than `granted_at`
+        self._body = body
+        self._house = house
+        self._tail: deque[Piece] = deque(maxlen=TAIL_PIECES)
+        request.on_gone = self._client_gone
+        request.on_pause = self._pause
+        request.on_resume = self._resume
+
+    def __repr__(self) -> str:
+        where = self.granted.replica.name if self.granted else "queue"
+        return f"<Exchange {self.id} {self.model} {where} {self.outcome or 'under way'}>"
+
+    # Admission's side
+
+    def forward(self, action: Forward) -> None:
+        self.granted = self._attempt = action
+        self.granted_at = self.heard_at = time.monotonic()
+        pool = self._house.pool(action.replica)
+        request, plan, body = self.request, self.plan, self._body
+        length = b"content-length: %d\r\n" % len(body) if body or plan.lengthy else b""
+        if action.replica.authorization:
+            length += b"authorization: %b\r\n" % action.replica.authorization.encode()
+        method = b"GET" if request.method == b"HEAD" else request.method  # the parser takes a length for a body
+        first = (method, pool.prefix + request.target, pool.host_line)
+        receiver = Aloud(self) if self.aloud else self
+        call = pool.send(b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % (*first, plan.lines, length), receiver, body)
+        if self._attempt is action:  # it may have failed at once
+            self._call = call
+
+    def reject(self, action: Reject) -> None:
+        models = self._house.admission.models
+        loading = self._house.words(self.model) is not None
+        status, headers, body = rejection(action, self.plan.path, model=self.model, models=models, loading=loading)
+        self._answer(status, headers, body, action.code.value, [])
+
+    @property
+    def under_way(self) -> bool:
+        """A replica has it."""
+        return self._attempt is not None
+
+    @property
+    def begun(self) -> bool:
+        """Something of the engine's answer has reached the client: it cannot be asked for elsewhere."""
+        return self.request.started and not self.aloud
+
+    def speak(self, now: float) -> None:
+        """Send the head of a stream and a comment; from then on a comment every few seconds."""
+        if not self.request.started:
+            self.aloud = self.streamed = self._endless = True
+            self.status = 200
+            self.request.start_with(200, STREAM_LINES + b"x-skep-request-id: %b\r\n" % self.id.encode(), None)
+        elif not self.aloud or self.paused or now - self._said_at < self._house.timeouts.comment_every_s:
+            return
+        self._said_at = now
+        words = self._house.words(self.model) or f"waiting for {self.model}"
+        self.request.write(comment(words, now - self.arrived_at))
+
+    def withdraw(self) -> None:
+        """The replica shows no sign of life."""
+        self._break_call()
+        if self.begun:
+            self._break_off("the replica shows no sign of life")
+            self._end("broken", self._give_back())
+        elif self.leased:
+            self._house.carry_out(self._house.admission.gave_up(self.id, self._house.now()))
+        else:
+            self.refuse("replica_lost", "the replica shows no sign of life")
+
+    def check_time(self, now: float) -> None:
+        """Called now and then; ends an exchange whose replica takes too long."""
+        limits = self._house.timeouts
+        if self._attempt is None or self.outcome is not None:
+            return
+        if not self.begun and now - self.granted_at > limits.first_byte_s:
+            why = f"the replica sent nothing for {limits.first_byte_s:g} s"
+        elif self.begun and not self.paused and now - max(self.heard_at, self._resumed_at) > limits.idle_s:
+            why = f"the replica fell silent for {limits.idle_s:g} s in the middle of its answer"
+        elif now - self.granted_at > limits.total_s:
+            why = f"the answer took longer than {limits.total_s:g} s"
+        else:
+            return
+        self._break_call()
+        if self.begun:
+            self._break_off(why)
+            self._end("broken", self._give_back())
+        else:
+            self.refuse("replica_timeout", why)
+
+    # The replica's side
+
+    def on_head(self, head: ResponseHead, at: float) -> None:
+        granted = self.granted
+        assert granted is not None
+        admission = self._house.admission
+        if self.leased:
+            if head.status in ELSEWHERE and admission.may_retry(self.id, at):
+                self._break_call()
+                self._house.carry_out(admission.turned_away(self.id, at, complaint=head.status in COMPLAINTS))
+                return
+            admission.answering(self.id, at, complaint=head.status in COMPLAINTS)
+        self.heard_at = at
+        self.status = head.status
+        if head.memo.note is None:
+            head.memo.note = _lines_of(head)
+        lines, self.streamed = head.memo.note
+        if self.aloud:
+            self.aloud = head.status != 200 or not self.streamed
+            self.streamed = True  # what the client has is a stream, whatever the engine sends
+            self.takes_chunks = not self.aloud and self.request.takes_chunks
+            return
+        own = _OWN_LINES % (granted.replica.name.encode(), granted.queued_s * 1000, self.id.encode())
+        self.request.start_with(head.status, lines + own, head.length)
+        self.takes_chunks = self.request.takes_chunks
+        self._endless = head.length is None
+        self._body = b""  # the answer has begun: nobody else is asked
+        self.request.drop_body()
+
+    def on_body(self, data: bytes, at: float) -> None:
+        self.request.write(data)
+        self.heard_at = at
+        if self.first_at is None:
+            self.first_at = at
+            self._first = data
+        if self.streamed:
+            self.events += data.count(b"data:")
+        self._keep((data,), len(data))
+
+    def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
+        """The way of nearly every token: as few steps as can be."""
+        self.request.write_chunks(raw)
+        self.heard_at = at
+        if self.first_at is None:
+            self.first_at = at
+            self._first = unchunked(raw)
+        if self.streamed:
+            self.events += raw.count(b"data:")
+        self._keep(raw, carried)
+
+    def on_end(self, at: float) -> None:
+        self._attempt = self._call = None
+        self.request.on_gone = None
+        self._end("answered", self._house.admission.finished(self.id, at) if self.leased else [])
+        self.request.finish()  # last: the client's next request may be waiting, and wants what this one had
+
+    def on_failure(self, failure: WireFailure, at: float) -> None:
+        self._attempt = self._call = None
+        admission = self._house.admission
+        ours = failure.kind == "protocol"  # we closed, because of what it said: the engine may work on
+        if self.begun:
+            self._break_off(f"the replica broke off: {failure}")
+            if ours:
+                self._end("broken", self._give_back())
+            else:
+                self._end("broken", admission.finished(self.id, at) if self.leased else [])
+        elif self.leased and ours:
+            self._house.carry_out(admission.gave_up(self.id, at))
+        elif self.leased:
+            counts = failure.kind != "connect"  # a refused connection costs no attempt: nothing was sent
+            self._house.carry_out(admission.failed(self.id, at, counts=counts))
+        else:
+            self.refuse("replica_lost", f"the replica could not be reached: {failure}")
+
+    def on_complaint(self, why: str, at: float) -> None:
+        """The engine's whole answer is no stream, and the client was promised one."""
+        self._attempt = self._call = None
+        body = error_body("engine_refused", why, self.plan.path)
+        self._answer(502, [], body, "engine_refused", self._house.admission.finished(self.id, at))
+
+    def cut(self, why: str) -> None:
+        """The gateway ends: nobody is left without a word."""
+        self._break_call()
+        if self.begun:
+            self._break_off(why)
+            self._end("broken", self._give_back())
+        else:
+            self.refuse("shutting_down", why)
+
+    def tokens(self) -> Tokens:
+        if self.outcome not in ("answered", "broken", "hung_up") or not self._tail:
+            return UNKNOWN
+        last = [piece[0] if isinstance(piece, tuple) else unchunked(piece) for piece in self._tail]
+        return tokens_of(self._first, last, streamed=self.streamed)
+
+    def forget(self) -> None:
+        """The accounts have read what they wanted."""
+        self._tail.clear()
+        self._first = b""
+
+    # The client's side
+
+    def _client_gone(self) -> None:
+        self._break_call()
+        self._end("hung_up", self._give_back())
+
+    def _pause(self) -> None:
+        self.paused = True
+        if self._call is not None:
+            self._call.pause()
+
+    def _resume(self) -> None:
+        self.paused = False
+        self._resumed_at = self._house.now()
+        if self._call is not None:
+            self._call.resume()
+
+    # Inside
+
+    def _keep(self, piece: Piece, carried: int) -> None:
+        """The last pieces, where an answer says how many tokens it has. What takes no slot has none."""
+        self.response_bytes += carried
+        if self.leased:
+            self._tail.append(piece)
+            if self.response_bytes > TAIL_BYTES:
+                while len(self._tail) > TAIL_PIECES_OF_LONG:
+                    self._tail.popleft()
+
+    def _break_call(self) -> None:
+        call, self._call, self._attempt = self._call, None, None
+        if call is not None:
+            call.abort()
+
+    def _give_back(self) -> list[Action]:
+        """The engine may go on for a while: its slot goes into release."""
+        return self._house.admission.hung_up(self.id, self._house.now()) if self.leased else []
+
+    def _break_off(self, why: str) -> None:
+        """The answer began and will not be whole: said inside a stream, by a broken connection elsewhere."""
+        self.request.on_gone = None
+        self.code = "stream_cut"
+        if self.streamed and self._endless:
+            self.request.keep_alive = False
+            self.request.write(error_event("stream_cut", why, self.plan.path))
+            self.request.finish()
+        else:
+            self.request.cut()
+
+    def refuse(self, code: str, why: str) -> None:
+        body = error_body(code, why, self.plan.path)
+        status = ERRORS[code][0]
+        self._answer(
+            status, retry_headers(1.0 if status == 429 or status >= 500 else None), body, code, self._give_back()
+        )
+
+    def _answer(
+        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, code: str, actions: list[Action]
+    ) -> None:
+        self.status, self.code = 200 if self.aloud else status, code
+        self.request.on_gone = None
+        self._end("refused", actions)
+        if self.aloud:
+            self.request.write(event_of(body, self.plan.path))
+            self.request.finish()
+            return
+        self.request.respond(status, [*headers, (b"x-skep-request-id", self.id.encode())], body)
+
+    def _end(self, outcome: str, actions: list[Action]) -> None:
+        assert self.outcome is None
+        self.outcome = outcome
+        if self._body:  # what is kept for the accounts must not keep megabytes
+            self._body = b""
+            self.request.drop_body()
+        self.request.on_gone = self.request.on_pause = self.request.on_resume = None  # and no circle of references
+        self._house.ended(self, actions)
+
+
+def _lines_of(head: ResponseHead) -> tuple[bytes, bool]:
+    """The answer's own headers, for the client, and whether it is a stream of events."""
+    kept = [(k, v) for k, v in head.headers if k not in _NOT_HANDED_ON and not k.startswith(_LEAVE)]
+    lines = lines_of(kept)
+    return lines, (head.get(b"content-type") or b"").startswith(b"text/event-stream")

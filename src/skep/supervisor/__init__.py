@@ -1,0 +1,1 @@
+"""The processes of a hive: replicas, model eviction, reload, the control socket."""

@@ -1,0 +1,163 @@
+"""The user's side of the control socket: one question, one answer, without an event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from skep.engines.api_key import ANSWER_S, GATEWAY_KEY, KEY_FILE
+from skep.errors import EngineError, SkepError, UserError
+from skep.files import held
+from skep.paths import LOOPBACK, Paths
+from skep.wire.heads import parse_url
+
+
+def local_key(url: str, env: Mapping[str, str], paths: Paths) -> str | None:
+    """Return the key for a server on this machine; None for servers elsewhere, and where there is none.
+
+    A replica of the hive that runs here gets the hive's key, any other port SKEP_API_KEY, which is the gateway's.
+    """
+    if parse_url(url)[0].host not in LOOPBACK:
+        return None
+    return replica_key(url, paths) or env.get(GATEWAY_KEY) or None
+
+
+def replica_key(url: str, paths: Paths) -> str | None:
+    """Return the key of the hive that runs here if the URL is that of one of its replicas on this machine."""
+    asked = parse_url(url)[0]
+    if asked.host not in LOOPBACK:
+        return None
+    try:
+        key = (paths.state / KEY_FILE).read_text().strip()
+        rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=ANSWER_S)["rows"]
+    except (OSError, SkepError):
+        return None
+    origins = [parse_url(row["url"])[0] for row in rows if row["kind"] == "replica" and row["url"]]
+    return key if any(one.host in LOOPBACK and one.port == asked.port for one in origins) else None
+
+
+EXIT_S = 5.0
+EXIT_POLL_S = 0.01
+STOP_S = 15.0  # for ending engines and gateway once the drain is over
+
+
+class NotRunning(UserError):
+    exit_code = 1
+
+    def __init__(self) -> None:
+        super().__init__("skep is not running", hint="start it with `skep up -d`")
+
+
+def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float | None = 10.0) -> dict[str, Any]:
+    """The supervisor's answer. Raises NotRunning where there is none, EngineError for an answer that is an error."""
+    with connected(socket_path, timeout_s) as say:
+        return say(message)
+
+
+@contextlib.contextmanager
+def connected(socket_path: Path, timeout_s: float | None) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
+    """Yield what asks one question after the other over one connection; raises as `ask` does."""
+
+    def say(message: dict[str, Any]) -> dict[str, Any]:
+        answer, _ = _exchange(sock, message)
+        if "error" in answer:
+            error = EngineError(answer["error"], hint=answer.get("hint"))
+            error.exit_code = answer.get("exit_code", error.exit_code)
+            raise error
+        return answer
+
+    with contextlib.closing(_connect(socket_path, timeout_s)) as sock:
+        yield say
+
+
+def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
+    """Ask it to stop after draining for so long (None: its own time), and return when it has.
+
+    What it could not end, in words: of a cluster that does not answer.
+    """
+    with contextlib.closing(_connect(socket_path, 10.0)) as sock:
+        told, said = _exchange(sock, {"op": "down", "drain_s": drain_s})
+        left_s = told["drain_s"] + told.get("stop_s", STOP_S)
+        sock.settimeout(left_s)
+        try:
+            while part := sock.recv(4096):
+                said += part
+        except TimeoutError:
+            hint = "run `skep down` again: it does not wait for answers under way then"
+            raise EngineError(f"skep did not stop within {left_s:g} s", hint=hint) from None
+        except OSError:
+            pass
+    _await_end(told["pid"])
+    return _left_behind(said)
+
+
+def _left_behind(said: bytes) -> list[str]:
+    """Its last words; one that was killed has none."""
+    try:
+        return list(json.loads(said)["left_behind"])
+    except (ValueError, LookupError, TypeError):
+        return []
+
+
+def _await_end(pid: int) -> None:
+    """The socket is closed a moment before the process is gone."""
+    deadline = time.monotonic() + EXIT_S
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except OSError:
+            return
+        time.sleep(EXIT_POLL_S)
+
+
+def socket_of(lock_path: Path, default: Path) -> Path:
+    """Where the running skep listens, as its lock file says: its runtime folder may be another one than ours."""
+    try:
+        return Path(lock_path.read_text().splitlines()[1])
+    except (OSError, IndexError, UnicodeDecodeError):
+        return default
+
+
+@contextlib.contextmanager
+def only_one(lock_path: Path, socket_path: Path) -> Iterator[None]:
+    """Hold the lock of this installation."""
+    with held(lock_path, "skep", "`skep ps` shows it, `skep down` stops it", str(socket_path)):
+        yield
+
+
+def _connect(socket_path: Path, timeout_s: float | None) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(timeout_s)
+    try:
+        sock.connect(str(socket_path))
+    except OSError:
+        sock.close()
+        raise NotRunning from None
+    return sock
+
+
+def _exchange(sock: socket.socket, message: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """The answer, and what has come after it."""
+    received = b""
+    try:
+        sock.sendall(json.dumps(message).encode() + b"\n")
+        while b"\n" not in received:
+            part = sock.recv(65536)
+            if not part:
+                raise NotRunning
+            received += part
+    except ConnectionError:  # it ended
+        raise NotRunning from None
+    except OSError as error:
+        raise EngineError(
+            f"skep does not answer on its control socket: {error}", hint="look at `skep logs skep`"
+        ) from None
+    line, _, more = received.partition(b"\n")
+    answer: dict[str, Any] = json.loads(line)
+    return answer, more

@@ -1,0 +1,185 @@
+"""What a running hive can be told over the control socket: by whom it is carried out, and who is meant."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from skep.errors import EngineError, SkepError, UserError
+from skep.supervisor.gateway_child import Front
+from skep.supervisor.model_loader import Housing
+from skep.supervisor.reload import Remaking
+from skep.supervisor.replica_protocol import LogKept
+from skep.supervisor.replica_set import Crew
+from skep.units import MIB
+from skep.wire.json_pipe import Link, Message
+
+
+class Verbs:
+    def __init__(self, crew: Crew, front: Front, housing: Housing, *, remaking: Remaking) -> None:
+        self._crew = crew
+        self._front = front
+        self._housing = housing
+        self._remaking = remaking
+
+    async def answer(self, message: Message) -> Message:
+        match message.get("op"):
+            case "restart":
+                return await self._restart(str(message.get("name")))
+            case "drain":
+                return await self._drain_some(str(message.get("name")), wait=bool(message.get("wait")))
+            case "undrain":
+                return self._undrain(str(message.get("name")))
+            case "log":
+                offset, lines = message.get("offset"), int(message.get("lines", 100))
+                told = await self.log_of(str(message.get("name")), lines, None if offset is None else int(offset))
+                return {"ok": True, **(told or {})}
+            case "scale":
+                return await self._scale(message)
+            case "load":
+                return await self._housing.load(str(message.get("model")), wait=bool(message.get("wait")))
+            case "unload":
+                model, wait = str(message.get("model")), bool(message.get("wait"))
+                return await self._housing.unload(model, wait=wait, drain_s=message.get("drain_s"))
+            case "swap":
+                out, come, wait = str(message.get("out")), str(message.get("in")), bool(message.get("wait"))
+                return await self._housing.swap(out, come, wait=wait, drain_s=message.get("drain_s"))
+            case "reload":
+                return await self._remaking.reload(message)
+            case other:
+                return {"error": f"unknown request {other!r}"}
+
+    async def log_of(self, name: str, lines: int, offset: int | None = None) -> Message | None:
+        """As `LogKept` has it; None where its log is a file here, or not known."""
+        member = self._crew.find(name)
+        return await member.log_since(offset, lines) if isinstance(member, LogKept) else None
+
+    # Inside
+
+    def _known(self, name: str, *, besides: Sequence[str] = ()) -> str:
+        if self._crew.find(name) is None:
+            known = ", ".join([*besides, *self._crew.names])
+            raise EngineError(f"there is no `{name}` here", hint=f"known: {known}")
+        return name
+
+    def _meant(self, name: str) -> list[str]:
+        """A replica, or all that stand on a node."""
+        meant = [name] if self._crew.find(name) else self._crew.at(name)
+        if not meant:
+            nodes = f"; nodes: {', '.join(self._crew.nodes)}" if self._crew.nodes else ""
+            raise EngineError(f"there is no `{name}` here", hint=f"known: {', '.join(self._crew.names)}{nodes}")
+        return meant
+
+    async def _restart(self, name: str) -> Message:
+        if name == "gateway":
+            await self._front.replace(self._remaking.hive.drain_s)
+            return {"ok": True}
+        self._known(name, besides=["gateway"])
+        member = self._crew.find(name)
+        if member is not None and self._crew.is_dormant(member):
+            raise EngineError(f"`{name}` is not loaded", hint=f"`skep load {member.model}` loads it")
+        await self._crew.rest(name, self._remaking.hive.drain_s)
+        self._crew.restart(name)
+        return {"ok": True}
+
+    async def _drain_some(self, name: str, *, wait: bool) -> Message:
+        meant = self._meant(name)
+        self._crew.drain(name)
+        if wait and not all(await asyncio.gather(*(self._crew.until_idle(one) for one in meant))):
+            raise EngineError(f"`{name}` was let in again before it was empty")
+        busy = await asyncio.gather(*(self._crew.busy(one) for one in meant))
+        return {"ok": True, "busy": sum(busy), "replicas": meant}
+
+    def _undrain(self, name: str) -> Message:
+        meant = self._crew.at(name) if name in self._crew.drained else self._meant(name)
+        if node := self._crew.drained_node(name):
+            raise EngineError(f"`{name}` stands on node `{node}`, which is drained", hint=f"`skep undrain {node}`")
+        self._crew.undrain(name)
+        return {"ok": True, "replicas": meant or [name]}
+
+    async def _scale(self, message: Message) -> Message:
+        """Without a number, how many there are; without a model, of all."""
+        model, replicas, known = message.get("model"), message.get("replicas"), self._remaking.models
+        if model is not None and replicas is not None:
+            return await self._remaking.scale(str(model), int(replicas), wait=bool(message.get("wait")))
+        if model is not None and model not in known:
+            hint = f"known: {', '.join(known) or 'none'}"
+            raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
+        return {"ok": True, "models": [self._count(one) for one in known if model in (None, one)]}
+
+    def _count(self, model: str) -> Message:
+        members = [one for one in self._crew.members if one.model == model and one.kind != "upstream"]
+        return {"model": model, "replicas": len(members), "ready": sum(one.life.serving for one in members)}
+
+
+Answer = Callable[[Message], Awaitable[Message]]
+
+
+@asynccontextmanager
+async def control_socket(
+    path: Path | None,
+    answer: Answer,
+    last_words: Callable[[], Message] = dict,
+    released: Callable[[], None] = lambda: None,
+) -> AsyncIterator[None]:
+    """For this user alone, while the block runs; None: there is none.
+
+    Whoever's last answer said that there is `more` hears the `last_words` when the block has ended.
+    `released` is called when a connection ends of which an answer said that it `holds` something.
+    """
+    if path is None:
+        yield
+        return
+    connections: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connections.add(task)
+        try:
+            await _serve(Link(reader, writer), answer, last_words, released)
+        finally:
+            connections.discard(task)
+
+    server = await asyncio.start_unix_server(serve, path, limit=4 * MIB)
+    os.chmod(path, 0o600)  # noqa: PTH101
+    try:
+        yield
+    finally:
+        server.close()
+        path.unlink(missing_ok=True)  # noqa: ASYNC240 - one name, at the very end
+        for task in list(connections):
+            task.cancel()
+        while connections:
+            await asyncio.sleep(0)
+
+
+async def _serve(link: Link, answer: Answer, last_words: Callable[[], Message], released: Callable[[], None]) -> None:
+    told: Message = {}
+    holds = False
+    try:
+        while (message := await link.receive()) is not None:
+            told = {}  # one whose answer is cut short hears the end of the connection
+            told = await _answered(message, answer)
+            holds = holds or "holds" in told
+            link.send(told)
+    except asyncio.CancelledError:  # the hive is down; the end of the connection says so
+        if told.get("more"):
+            link.send(last_words())
+    finally:
+        if holds:
+            released()
+        await link.close()
+
+
+async def _answered(message: Message, answer: Answer) -> Message:
+    try:
+        return await answer(message)
+    except (SkepError, OSError) as error:
+        code = getattr(error, "exit_code", 1)
+        return {"error": str(error), "hint": getattr(error, "hint", None), "exit_code": code}
+    except Exception as error:  # a bug of ours is told to who asked, and ends nothing
+        return {"error": f"unexpected {type(error).__name__}: {error}", "hint": "please report it"}

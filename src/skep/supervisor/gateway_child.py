@@ -1,0 +1,331 @@
+"""The gateway as the supervisor sees it: a child that may crash or be replaced while the engines stay loaded.
+
+The supervisor holds the listening socket; each gateway process gets a copy. Knows the gateway only by its command
+line and its link messages. One process is *current* and takes new connections; replaced ones finish their answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from skep.engines.base import Launch
+from skep.errors import GatewayError
+from skep.files import open_log
+from skep.supervisor.replica_protocol import Member
+from skep.wire.json_pipe import Link, Message
+
+RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
+STABLE_S = 30.0
+LISTEN_DEADLINE_S = 20.0
+
+
+class Front:
+    """Keeps one gateway process running. `argv` gets `--listen-fd N --link-fd M` appended."""
+
+    def __init__(
+        self,
+        argv: list[str],
+        listener: socket.socket,
+        *,
+        setup: Message,
+        log: Path,
+        table: Callable[[], Message],
+        changed: Callable[[], None],
+        wanted: Callable[[str], None] = lambda _model: None,
+    ) -> None:
+        """`wanted` hears of models that requests wait for and that are not loaded."""
+        self._argv = argv
+        self._listener = listener
+        self._setup = setup
+        self._log = log
+        self._table = table
+        self._changed = changed
+        self._wanted = wanted
+        self._current: _Child | None = None
+        self._retired: set[_Child] = set()
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._new_current = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()  # at most one process is being made current
+        self._ever_listened = False
+        self.restarts = -1
+        self.why: str | None = None
+        self.broken = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._current.pid if self._current else None
+
+    @property
+    def listening(self) -> bool:
+        return self._current is not None and self._current.listening.is_set()
+
+    async def run(self) -> None:
+        """Start it, and again whenever it dies, until `stop`; given up (`broken`) if it never came to listen."""
+        loop = asyncio.get_running_loop()
+        failures = 0
+        while not self._stopping.is_set():
+            started = loop.time()
+            try:
+                async with self._one_at_a_time:
+                    self._current = await self._start()
+                await self._until_nobody_serves()
+            except OSError as error:  # no process or descriptor to be had: a failed start like any other
+                self.why = f"the gateway cannot be started: {error.strerror}"
+            if self._stopping.is_set():
+                return
+            failures = 1 if loop.time() - started > STABLE_S else failures + 1
+            self.broken = not self._ever_listened and failures >= len(RESTART_DELAYS_S)
+            self._changed()
+            if self.broken:
+                return
+            await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
+
+    def publish(self) -> None:
+        """Send the replica table as it stands, to those that only finish their answers too."""
+        for child in self._children():
+            child.link.send({"op": "replicas", **self._table()})
+
+    def say(self, message: Message) -> None:
+        """To all processes, without an answer."""
+        for child in self._children():
+            child.link.send(message)
+
+    async def set_up(self, setup: Message) -> None:
+        """Settings anew: what can change in a running process does so at once, the rest with its successor."""
+        async with self._one_at_a_time:
+            self._setup = setup
+            for child in self._children():
+                child.link.send({"op": "settings", **setup})
+
+    async def status(self, timeout_s: float = 1.0) -> Message:
+        """What the processes say of themselves, as one; empty while there is none to ask.
+
+        `complete`: all of them have answered. One that is silent may have streams.
+        """
+        answers = await asyncio.gather(*(child.ask({"op": "status"}, timeout_s) for child in self._children()))
+        told = merged([answer for answer in answers if answer])
+        return {**told, "complete": all(answers)} if told else {}
+
+    async def replace(self, drain_s: float) -> None:
+        """A new process takes the connections; the old one finishes its answers in its own time and goes.
+
+        The old one is let go only when the new one listens: an upgrade that does not start changes nothing.
+        """
+        async with self._one_at_a_time:
+            new = await self._start()
+            if not await new.came_to_listen(LISTEN_DEADLINE_S):
+                with contextlib.suppress(ProcessLookupError):
+                    new.process.kill()
+                hint = f"the old one goes on serving; the end of {self._log} says why"
+                raise GatewayError("the new gateway did not start", hint=hint)
+            old, self._current = self._current, new
+            self._new_current.set()
+            new.link.send({"op": "replicas", **self._table()})  # it may have changed since the start of this one
+        if old is not None:
+            self._retire(old, drain_s)
+        self._changed()
+
+    async def drain(self, timeout_s: float) -> int:
+        """Nothing new is admitted; wait for what is under way. How many were left when the time was over."""
+        ask = {"op": "drain", "timeout_s": timeout_s}
+        answers = await asyncio.gather(*(child.ask(ask, timeout_s + 5) for child in self._children()))
+        return sum(int(answer["left"]) for answer in answers if answer)
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        for task in self._retiring:
+            task.cancel()
+        for child in self._children():
+            await child.end()
+
+    def _children(self) -> list[_Child]:
+        """Those that have come to listen, and the current one in any case."""
+        return [child for child in (self._current, *self._retired) if child is not None]
+
+    async def _start(self) -> _Child:
+        child = await _Child.spawn(self._argv, self._listener, self._log)
+        self.restarts += 1
+        child.on_listening = self._came_to_listen
+        child.on_wanted = self._wanted
+        child.link.send(self._setup)
+        child.link.send({"op": "replicas", **self._table()})
+        return child
+
+    def _came_to_listen(self) -> None:
+        self._ever_listened = True
+        self.why = None
+        self._changed()
+
+    async def _until_nobody_serves(self) -> None:
+        """Until the current process has ended; by then it may be another one than at first."""
+        while (child := self._current) is not None:
+            self._new_current.clear()
+            replaced = asyncio.get_running_loop().create_task(self._new_current.wait())
+            ends: set[asyncio.Future[Any]] = {child.ended, replaced}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            replaced.cancel()
+            if child is self._current and child.ended.done():
+                self._current = None
+                self.why = f"the gateway ended with code {child.ended.result()}; its log is {self._log}"
+
+    def _retire(self, child: _Child, drain_s: float) -> None:
+        async def finish() -> None:
+            try:
+                await child.ask({"op": "drain", "hand_over": True, "timeout_s": drain_s}, drain_s + 5)
+            finally:
+                await child.end()
+                self._retired.discard(child)
+
+        self._retired.add(child)
+        task = asyncio.get_running_loop().create_task(finish())
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+
+def merged(told: Sequence[Message]) -> Message:
+    """The status of several gateway processes as that of one; the first, which takes the connections, says states."""
+    if not told:
+        return {}
+    replicas: dict[str, Message] = {}
+    for row in (row for answer in told for row in answer["replicas"]):
+        known = replicas.setdefault(row["name"], {**row, "active": 0, "releasing": 0})
+        known["active"] += row["active"]
+        known["releasing"] += row["releasing"]
+    queues: dict[str, dict[str, int]] = {}
+    for model, classes in (item for answer in told for item in answer["queues"].items()):
+        queues[model] = added(queues.get(model, {}), classes)
+    models: dict[str, Message] = {}
+    for model, figures in (item for answer in told for item in answer.get("models", {}).items()):
+        models[model] = together(models.get(model), figures)
+    sums: dict[str, dict[str, int]] = {"busy": {}, "tokens": {}, "ended": {}}
+    for key, answer in itertools.product(sums, told):
+        sums[key] = added(sums[key], answer[key])
+    counts = {key: sum(answer[key] for answer in told) for key in ("queued", "in_flight")}
+    return {**counts, **sums, "queues": queues, "replicas": list(replicas.values()), "models": models}
+
+
+def together(one: Message | None, other: Message) -> Message:
+    """What two gateways say of one model."""
+    if one is None:
+        return other
+    idle = [figures["idle_s"] for figures in (one, other) if figures["idle_s"] is not None]
+    counts = {key: one[key] + other[key] for key in ("queued", "busy")}
+    return {**counts, "idle_s": min(idle) if idle else None}
+
+
+def added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
+
+
+class _Child:
+    def __init__(self, process: asyncio.subprocess.Process, link: Link) -> None:
+        self.process = process
+        self.link = link
+        self.listening = asyncio.Event()
+        self.on_listening: Callable[[], None] = lambda: None
+        self.on_wanted: Callable[[str], None] = lambda _model: None
+        self._ids = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Message | None]] = {}
+        self.ended: asyncio.Task[int] = asyncio.get_running_loop().create_task(self._follow())
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @classmethod
+    async def spawn(cls, argv: list[str], listener: socket.socket, log: Path) -> _Child:
+        ours, theirs = socket.socketpair()
+        try:
+            with open_log(log) as output, theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    *("--listen-fd", str(listener.fileno()), "--link-fd", str(theirs.fileno())),
+                    pass_fds=[listener.fileno(), theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
+        return cls(process, await Link.over(ours))
+
+    async def came_to_listen(self, timeout_s: float) -> bool:
+        waiting = asyncio.get_running_loop().create_task(self.listening.wait())
+        await asyncio.wait({waiting, self.ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        return self.listening.is_set() and not self.ended.done()
+
+    async def end(self) -> None:
+        self.link.send({"op": "exit"})
+        await asyncio.wait({self.ended}, timeout=3.0)
+        if not self.ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+            await asyncio.wait({self.ended})
+
+    async def ask(self, message: dict[str, Any], timeout_s: float) -> Message | None:
+        """Its answer; None if it ends or is silent for so long."""
+        number = next(self._ids)
+        answer: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        self.link.send({"id": number, **message})
+        try:
+            ends: set[asyncio.Future[Any]] = {answer, self.ended}
+            await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            return answer.result() if answer.done() else None
+        finally:
+            self._asked.pop(number, None)
+
+    async def _follow(self) -> int:
+        while (message := await self.link.receive()) is not None:
+            if message.get("event") == "listening":
+                self.listening.set()
+                self.on_listening()
+            elif message.get("event") == "wanted":
+                self.on_wanted(str(message.get("model")))
+            asked = self._asked.get(message.get("id", 0))
+            if asked is not None and not asked.done():
+                asked.set_result(message)
+        self.listening.clear()
+        await self.link.close()
+        return await self.process.wait()
+
+
+def row_of(member: Member, *, closed: bool) -> Message:
+    """`closed`: it gets nothing new."""
+    return {
+        "name": member.launch.name,
+        "model": member.model,
+        "url": member.life.url,
+        **_slots(member.started),
+        "confirms": member.engine.confirms,
+        "engine": member.launch.about or member.engine.version() or member.launch.engine,
+        "simulated": member.engine.simulated,
+        "own_engine": member.launch.engine != "remote",
+        "release_bound_s": member.engine.release_bound_s,
+        "health_path": member.launch.health_path or member.engine.health_path,
+        "draining": closed,
+        "context": member.started.context_tokens or None,
+        "authorization": member.started.authorization,
+    }
+
+
+def _slots(started: Launch) -> Message:
+    """After a fall-back to fewer slots, the reserve and the soft slots are fewer too."""
+    slots, soft = started.slots, started.soft_slots
+    return {
+        "slots": slots,
+        "reserve": min(started.reserve, slots - 1),
+        "soft_slots": None if soft is None else min(soft, slots),
+    }

@@ -1,0 +1,317 @@
+"""The only place that constructs services: settings in, a hive, a store or a run out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from skep.config.keys import keys_path, loose_mode, read_keys
+from skep.config.settings import OWN_ENGINES, Gateway, Settings, settings_of
+from skep.deploy.launches import Machine, PullProgress, plan_launches, read_machine
+from skep.engines.api_key import kept_key, new_key
+from skep.engines.base import Launch
+from skep.errors import StoreError, UserError
+from skep.host.processes import kill_marked
+from skep.paths import LOOPBACK, Paths, make_private, make_runtime
+from skep.supervisor.control import only_one
+from skep.supervisor.lifecycle import RestartPolicy
+from skep.supervisor.replica_protocol import Elsewhere
+from skep.supervisor.supervisor import Aide, Hive, Rebuild, Supervisor
+from skep.wire.listen import bind
+
+
+class RemoteReplicas(Aide, Protocol):
+    """The replicas that run on other machines, as the supervisor sees them."""
+
+    @property
+    def member(self) -> Elsewhere: ...
+
+
+class RemoteNodes(Protocol):
+    """Machines of a cluster that replicas can be placed on."""
+
+    def launches(
+        self,
+        settings: Settings,
+        paths: Paths,
+        progress: PullProgress,
+        *,
+        running: Sequence[Launch],
+        starting: bool,
+        avoid: Collection[str],
+        tell: Callable[[str], None],
+    ) -> tuple[Launch, ...]: ...
+
+    def connect(self, paths: Paths, policy: RestartPolicy) -> RemoteReplicas: ...
+
+
+def _no_progress(_done: int, _total: int | None) -> None:
+    pass
+
+
+SLOW_START_S = 1800.0
+SLOW_WARM_UP_S = 600.0
+MOST_FALLBACKS = 5  # changes before a replica is given up
+
+
+def build_hive(
+    settings: Settings,
+    paths: Paths,
+    listener: socket.socket,
+    progress: PullProgress,
+    tell: Callable[[str], None] = lambda _line: None,
+    nodes: RemoteNodes | None = None,
+) -> Hive:
+    """Every replica checked before the first one starts. May fetch weights. `tell` hears what is done without."""
+    gateway = settings.gateway
+    scheme = "https" if gateway.tls_certificate else "http"
+    host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
+    machine = read_machine()
+    engine_key = new_key() if settings.cluster is None else ""  # a cluster has its own
+    return Hive(
+        replicas=_launches(settings, paths, progress, nodes, machine=machine, engine_key=engine_key, tell=tell),
+        gateway_argv=(sys.executable, "-m", "skep.gateway.main"),
+        gateway_setup=gateway_setup(settings, paths),
+        url=f"{scheme}://{host}:{listener.getsockname()[1]}",
+        socket_path=paths.socket,
+        log_dir=paths.logs,
+        policy=_policy(settings),
+        drain_s=settings.drain_s,
+        settings=asdict(settings),
+        wishes=asdict(settings.wishes),
+        room=machine.room,
+        max_loaded=settings.max_loaded,
+        monitor_argv=monitor_argv(settings),
+        monitor_setup=asdict(settings.monitor),
+        monitor_due=something_to_watch(paths.store),
+        engine_key=engine_key,
+    )
+
+
+def _launches(
+    settings: Settings,
+    paths: Paths,
+    progress: PullProgress,
+    nodes: RemoteNodes | None,
+    *,
+    running: Sequence[Launch] = (),
+    machine: Machine | None = None,
+    starting: bool = True,
+    avoid: Collection[str] = (),
+    engine_key: str = "",
+    tell: Callable[[str], None] = lambda _line: None,
+) -> tuple[Launch, ...]:
+    """The replicas that these settings mean, on this machine or on the nodes of a cluster as they are now."""
+    if nodes is not None:
+        return nodes.launches(settings, paths, progress, running=running, starting=starting, avoid=avoid, tell=tell)
+    return plan_launches(
+        settings, paths, progress, running=running, machine=machine, starting=starting, engine_key=engine_key
+    )
+
+
+def monitor_argv(settings: Settings) -> tuple[str, ...]:
+    """The loop of `skep monitor` beside this hive, with the same file; none where the settings say so."""
+    if not settings.monitor.with_up:
+        return ()
+    told = ("--config", settings.wishes.config) if settings.wishes.config else ()
+    return (sys.executable, "-m", "skep", "monitor", "run", *told)
+
+
+def something_to_watch(path: Path) -> bool:
+    """Whether the store has targets. A store that cannot be read is no reason not to serve."""
+    if not path.exists():
+        return False
+    from skep.store.database import open_store
+
+    try:
+        with open_store(path, read_only=True) as store:
+            return bool(store.read("SELECT 1 FROM targets WHERE removed_at IS NULL LIMIT 1"))
+    except StoreError:
+        return False
+
+
+def _policy(settings: Settings) -> RestartPolicy:
+    """Engines of others load tens of gigabytes and compile kernels before they answer."""
+    patient = any(serve.engine not in OWN_ENGINES for serve in settings.serve)
+    deadline_s = settings.start_deadline_s or (SLOW_START_S if patient else RestartPolicy().start_deadline_s)
+    warm_s = SLOW_WARM_UP_S if patient else RestartPolicy().warm_deadline_s
+    return RestartPolicy(
+        start_deadline_s=deadline_s, warm_deadline_s=warm_s, fallbacks=MOST_FALLBACKS if settings.fallback else 0
+    )
+
+
+def rebuild_hive(
+    began: Settings,
+    settings: Settings,
+    hive: Hive,
+    paths: Paths,
+    running: Sequence[Launch],
+    nodes: RemoteNodes | None = None,
+) -> Hive:
+    """The hive that these settings make of a running one. Its door stays as it began, and where."""
+    old, new = began.gateway, settings.gateway
+    door = {key: getattr(old, key) for key in ("host", "port", "tls_certificate", "tls_key", "api_key")}
+    clusters = began.cluster, settings.cluster
+    settings = replace(settings, gateway=replace(new, **door), cluster=began.cluster)
+    setup = gateway_setup(settings, paths)
+    pairs = {
+        "host": (old.host, new.host),
+        "port": (old.port, new.port),
+        "tls": ((old.tls_certificate, old.tls_key), (new.tls_certificate, new.tls_key)),
+        "body_limit": (hive.gateway_setup["server"], setup["server"]),
+        "files_quota": (hive.gateway_setup["batches"], setup["batches"]),
+        "cluster": clusters,
+        "store_requests": (hive.gateway_setup["store"], setup["store"]),
+    }
+    nobody = setup["keys_wanted"] and not setup["keys"] and not setup["api_key"]
+    locked = ["no key is left: every request is refused; `skep key add NAME` makes one"] if nobody else []
+    loose = loose_mode(keys_path(paths))
+    launches = _launches(
+        settings, paths, _no_progress, nodes,
+        running=running, starting=False, avoid=hive.avoid, engine_key=hive.engine_key,
+    )  # fmt: skip
+    return replace(
+        hive,
+        replicas=launches,
+        gateway_setup=setup,
+        policy=_policy(settings),
+        drain_s=settings.drain_s,
+        settings=asdict(settings),
+        wishes=asdict(settings.wishes),
+        max_loaded=settings.max_loaded,
+        monitor_argv=monitor_argv(settings),
+        monitor_setup=asdict(settings.monitor),
+        monitor_due=something_to_watch(paths.store),
+        left_out=tuple(key for key, (before, after) in pairs.items() if before != after),
+        warnings=(*locked, *([loose] if loose else [])),
+    )
+
+
+def gateway_setup(settings: Settings, paths: Paths) -> dict[str, Any]:
+    """What the gateway process is told before it listens. docs/architecture.md names the parts."""
+    gateway = settings.gateway
+    tls = check_tls(gateway)
+    return {
+        "limits": {
+            "max_queue": gateway.max_queue,
+            "max_wait_s": gateway.max_wait_s,
+            "aging_s": gateway.aging_s,
+            "dead_after_s": gateway.dead_after_s,
+        },
+        "timeouts": {
+            "first_byte_s": gateway.first_byte_timeout_s,
+            "idle_s": gateway.idle_timeout_s,
+            "total_s": gateway.total_timeout_s,
+        },
+        "api_key": gateway.api_key,
+        "keys": [asdict(key) for key in read_keys(keys_path(paths))],
+        "keys_wanted": gateway.open_to_others,
+        "aliases": dict(settings.aliases),
+        "origins": list(gateway.cors_origins),
+        "hosts": None if gateway.open_to_others else [*LOOPBACK, gateway.host],
+        "server": {"body_bytes": gateway.body_limit_bytes},
+        "tls": tls,
+        "store": str(paths.store) if gateway.store_requests else None,
+        "batches": {  # kept, whatever of requests is
+            "store": str(paths.store),
+            "files": str(paths.data / "files"),
+            "quota_bytes": gateway.files_quota_bytes,
+        },
+        "log": str(paths.logs / "requests.log"),
+    }
+
+
+def check_tls(gateway: Gateway) -> dict[str, str] | None:
+    """Whether certificate and key can be read and belong together."""
+    if gateway.tls_certificate is None or gateway.tls_key is None:
+        return None
+    for what, path in (("tls_certificate", gateway.tls_certificate), ("tls_key", gateway.tls_key)):
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise UserError(f"`{what}` `{path}` cannot be read: {error.strerror}", hint="check the path") from None
+
+    def no_passphrase() -> str:
+        hint = f"`openssl pkey -in {gateway.tls_key} -out plain.pem` writes one without; keep it to yourself"
+        raise UserError(f"`tls_key` `{gateway.tls_key}` has a passphrase", hint=hint)
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            gateway.tls_certificate, gateway.tls_key, password=no_passphrase
+        )
+    except ssl.SSLError as error:
+        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
+            what = f"`tls_key` `{gateway.tls_key}` does not belong to `{gateway.tls_certificate}`"
+            raise UserError(what, hint="name the key that the certificate was made with") from None
+        what = f"`{gateway.tls_certificate}` and `{gateway.tls_key}` are no certificate and key: {error.reason}"
+        raise UserError(what, hint="both are PEM files; the certificate comes first in its file") from None
+    return {"certificate": gateway.tls_certificate, "key": gateway.tls_key}
+
+
+def run_hive(
+    settings: Settings,
+    paths: Paths,
+    notify: Callable[[Supervisor], None],
+    *,
+    progress: PullProgress = lambda _done, _total: None,
+    tell: Callable[[str], None] = lambda _line: None,
+    parent_fd: int | None = None,
+    nodes: RemoteNodes | None = None,
+) -> None:
+    """Serve until a signal, `skep down`, or the end of the pipe `parent_fd`. Returns when nothing runs any more."""
+    make_runtime(paths.runtime)
+    make_private(paths.logs)
+    try:
+        guarded = bool(settings.gateway.api_key or read_keys(keys_path(paths)))
+        host, port = settings.gateway.host, settings.gateway.port
+        with only_one(paths.lock, paths.socket), bind(host, port, guarded=guarded) as listener:
+            kill_marked(f"{paths.logs}:")  # left by a skep whose keepers were killed with it
+            paths.socket.unlink(missing_ok=True)  # left by a process that was killed: the lock says nobody serves it
+            hive = build_hive(settings, paths, listener, progress, tell, nodes)
+
+            def rebuild(document: dict[str, Any], now: Hive, running: Sequence[Launch]) -> Hive:
+                try:
+                    wanted = settings_of(document)
+                except (KeyError, TypeError) as error:
+                    hint = "`skep down && skep up -d` starts the new one"
+                    raise UserError(f"these settings are of another version of skep: {error}", hint=hint) from None
+                return rebuild_hive(settings, wanted, now, paths, running, nodes)
+
+            with kept_key(paths.state, hive.engine_key):
+                asyncio.run(_supervise(hive, listener, notify, parent_fd, rebuild, nodes, paths))
+    finally:
+        with contextlib.suppress(OSError):  # not empty: the socket of another one, which is running
+            paths.runtime.rmdir()
+
+
+async def _supervise(
+    hive: Hive,
+    listener: socket.socket,
+    notify: Callable[[Supervisor], None],
+    parent_fd: int | None,
+    rebuild: Rebuild,
+    nodes: RemoteNodes | None,
+    paths: Paths,
+) -> None:
+    remote = nodes.connect(paths, hive.policy) if nodes is not None else None
+    elsewhere, aides = (None, ()) if remote is None else (remote.member, (remote,))
+    supervisor = Supervisor(hive, listener, notify, rebuild, elsewhere=elsewhere, aides=aides)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, supervisor.stop)
+    if parent_fd is not None:
+        loop.add_reader(parent_fd, _parent_gone, loop, parent_fd, supervisor)
+    await supervisor.run()
+
+
+def _parent_gone(loop: asyncio.AbstractEventLoop, parent_fd: int, supervisor: Supervisor) -> None:
+    loop.remove_reader(parent_fd)
+    supervisor.stop(0.0)

@@ -1,0 +1,211 @@
+"""The keeper: one small process per replica that owns the engine and everything the engine starts.
+
+`python -m skep.supervisor.process_guard --link-fd N --log FILE -- ENGINE ARGS...`
+
+It holds one end of a socket pair whose other end is skep's. When skep dies, however it dies, the socket ends and the
+keeper kills the engine with all its descendants: those that left the process group too, because the keeper is their
+subreaper and finds them by their parents. A parent-death signal alone would reach only the engine itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from skep.engines.api_key import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, write_secret
+from skep.engines.base import REPORT_FD
+from skep.files import RotatingLog
+from skep.host.processes import MARK
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+POLL_S = 0.2
+TELL_S = 5.0
+
+
+class Keeper:
+    def __init__(self, link: socket.socket, log: RotatingLog, argv: list[str], mark: str, key_file: Path) -> None:
+        self._mark = mark
+        self._link = link
+        self._log = log
+        self._argv = argv
+        self._key_file = key_file
+        self._selector = selectors.DefaultSelector()
+        self._inbox = b""
+        self._report = b""
+        self._kill_at: float | None = None
+
+    def run(self) -> int:
+        report_read, report_write = os.pipe()
+        try:
+            engine = self._spawn(report_write)
+        except OSError as error:
+            self._key_file.unlink(missing_ok=True)
+            self._tell(event="exit", code=127, tail=[f"error: cannot start {self._argv[0]}: {error.strerror}"])
+            return 1
+        finally:
+            os.close(report_write)
+        self._log.remark(f"started, pid {engine.pid}")
+        self._tell(event="spawned", pid=engine.pid)
+        assert engine.stdout is not None
+        os.set_blocking(report_read, False)
+        os.set_blocking(engine.stdout.fileno(), False)
+        self._selector.register(self._link, selectors.EVENT_READ, self._read_link)
+        self._selector.register(report_read, selectors.EVENT_READ, self._read_report)
+        self._selector.register(engine.stdout, selectors.EVENT_READ, self._read_output)
+        if hasattr(os, "pidfd_open"):
+            self._selector.register(os.pidfd_open(engine.pid), selectors.EVENT_READ, lambda _: None)
+        while engine.poll() is None:
+            self._step(engine)
+        kill_descendants()
+        self._key_file.unlink(missing_ok=True)
+        self._last_words(engine.stdout.fileno())
+        self._tell(event="exit", code=engine.returncode, tail=self._log.tail)
+        self._log.remark(f"ended, code {engine.returncode}")
+        return 0
+
+    def _spawn(self, report_fd: int) -> subprocess.Popen[bytes]:
+        key = os.environ.get(ENGINE_KEY, "")
+        if KEY_FILE_HERE in self._argv:
+            write_secret(self._key_file, f"api-key: {json.dumps(key)}\n")
+        stands_for = {KEY_HERE: key, KEY_FILE_HERE: str(self._key_file)}
+        argv = [stands_for.get(part, part).replace(REPORT_FD, str(report_fd)) for part in self._argv]
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=[report_fd],
+            env={**os.environ, MARK: self._mark},
+            process_group=0,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
+        )
+
+    def _step(self, engine: subprocess.Popen[bytes]) -> None:
+        for key, _ in self._selector.select(POLL_S):
+            key.data(key.fd)
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            signal_descendants(signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                engine.kill()
+
+    def _read_link(self, _fd: int) -> None:
+        try:
+            data = self._link.recv(65536)
+        except OSError:
+            data = b""
+        if not data:  # skep is gone
+            self._selector.unregister(self._link)
+            self._kill_at = 0.0
+            return
+        *lines, self._inbox = (self._inbox + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if message.get("op") == "term":
+                signal_descendants(signal.SIGTERM)
+                self._kill_at = time.monotonic() + float(message.get("grace_s", 2.0))
+
+    def _read_report(self, fd: int) -> None:
+        data = os.read(fd, 65536)
+        self._report += data
+        if self._report.endswith(b"\n"):
+            with contextlib.suppress(ValueError):
+                self._tell(event="address", url=json.loads(self._report)["url"])
+            self._report = b""
+        if not data:
+            self._selector.unregister(fd)
+            os.close(fd)
+
+    def _read_output(self, fd: int) -> None:
+        """One read a round: an engine that floods its output must not keep us from hearing that skep is gone."""
+        try:
+            data = os.read(fd, 1 << 20)
+        except BlockingIOError:
+            return
+        self._log.write(data)
+        if not data:
+            self._selector.unregister(fd)
+
+    def _last_words(self, fd: int) -> None:
+        """What is left in the pipe; all its writers are dead."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(fd, 1 << 20):
+                self._log.write(data)
+
+    def _tell(self, **message: object) -> None:
+        self._link.settimeout(TELL_S)
+        with contextlib.suppress(OSError):
+            self._link.sendall(json.dumps(message).encode() + b"\n")
+        self._link.setblocking(False)
+
+
+def descendants(root: int) -> list[int]:
+    """Every living process below `root`, from /proc; children before grandchildren. Empty where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if fields[0] != "Z":
+                children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: list[int] = []
+    wave = [root]
+    while wave:
+        wave = [child for parent in wave for child in children.get(parent, ())]
+        found.extend(wave)
+    return found
+
+
+def signal_descendants(number: signal.Signals) -> int:
+    """Signal everything below this process; how many there were."""
+    pids = descendants(os.getpid())
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+    return len(pids)
+
+
+def kill_descendants() -> None:
+    """SIGKILL until none is left: a process that forks while it is being killed leaves a child for the next round."""
+    for _ in range(50):
+        if not signal_descendants(signal.SIGKILL):
+            return
+        time.sleep(0.02)
+
+
+def _die_with_parent() -> None:
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="skep-keeper")
+    parser.add_argument("--link-fd", type=int, required=True)
+    parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--mark", required=True)
+    parser.add_argument("argv", nargs="+")
+    args = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Only skep's word, or its end, ends the engine. Not SIG_IGN: the engine would inherit that.
+        signal.signal(number, lambda *_: None)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    log = RotatingLog(args.log, hidden=os.environ.get(ENGINE_KEY, ""))
+    link, key_file = socket.socket(fileno=args.link_fd), args.log.with_suffix(".key.yaml")
+    return Keeper(link, log, args.argv, args.mark, key_file).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""A hive becomes another one while it runs: by a reload, by another number of replicas.
+
+One change at a time. Whatever cannot be is found out before anything is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from skep.catalog.names import model_id
+from skep.engines.base import Launch
+from skep.errors import DoesNotFit, EngineError, SkepError, UserError
+from skep.supervisor.deployment import Hive, Rebuild
+from skep.supervisor.gateway_child import Front
+from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.model_loader import Housing
+from skep.supervisor.monitor_child import Sidecar
+from skep.supervisor.replica_protocol import Member
+from skep.supervisor.replica_set import Changes, Crew, changes
+from skep.wire.json_pipe import Message
+
+
+def check_leave(crew: Crew, going: Collection[str]) -> None:
+    """Raises EngineError where the best of those that go is better than all of its model that would stay."""
+    for model in dict.fromkeys(member.model for member in crew.members if member.launch.name in going):
+        of_it = [member for member in crew.members if member.model == model]
+        stay = [member for member in of_it if member.launch.name not in going]
+        best = max(_worth(crew, member) for member in of_it)
+        if stay and all(_worth(crew, member) < best for member in stay):
+            left = ", ".join(f"{member.launch.name} {_lack(crew, member)}" for member in stay)
+            hint = f"the last ones go first; {_remedy(crew, stay[0])}"
+            raise EngineError(f"`{model}` would be left without a replica that serves: {left}", hint=hint)
+
+
+def _worth(crew: Crew, member: Member) -> int:
+    """2: it serves; 1: it may soon; 0: not before somebody does something."""
+    if crew.is_drained(member) or member.life.state is State.FAILED:
+        return 0
+    return 2 if member.life.serving and crew.state(member) != "draining" else 1
+
+
+def _lack(crew: Crew, member: Member) -> str:
+    if crew.is_drained(member):
+        return "is drained"
+    if member.life.state is State.FAILED:
+        return "was given up"
+    state = crew.state(member)
+    return "is in backoff" if state == State.BACKOFF.value else f"is {state}"
+
+
+def _remedy(crew: Crew, member: Member) -> str:
+    name = member.launch.name
+    if crew.is_drained(member):
+        return f"`skep undrain {crew.drained_node(name) or name}` lets it in again"
+    if member.life.state is State.FAILED:
+        return f"`skep restart {name}` starts it anew"
+    return "try again when it is ready"
+
+
+MOST = 1024  # replicas of a model
+Document = Mapping[str, Any]  # settings, as `asdict` has them
+
+
+def tables_of(document: Document, model: str) -> list[int]:
+    """The places of its [[serve]] tables: one, or one for each kind of node."""
+    return [place for place, table in enumerate(document.get("serve", ())) if model_id(table["model"]) == model]
+
+
+def models_of(document: Document) -> tuple[str, ...]:
+    """Every model that skep starts."""
+    return tuple(dict.fromkeys(model_id(table["model"]) for table in document.get("serve", ())))
+
+
+def rescaled(document: Document, model: str, replicas: int) -> Iterator[Document]:
+    """Settings in which the model has so many, the most wanted way first: where one does not fit, the next may."""
+    places = tables_of(document, model)
+    tables = [document["serve"][place] for place in places]
+    if not tables:
+        known = ", ".join(models_of(document))
+        hint = f"known: {known}" if known else "its replicas are not started from here"
+        raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
+    if not 1 <= replicas <= MOST:
+        away = "`skep down` takes" if document.get("cluster") else f"`skep unload {model}` and `skep down` take"
+        hint = f"from 1 to {MOST}; {away} it away"
+        raise UserError(f"`{model}` cannot have {replicas} replicas", hint=hint)
+    for counts in _splits([table["replicas"] for table in tables], replicas):
+        changed = {place: {**table, "replicas": n} for place, table, n in zip(places, tables, counts, strict=True)}
+        yield {**document, "serve": [changed.get(place, table) for place, table in enumerate(document["serve"])]}
+
+
+def _splits(have: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
+    """`total` over tables that have so many now: what goes, goes from the last ones; what comes, to the first ones."""
+    if total <= sum(have):
+        before = itertools.accumulate(have, initial=0)
+        yield tuple(max(0, min(count, total - sooner)) for count, sooner in zip(have, before, strict=False))
+        return
+    for extra in _handed_out(total - sum(have), len(have)):
+        yield tuple(count + n for count, n in zip(have, extra, strict=True))
+
+
+def _handed_out(total: int, tables: int) -> Iterator[tuple[int, ...]]:
+    """All ways, as much as possible to the first."""
+    if tables == 1:
+        yield (total,)
+        return
+    for first in range(total, -1, -1):
+        for rest in _handed_out(total - first, tables - 1):
+            yield (first, *rest)
+
+
+MOST_WAYS = 100  # of dividing replicas among the kinds of nodes: more are not tried
+
+
+class Remaking:
+    """`hive` is as it is now. `phase` tells whether it may change; `tasks` outlive who asked for a change."""
+
+    def __init__(
+        self,
+        hive: Hive,
+        rebuild: Rebuild | None,
+        tasks: asyncio.TaskGroup,
+        crew: Crew,
+        *,
+        front: Front,
+        housing: Housing,
+        monitor: Sidecar,
+        phase: Callable[[], str],
+        set_policy: Callable[[RestartPolicy], None],
+    ) -> None:
+        self.hive = hive
+        self.stay = False  # a change brought none up, or left none: wait for the next one instead of giving up
+        self._rebuild = rebuild
+        self._tasks = tasks
+        self._crew = crew
+        self._front = front
+        self._housing = housing
+        self._monitor = monitor
+        self._phase = phase
+        self._set_policy = set_policy
+        self._begun = ""  # what is under way
+        self._carrying: asyncio.Task[SkepError | None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Remaking {self._begun or 'nothing'}>"
+
+    @property
+    def possible(self) -> bool:
+        return self._rebuild is not None and self._phase() == "ready" and not self._begun
+
+    def cancel(self) -> None:
+        if self._carrying is not None:
+            self._carrying.cancel()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Those that skep starts."""
+        return models_of(self.hive.settings)
+
+    # What is asked for
+
+    async def reload(self, message: Message) -> Message:
+        """Settings take effect before the answer; replicas come and go after it, or before it with `wait`."""
+        hive, plan = await self._become(lambda: [message["settings"]], all_of_it=True)
+        await self._outcome(wait=bool(message.get("wait")))
+        return {"ok": True, **plan.document(), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
+
+    async def scale(self, model: str, replicas: int, *, wait: bool) -> Message:
+        """As many replicas of the model as the user says."""
+        now = self.hive.settings
+        before = sum(now["serve"][place]["replicas"] for place in tables_of(now, model))
+        _, plan = await self._become(lambda: rescaled(self.hive.settings, model, replicas))
+        await self._outcome(wait=wait)
+        for name in plan.added if wait else ():
+            hint = f"`skep logs {name}` shows more; `skep scale {model}={before}` takes it back"
+            await self._crew.until_up(name, hint=hint)
+        return {"ok": True, "model": model, "before": before, "replicas": replicas, **plan.document()}
+
+    # Inside
+
+    async def _become(self, ways: Callable[[], Iterable[Document]], *, all_of_it: bool = False) -> tuple[Hive, Changes]:
+        """The first of these settings that can be. Without `all_of_it`, nothing but the replicas changes."""
+        if not self.possible:
+            why = f"{self._begun} is under way" if self._begun else f"skep is {self._phase()}"
+            raise EngineError(f"nothing is changed now: {why}", hint="try again later; `skep ps` shows the state")
+        self._begun = "another reload" if all_of_it else "a change of replicas"
+        try:
+            running = [member.launch for member in self._crew.members]
+            now = replace(self.hive, avoid=self._crew.avoided)
+            hive = await asyncio.to_thread(self._built, ways, now, running)
+            if all_of_it:
+                hive = self._as_far_as_can_be(hive, running)
+                await self._set_up(hive)
+            else:
+                hive = replace(self.hive, replicas=hive.replicas, settings=hive.settings)
+                check_leave(self._crew, changes(running, hive.replicas).removed)
+            self.hive = hive
+            self._carrying = self._tasks.create_task(self._carry_out(hive, running, patient=all_of_it))
+        except BaseException:
+            self._begun = ""
+            raise
+        return hive, changes(running, hive.replicas)
+
+    def _built(self, ways: Callable[[], Iterable[Document]], now: Hive, running: Sequence[Launch]) -> Hive:
+        assert self._rebuild is not None
+        refused: DoesNotFit | None = None
+        for document in islice(ways(), MOST_WAYS):
+            try:
+                return replace(self._rebuild(dict(document), now, running), settings=document)
+            except DoesNotFit as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
+
+    def _as_far_as_can_be(self, hive: Hive, running: Sequence[Launch]) -> Hive:
+        """Memory that a replica elsewhere has been given stays as much as it is while its engine does."""
+        held = {launch.name: launch.place.memory_bytes for launch in running if launch.place is not None}
+        stay = {*changes(running, hive.replicas).adjusted} & held.keys()
+        asked = {one.name: one.place.memory_bytes for one in hive.replicas if one.place is not None}
+        differ = any(asked.get(name) != held[name] for name in stay)
+        return replace(hive, left_out=(*hive.left_out, "room")) if differ else hive
+
+    async def _set_up(self, hive: Hive) -> None:
+        await self._front.set_up(hive.gateway_setup)
+        self._set_policy(hive.policy)
+        before = self.hive
+        if (before.monitor_argv, before.monitor_setup) != (hive.monitor_argv, hive.monitor_setup):
+            await self._monitor.become(hive.monitor_argv, begin=hive.monitor_due)
+
+    def _given_up(self) -> bool:
+        return all(member.life.state is State.FAILED for member in self._crew.members)
+
+    async def _outcome(self, *, wait: bool) -> None:
+        carrying = self._carrying
+        if not wait or carrying is None:
+            return
+        await asyncio.wait({carrying})
+        failure = None if carrying.cancelled() else carrying.result()
+        if failure is not None:
+            raise failure
+
+    async def _carry_out(self, hive: Hive, running: Sequence[Launch], *, patient: bool) -> SkepError | None:
+        def settle() -> None:
+            self._housing.settle_in([member.launch for member in self._crew.members], hive.house)
+
+        plan = changes(running, hive.replicas)
+        before, self.stay = self.stay, self.stay or patient or bool(plan.removed)
+        try:
+            await self._crew.become(plan, hive.replicas, hive.drain_s, self._tasks, known=settle, patient=patient)
+            self.stay = (before and not patient) or (bool(plan.removed) and self._given_up())
+        except SkepError as error:
+            return error
+        finally:
+            settle()
+            self._begun = ""
+        return None

@@ -1,0 +1,219 @@
+"""A replica that skep did not start: found out about over HTTP, then left to the gateway's own health checks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from skep.engines.base import Launch
+from skep.supervisor.lifecycle import State
+from skep.wire.client import Pool, WireFailure
+from skep.wire.fetch import Answer, fetch
+from skep.wire.heads import parse_url
+
+PROBE_EVERY_S = 1.0
+PROBE_TIMEOUT_S = 5.0
+SHOWN_MODELS = 8
+RUNNING = {b"vllm:num_requests_running": "vllm", b"sglang:num_running_reqs": "sglang"}  # in /metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """What was found out about a server. Where busy slots cannot be asked, the bound is short: it holds one up."""
+
+    model: str = ""
+    name: str = "remote"
+    confirms: str = ""
+    release_bound_s: float = 5.0
+    health_path: str = "/health"
+    simulated: bool = False
+    note: str | None = None
+
+    def version(self) -> str:
+        return self.name
+
+
+class NotThere(Exception):
+    """The server does not answer as one should; the message says how."""
+
+
+@dataclass(slots=True)
+class UpstreamLife:
+    """As much of a `Lifecycle` as there is to a process of others."""
+
+    url: str | None
+    state: State = State.STOPPED
+    why: str | None = None
+    restarts: int = 0
+
+    @property
+    def serving(self) -> bool:
+        return self.state is State.READY
+
+
+class Upstream:
+    """One server of others. `tried`: it was asked once, whatever came of it."""
+
+    kind = "upstream"
+    node = None
+
+    def __init__(self, launch: Launch, changed: Callable[[], None]) -> None:
+        self.launch = launch
+        self.engine = Remote(health_path=launch.health_path or "/health")
+        self.life = UpstreamLife(launch.url)
+        self.pid: int | None = None
+        self.tried = False
+        self._changed = changed
+        self._wake = asyncio.Event()
+        self._asking: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    def __repr__(self) -> str:
+        return f"<Upstream {self.launch.name} {self.life.state.value} url={self.life.url}>"
+
+    @property
+    def model(self) -> str:
+        """Empty as long as it is neither given nor found out."""
+        return self.launch.model or self.engine.model
+
+    @property
+    def started(self) -> Launch:
+        return self.launch
+
+    @property
+    def settled(self) -> bool:
+        return self.tried
+
+    def stop(self) -> None:
+        self._stopping = True
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def restart(self) -> None:
+        self.life.restarts += 1
+        self._become(State.STARTING, None)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until stopped: asks every second until there is an answer, then waits for `restart`."""
+        self.life.state = State.STARTING
+        self._asking = asyncio.get_running_loop().create_task(self._ask_on())
+        try:
+            await self._asking
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+        finally:
+            self._become(State.STOPPED, self.life.why)
+
+    async def _ask_on(self) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            if self.life.state is State.STARTING:
+                await self._try()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if self.life.serving else PROBE_EVERY_S):
+                    await self._wake.wait()
+
+    async def _try(self) -> None:
+        state, why = State.READY, None
+        try:
+            self.engine = await find_out(self.launch)
+            why = self.engine.note
+        except NotThere as error:
+            state, why = State.STARTING, str(error)
+        if not self.tried or (state, why) != (self.life.state, self.life.why):
+            self.tried = True
+            self._become(state, why)
+
+    def _become(self, state: State, why: str | None) -> None:
+        self.life.state, self.life.why = state, why
+        self._changed()
+
+
+async def find_out(launch: Launch) -> Remote:
+    """Which model it serves, what it is, and how it tells busy slots. Raises NotThere."""
+    origin, prefix = parse_url(launch.url or "", name="upstream")
+    pool = Pool(origin, connect_timeout_s=PROBE_TIMEOUT_S, prefix=prefix.encode())
+    try:
+        headers = {"authorization": launch.authorization} if launch.authorization else {}
+        answer = await fetch(pool, "GET", "/v1/models", headers=headers, timeout_s=PROBE_TIMEOUT_S)
+        listed = _models(answer, given=bool(launch.model))
+        model, note = _choose(launch.model, sorted(listed))
+        name, confirms = await _engine(pool, headers)
+    except WireFailure as failure:
+        raise NotThere(str(failure)) from None
+    finally:
+        await pool.close()
+    entry = listed.get(model, {})
+    return Remote(
+        model=model,
+        name=name,
+        confirms=confirms,
+        release_bound_s=30.0 if confirms else 5.0,
+        health_path=launch.health_path or "/health",
+        simulated=_simulated(entry),
+        note=note,
+    )
+
+
+def _models(answer: Answer, *, given: bool) -> dict[str, dict[str, Any]]:
+    if answer.status in (401, 403):
+        raise NotThere(f"it wants an API key (HTTP {answer.status} from /v1/models): name its variable with `key_env`")
+    if answer.status in (404, 405, 501) and given:
+        return {}  # no list to be had; the name was given
+    document = answer.json()
+    data = document.get("data") if isinstance(document, dict) else None
+    if answer.status != 200 or not isinstance(data, list):
+        what = f"HTTP {answer.status}" if answer.status != 200 else "no list of models"
+        raise NotThere(f"{what} from /v1/models")
+    return {entry["id"]: entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
+
+
+def _choose(wanted: str, listed: list[str]) -> tuple[str, str | None]:
+    """The model, and what is odd about it."""
+    shown = ", ".join(listed[:SHOWN_MODELS]) + (", ..." if len(listed) > SHOWN_MODELS else "")
+    if wanted:
+        return wanted, f"it does not list `{wanted}`, but {shown}" if listed and wanted not in listed else None
+    if len(listed) != 1:
+        what = f"it serves {len(listed)} models ({shown}): choose one with `model`" if listed else "it serves no model"
+        raise NotThere(what)
+    return listed[0], None
+
+
+def _simulated(entry: dict[str, Any]) -> bool:
+    """Another skep says so of what stands behind it; the fake engine is known by its name."""
+    told = entry.get("skep")
+    return bool(isinstance(told, dict) and told.get("simulated")) or entry.get("owned_by") == "skep-fake"
+
+
+async def _engine(pool: Pool, headers: Mapping[str, str]) -> tuple[str, str]:
+    """Its name, and how it tells busy slots."""
+    slots = await _ask(pool, "/slots", headers)
+    if slots is not None and isinstance(slots.json(), list):
+        props = await _ask(pool, "/props", headers)
+        document = props.json() if props else None
+        build = document.get("build_info") if isinstance(document, dict) else None
+        return f"llama.cpp {build}" if isinstance(build, str) else "llama.cpp", "slots"
+    metrics = await _ask(pool, "/metrics", headers)
+    name = next((name for mark, name in RUNNING.items() if metrics is not None and mark in metrics.body), None)
+    if name is None:
+        return "remote", ""
+    told = await _ask(pool, "/version", headers)
+    document = told.json() if told else None
+    version = document.get("version") if isinstance(document, dict) else None
+    return f"{name} {version}" if isinstance(version, str) else name, "metrics"
+
+
+async def _ask(pool: Pool, path: str, headers: Mapping[str, str]) -> Answer | None:
+    """The answer if it is one. A server that closes connections on unknown paths has none."""
+    try:
+        answer = await fetch(pool, "GET", path, headers=dict(headers), timeout_s=PROBE_TIMEOUT_S)
+    except WireFailure as failure:
+        if failure.kind == "timeout":
+            raise
+        return None
+    return answer if answer.status == 200 else None

@@ -1,0 +1,376 @@
+"""The shell around one replica's life: starts its keeper, probes, warms up, and carries out what the life decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from skep.engines.api_key import key_headers
+from skep.engines.base import EXIT_FINAL, Diagnosis, Engine, Launch
+from skep.engines.ports import cannot_listen, is_final, refusal_of
+from skep.errors import EngineError
+from skep.host.processes import kill_marked
+from skep.supervisor.lifecycle import Do, Lifecycle, RestartPolicy, State
+from skep.supervisor.start_order import Company
+from skep.wire.client import WireFailure
+from skep.wire.fetch import fetch_once
+from skep.wire.heads import Origin, parse_url
+from skep.wire.json_pipe import Link
+
+_V2, _V1, _MACHINE = "memory.events", "memory.oom_control", "vmstat"
+
+
+def read_oom_kills(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Of this process's control group, else of the whole machine; None: nobody counts here."""
+    for path in _counters(proc, cgroup):
+        for line in _text(path).splitlines():
+            match line.split():
+                case ["oom_kill", count] if count.isdecimal():
+                    return int(count)
+    return None
+
+
+def _counters(proc: Path, cgroup: Path) -> list[Path]:
+    """The group's own file first; a container may see the host's path yet mount its group as the root."""
+    found: list[Path] = []
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _, kinds, path = (*line.split(":", 2), "", "")[:3]
+        own = PurePosixPath(path.lstrip("/"))
+        if ".." in own.parts:
+            own = PurePosixPath()
+        if not kinds:
+            found += [cgroup / own / _V2, cgroup / _V2]
+        elif "memory" in kinds.split(","):
+            found += [cgroup / "memory" / own / _V1, cgroup / "memory" / _V1]
+    return [*found, proc / _MACHINE]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+ENDED_BY_US = (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)  # how a process ends that was told to
+PROBE_EVERY_S = 0.1
+WARM_UP_TOKENS = 8
+EXPLAIN_S = 10.0
+
+
+class Replica:
+    """One launch, kept alive. `changed` is called after every change of state.
+
+    `launch` is as configured, `started` what it is started with: they differ after it has fallen back.
+    """
+
+    kind = "replica"
+    node = None
+
+    def __init__(
+        self,
+        launch: Launch,
+        engine: Engine,
+        log: Path,
+        changed: Callable[[], None],
+        policy: RestartPolicy | None = None,
+        company: Company | None = None,
+    ) -> None:
+        self.launch = launch
+        self.engine = engine
+        self.life = Lifecycle(policy)
+        self.pid: int | None = None
+        self.diagnosis: Diagnosis | None = None  # of its last end; None: it was ended by us, `life.why` says why
+        self.mark = f"{log.parent}:{launch.name};"  # ends with a mark of its own: no name is another's beginning
+        self._log = log
+        self._changed = changed
+        self._company = company or Company()
+        self._link: Link | None = None  # to the keeper of this process; another process has another one
+        self._turn: asyncio.Task[None] | None = None  # waits for those that start on its cards
+        self._watching: asyncio.Task[None] | None = None
+        self._events: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+        self._killed_before = read_oom_kills()  # by the kernel, for want of memory
+        self._fell_back: list[str] = []  # what was changed since the start, in order
+        self._fallback: dict[str, Any] = {}  # and the fields of the launch that differ for it
+        self._loop = asyncio.get_running_loop()
+
+    def __repr__(self) -> str:
+        return f"<Replica {self.launch.name} {self.life.state.value} pid={self.pid} url={self.life.url}>"
+
+    @property
+    def model(self) -> str:
+        return self.launch.model
+
+    @property
+    def started(self) -> Launch:
+        return replace(self.launch, **self._fallback) if self._fallback else self.launch
+
+    @property
+    def settled(self) -> bool:
+        return self.life.state is State.READY
+
+    def follow(self, before: Replica) -> None:
+        """It was unloaded and comes back: what that one found out holds for this one too."""
+        self._fell_back, self._fallback = before._fell_back, before._fallback
+        self.life.note = self.life.why = before.life.note
+
+    def stop(self) -> None:
+        self._events.put_nowait(("stop",))
+
+    def restart(self) -> None:
+        self._events.put_nowait(("restart",))
+
+    async def run(self) -> None:
+        """Until stopped. A replica that was given up waits here for `restart` or `stop`."""
+        async with asyncio.TaskGroup() as tasks:
+            await self._carry_out(self.life.start(self._loop.time()), tasks)
+            while not (self.life.state is State.STOPPED and self.pid is None):
+                due = self.life.due_at
+                try:
+                    async with asyncio.timeout_at(due):
+                        event = await self._events.get()
+                except TimeoutError:
+                    actions = self.life.tick(self._loop.time())
+                else:
+                    actions = await self._handle(*event)
+                await self._carry_out(actions, tasks)
+                self._changed()
+
+    async def _handle(self, kind: str, *args: Any) -> list[Do]:
+        now = self._loop.time()
+        match kind:
+            case "granted":
+                return self.life.granted(now)
+            case "address":
+                return self.life.addressed(args[0])
+            case "healthy" | "warm" | "warm_failed" if args[0] is not self._link:
+                return []  # said of a process that is gone
+            case "healthy":
+                return self.life.healthy(now)
+            case "warm":
+                return self.life.warmed(now)
+            case "warm_failed":
+                return self.life.warm_up_failed(args[1])
+            case "exit":
+                return await self._bury(*args)
+            case "restart":
+                return self.life.restart(now)
+            case "unresponsive":
+                return self.life.unresponsive()
+            case _:
+                self._stop_waiting()
+                return self.life.stop()
+
+    async def _bury(self, code: int, tail: list[str]) -> list[Do]:
+        self._stop_watching()
+        self.pid = None
+        self._link = None
+        self.life.vanished()
+        self._changed()
+        found = await self._explain(code, tail, oom_kills=self._oom_kills())
+        now, by_itself = self._loop.time(), code not in ENDED_BY_US
+        if by_itself or not self.life.being_ended:
+            self.diagnosis = found
+        if not self.life.being_ended and self._fall_back(found):
+            return self.life.changed_and_again(f"{found.cause}; again with {found.changed}", now)
+        return self.life.exited(str(found), now, final=found.final, by_itself=by_itself)
+
+    async def _explain(self, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None) -> Diagnosis:
+        """Whatever an engine has said, and whatever is wrong with a rule: it costs an explanation and nothing else."""
+        try:
+            async with asyncio.timeout(EXPLAIN_S):
+                return await asyncio.to_thread(self.engine.explain, self.started, code, tail, oom_kills=oom_kills)
+        except Exception as error:
+            last = next((line.strip() for line in reversed(tail) if line.strip()), None)
+            how = "refused" if code is None else f"exit code {code}"
+            return Diagnosis(f"{how}, not explained: {type(error).__name__}", evidence=last and last[:200])
+
+    async def _carry_out(self, actions: list[Do], tasks: asyncio.TaskGroup) -> None:
+        for action in actions:
+            match action:
+                case Do.SPAWN if not self._company.may_start(self.launch):
+                    self.life.must_wait()
+                    self._turn = tasks.create_task(self._await_turn())
+                case Do.SPAWN:
+                    await self._spawn(tasks)
+                case Do.PROBE:
+                    tasks.create_task(self._probe(self.life.url, self._link))
+                case Do.WARM_UP:
+                    tasks.create_task(self._warm_up(self._link))
+                case Do.TERMINATE:
+                    if self._link is not None:
+                        self._link.send({"op": "term", "grace_s": self.life.policy.grace_s})
+                case Do.PUBLISH:
+                    self._watching = tasks.create_task(self._watch(self.life.url))
+                case Do.RETRACT:
+                    pass  # `changed` tells the supervisor, which reads the state
+
+    async def _await_turn(self) -> None:
+        await self._company.until_it_may(self.launch)
+        self._events.put_nowait(("granted",))
+
+    def _stop_waiting(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+
+    def _oom_kills(self) -> int | None:
+        """Since the last look."""
+        before, self._killed_before = self._killed_before, read_oom_kills()
+        return None if before is None or self._killed_before is None else self._killed_before - before
+
+    def _fall_back(self, found: Diagnosis) -> bool:
+        """Take the change that the diagnosis offers, where that is wanted. One at a time, each said."""
+        if found.change is None or found.changed is None or len(self._fell_back) >= self.life.policy.fallbacks:
+            return False
+        self._fell_back.append(found.changed)
+        names = (field.name for field in fields(Launch))
+        pairs = {name: (getattr(self.launch, name), getattr(found.change, name)) for name in names}
+        self._fallback = {name: new for name, (old, new) in pairs.items() if old != new}
+        self.life.note = f"fell back: {'; '.join(self._fell_back)}"
+        return True
+
+    async def _spawn(self, tasks: asyncio.TaskGroup) -> None:
+        launch = self.started
+        if (refused := _refused(launch)) is not None:
+            self._events.put_nowait(("exit", *refused))
+            return
+        try:
+            port = self._company.port_for(launch, finds_one=self.engine.reports_address)
+        except EngineError as error:
+            self._events.put_nowait(("exit", 1, [f"error: {error.message}; {error.hint}"]))
+            return
+        launch = replace(launch, port=port)
+        ours, theirs = socket.socketpair()
+        argv = [sys.executable, "-m", "skep.supervisor.process_guard", "--link-fd", str(theirs.fileno())]
+        argv += ["--log", str(self._log), "--mark", self.mark]
+        try:
+            keeper = await asyncio.create_subprocess_exec(
+                *argv,
+                "--",
+                *self.engine.argv(launch),
+                pass_fds=[theirs.fileno()],
+                env={**self._company.environment(), **self.engine.environment(launch)},
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:  # no process to be had, or words that cannot be handed to one
+            ours.close()
+            why = getattr(error, "strerror", None) or str(error)
+            self._events.put_nowait(("exit", 1, [f"error: the keeper cannot be started: {why}"]))
+            return
+        finally:
+            theirs.close()
+        self._link = await Link.over(ours)
+        tasks.create_task(self._follow(keeper, self._link))
+        if not self.engine.reports_address:
+            self._events.put_nowait(("address", str(Origin(launch.host, launch.port))))
+
+    async def _follow(self, keeper: asyncio.subprocess.Process, link: Link) -> None:
+        """The keeper's messages, as events. If the keeper itself is killed, its engine is ended from here."""
+        engine_pid: int | None = None
+        ended = (-signal.SIGKILL, ["the keeper process was killed"])
+        try:
+            while (message := await link.receive()) is not None:
+                match message["event"]:
+                    case "spawned":
+                        self.pid = engine_pid = message["pid"]
+                        self._changed()
+                    case "address":
+                        self._events.put_nowait(("address", message["url"]))
+                    case "exit":
+                        ended = (message["code"], message["tail"])
+                        engine_pid = None
+        finally:
+            if engine_pid is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(engine_pid, signal.SIGKILL)
+                await asyncio.to_thread(kill_marked, self.mark)
+            await link.close()
+            await keeper.wait()
+            self._events.put_nowait(("exit", *ended))
+
+    async def _probe(self, url: str | None, link: Link | None) -> None:
+        """Ask the health endpoint until it answers 200, or this process's time is over."""
+        assert url is not None
+        origin, _ = parse_url(url)
+        while self.life.state is State.STARTING and self._link is link:
+            with contextlib.suppress(WireFailure):
+                answer = await fetch_once(
+                    origin, "GET", self.engine.health_path, headers=key_headers(self.launch), timeout_s=5.0
+                )
+                if answer.status == 200 and self.pid is not None:
+                    self._events.put_nowait(("healthy", link))
+                    return
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    def _stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    async def _watch(self, url: str | None) -> None:
+        """Health checks for as long as this process is ready."""
+        policy, failures, headers = self.life.policy, 0, key_headers(self.launch)
+        origin, _ = parse_url(url or "")
+        while True:
+            await asyncio.sleep(policy.watch_every_s)
+            if self.life.state is not State.READY or self.life.url != url:
+                return
+            try:
+                await fetch_once(
+                    origin, "GET", self.engine.health_path, headers=headers, timeout_s=policy.watch_timeout_s
+                )
+                failures = 0
+            except WireFailure:
+                failures += 1
+            if failures >= policy.watch_failures:
+                self._events.put_nowait(("unresponsive",))
+                return
+
+    async def _warm_up(self, link: Link | None) -> None:
+        """The first generation lies (graphs, caches, page faults): it is made before traffic is let in."""
+        origin, _ = parse_url(self.life.url or "")
+        body = {
+            "model": self.launch.model,
+            "messages": [{"role": "user", "content": "Say hello."}],
+            "max_tokens": WARM_UP_TOKENS,
+        }
+        headers, timeout_s = key_headers(self.launch), self.life.policy.warm_deadline_s
+        try:
+            answer = await fetch_once(
+                origin, "POST", "/v1/chat/completions", body=body, headers=headers, timeout_s=timeout_s
+            )
+        except WireFailure as failure:
+            self._events.put_nowait(("warm_failed", link, str(failure)))
+            return
+        if answer.status == 200:
+            self._events.put_nowait(("warm", link))
+        else:
+            said = answer.body[:2000].decode(errors="replace")
+            self.diagnosis = found = await self._explain(None, said.splitlines())
+            why = f"HTTP {answer.status} {said[:200]}" if found.remedy is None else str(found)
+            self._events.put_nowait(("warm_failed", link, why))
+
+
+def _refused(launch: Launch) -> tuple[int, list[str]] | None:
+    """The end of an engine that could not listen: what listens there already would be taken for it.
+
+    What other reasons there are against it the engine says itself.
+    """
+    error = refusal_of(launch.host, launch.port)
+    if error is not None and is_final(error):
+        return EXIT_FINAL, [f"error: {cannot_listen(launch.host, launch.port, error)}"]
+    if error is not None and error.errno == errno.EADDRINUSE:
+        where = f"('{launch.host}', {launch.port})"
+        return 1, [f"error while attempting to bind on address {where}: address already in use"]
+    return None

@@ -1,0 +1,422 @@
+"""The replicas of a hive: those that skep started, here or elsewhere, and those it only fronts. They come, go and rest.
+
+A *dormant* one has no process: its model is loaded when somebody wants it. Two that share a card are started one after
+the other, again and again: see `company`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from skep.engines.base import Launch, engine_named
+from skep.errors import EngineError, SkepError
+from skep.supervisor.gateway_child import row_of
+from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.remote_replica import Upstream
+from skep.supervisor.replica import Replica
+from skep.supervisor.replica_protocol import Elsewhere, Member
+from skep.supervisor.start_order import Company
+from skep.wire.json_pipe import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Names of replicas. `changed` ones are started anew, `adjusted` ones go on: only the gateway is told."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    adjusted: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, list[str]]:
+        return {key: list(names) for key, names in asdict(self).items()}
+
+
+def changes(running: Iterable[Launch], wanted: Iterable[Launch]) -> Changes:
+    old = {launch.name: launch for launch in running}
+    new = {launch.name: launch for launch in wanted}
+    sorts: dict[str, list[str]] = {field.name: [] for field in fields(Changes)}
+    for name in old:
+        if name not in new:
+            sorts["removed"].append(name)
+    for name, launch in new.items():
+        sorts[_sort(old.get(name), launch)].append(name)
+    return Changes(**{key: tuple(names) for key, names in sorts.items()})
+
+
+def _sort(old: Launch | None, new: Launch) -> str:
+    if old is None:
+        return "added"
+    if old == new:
+        return "unchanged"
+    if old.place is not None and new.place is not None:  # where it may stand matters when it is started anew
+        old, new = replace(old, place=None), replace(new, place=None)
+    return "adjusted" if old.same_process(new) else "changed"
+
+
+REST_POLL_S = 0.1
+RESUME_TRIES, RESUME_EVERY_S = 20, 3.0  # a card is given back a moment after its engine has ended
+RELOAD_ON = "what came before it in the reload is done, what came after is not; mend it and reload again"
+
+
+class Crew:
+    """`busy` asks the gateway how many slots of a replica are taken; `changed` is called after every change."""
+
+    def __init__(
+        self,
+        log_dir: Path,
+        policy: RestartPolicy,
+        changed: Callable[[], None],
+        busy: Callable[[str], Awaitable[int]],
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self.members: list[Member] = []
+        self._policy = policy
+        self._log_dir = log_dir
+        self._changed = changed
+        self.busy = busy
+        self._elsewhere = elsewhere
+        self._moved = asyncio.Event()  # some member changed
+        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._drained: set[str] = set()  # by the user, until the user says otherwise
+        self._drained_nodes: set[str] = set()  # likewise, whoever stands there
+        self._resting: set[str] = set()  # on their way to a restart or an end
+        self._restarting: dict[str, int] = {}  # restarts that it had when it was told to
+        self._promised: set[str] = set()  # models that have no replica for a moment: their requests wait
+        self._dormant: set[str] = set()  # without a process until they are woken
+        self._held: set[str] = set()  # models that are on their way to sleep
+        self._paused: set[str] = set()  # of the dormant, those that `resume` starts again
+        self._company = Company()
+
+    def __repr__(self) -> str:
+        return f"<Crew {self.members!r}>"
+
+    # What stands
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(sorted({member.model for member in self.members if member.model} | self._promised))
+
+    @property
+    def names(self) -> list[str]:
+        return [member.launch.name for member in self.members]
+
+    @property
+    def nodes(self) -> list[str]:
+        return sorted({member.node for member in self.members if member.node is not None})
+
+    def at(self, node: str) -> list[str]:
+        """Who stands there."""
+        return [member.launch.name for member in self.members if member.node == node]
+
+    def find(self, name: str) -> Member | None:
+        return next((member for member in self.members if member.launch.name == name), None)
+
+    def state(self, member: Member) -> str:
+        name = member.launch.name
+        if name in self._dormant:
+            return "paused" if name in self._paused else "unloaded"
+        if member.life.state is State.STOPPED and self._company.is_in_line(name):
+            return "starting" if self._company.may_start(member.launch) else "waiting"
+        if member.life.serving and self._gets_nothing(member):
+            return "draining"
+        return member.life.state.value
+
+    def is_dormant(self, member: Member) -> bool:
+        return member.launch.name in self._dormant
+
+    def of_model(self, model: str) -> list[Replica]:
+        """Those that skep starts."""
+        return [member for member in self.members if isinstance(member, Replica) and member.model == model]
+
+    def serves(self, model: str) -> bool:
+        """Somebody takes requests for it."""
+        return any(
+            member.model == model and member.life.serving and not self._gets_nothing(member) for member in self.members
+        )
+
+    def table(self) -> Message:
+        """For the gateway."""
+        specs = [row_of(member, closed=self._gets_nothing(member)) for member in self.members if member.life.serving]
+        return {"replicas": specs, "models": list(self.models)}
+
+    # Coming and going
+
+    def set_policy(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        for member in self.members:
+            if isinstance(member, Replica):
+                member.life.policy = policy
+
+    def enlist(self, launches: Iterable[Launch], tasks: asyncio.TaskGroup, *, asleep: bool | None = None) -> None:
+        """`asleep` None: those of a model that is on demand stay dormant, unless it is loaded already."""
+        launches = list(launches)
+        self._company.hide(launches)
+        loaded = {member.model for member in self.members if not self.is_dormant(member)}
+        eager = {launch.model for launch in launches if not launch.on_demand} | loaded
+        for launch in launches:
+            member = self._make(launch)
+            self.members.append(member)
+            if isinstance(member, Replica) and (launch.model not in eager if asleep is None else asleep):
+                self._dormant.add(launch.name)
+            else:
+                self._begin(member, tasks)
+
+    def wake(self, model: str, tasks: asyncio.TaskGroup) -> None:
+        """Start the processes of a model; what runs already is left alone, what was given up is started anew."""
+        self._held.discard(model)
+        for member in self.of_model(model):
+            if self.is_dormant(member):
+                self._dormant.discard(member.launch.name)
+                fresh = self._replica(member.launch)
+                fresh.follow(member)
+                self.members[self.members.index(member)] = fresh
+                self._begin(fresh, tasks)
+            elif member.life.state is State.FAILED:
+                member.restart()
+
+    async def put_to_sleep(self, model: str) -> None:
+        """End the processes of a model at once, and return when they have ended."""
+        self._held.add(model)  # a reload meanwhile starts none of them
+        members = self.of_model(model)
+        await asyncio.gather(*(self._end(member.launch.name) for member in members))
+        self._held.discard(model)
+        self._dormant |= {member.launch.name for member in members if member in self.members}
+        self._member_changed()
+
+    def hold(self, model: str, *, back: bool = False) -> None:
+        """Send its replicas nothing new; with `back`, let them serve again."""
+        names = {member.launch.name for member in self.of_model(model)}
+        self._resting = self._resting - names if back else self._resting | names
+        self._held = self._held - {model} if back else self._held | {model}
+
+    async def pause(self, drain_s: float) -> None:
+        """End every process that skep keeps, once its answers are finished or after so long."""
+        kept = [one for one in self.members if one.launch.url is None and not self.is_dormant(one)]
+        names = [member.launch.name for member in kept]
+        await asyncio.gather(*(self.rest(name, drain_s) for name in names))
+        await asyncio.gather(*(self._end(name) for name in names))
+        self._paused = set(names)
+        self._dormant |= self._paused
+        self._member_changed()
+
+    async def resume(self, tasks: asyncio.TaskGroup) -> SkepError | None:
+        """Start again what `pause` ended. What keeps one of them from it, when that was tried for a while."""
+        names, self._paused = self._paused, set()
+        for place, member in enumerate(self.members):
+            if member.launch.name in names:
+                fresh = self._make(member.launch)
+                if isinstance(fresh, Replica) and isinstance(member, Replica):
+                    fresh.follow(member)
+                self.members[place] = fresh
+                self._dormant.discard(member.launch.name)
+                self._begin(fresh, tasks)
+        self._changed()
+        for left in reversed(range(RESUME_TRIES)):
+            try:
+                for name in names:
+                    await self.until_up(name, hint=f"`skep logs {name}` shows more")
+            except EngineError as error:
+                if not left:
+                    return error
+            else:
+                break
+            await asyncio.sleep(RESUME_EVERY_S)
+            for member in self.members:
+                if member.launch.name in names and member.life.state is State.FAILED:
+                    member.restart()
+        return None
+
+    async def dismiss(self, name: str) -> bool:
+        """End it at once, and return when it has ended; whether it was asleep by then, or about to be."""
+        member = self.find(name)
+        if member is None:
+            return False
+        await self._end(name)
+        asleep = self.is_dormant(member) or member.model in self._held
+        self.members = [other for other in self.members if other is not member]
+        for names in (self._drained, self._resting, self._dormant):
+            names.discard(name)
+        self._changed()
+        return asleep
+
+    async def dismiss_all(self) -> None:
+        await asyncio.gather(*(self._end(name) for name in self.names))
+
+    async def become(
+        self,
+        plan: Changes,
+        wanted: Iterable[Launch],
+        drain_s: float,
+        tasks: asyncio.TaskGroup,
+        known: Callable[[], None] = lambda: None,
+        *,
+        patient: bool = True,
+    ) -> None:
+        """Those that go make room first; those that change do so one after the other, so that a model stays served.
+
+        New ones that are on demand have no process yet: they are there at once, and `known` is called. `patient`: those
+        that start are waited for, and one that does not is an error.
+        """
+        launches = {launch.name: launch for launch in wanted}
+        awake = {launch.model for launch in launches.values() if not launch.on_demand}
+        awake |= {member.model for member in self.members if not self.is_dormant(member)}
+        dormant = [name for name in plan.added if launches[name].url is None and launches[name].model not in awake]
+        self._promised = {launch.model for launch in launches.values() if launch.model}
+        self._company.hide(launches.values())
+        try:
+            for name in plan.adjusted:
+                self.adjust(launches[name])
+            if dormant:
+                self.enlist([launches[name] for name in dormant], tasks, asleep=True)
+                known()
+            await asyncio.gather(*(self.send_off(name, drain_s) for name in plan.removed))
+            for name in plan.changed:
+                drained, before, launch = self._drained & {name}, self.find(name), launches[name]
+                asleep = await self.send_off(name, drain_s)
+                self._drained |= drained
+                same = launch.on_demand or (before is not None and before.model == launch.model)
+                await self._take_on([launch], tasks, asleep=asleep and same, patient=patient)
+            added = [launches[name] for name in plan.added if name not in dormant]
+            await self._take_on(added, tasks, patient=patient)
+        finally:
+            self._promised = set()
+            self._changed()
+
+    # Rest
+
+    def drain(self, name: str) -> None:
+        """A replica; or a node, and with it whoever stands there or comes there."""
+        (self._drained if self.find(name) else self._drained_nodes).add(name)
+        self._changed()
+
+    def undrain(self, name: str) -> None:
+        (self._drained if self.find(name) else self._drained_nodes).discard(name)
+        self._changed()
+
+    @property
+    def drained(self) -> frozenset[str]:
+        """Replicas and nodes, by the user."""
+        return frozenset(self._drained | self._drained_nodes)
+
+    @property
+    def avoided(self) -> frozenset[str]:
+        """Nodes on which nothing new is to stand: they are drained."""
+        return frozenset(self._drained_nodes)
+
+    def is_drained(self, member: Member) -> bool:
+        """By the user: itself, or the node that it stands on. Not while it rests before a restart."""
+        return member.launch.name in self._drained or member.node in self._drained_nodes
+
+    def drained_node(self, name: str) -> str | None:
+        """The drained node that this one stands on."""
+        member = self.find(name)
+        return member.node if member is not None and member.node in self._drained_nodes else None
+
+    async def until_idle(self, name: str) -> bool:
+        """False: it gets requests again, so that it may never be."""
+        while await self.busy(name):
+            if name not in self._drained and self.drained_node(name) is None:
+                return False
+            await asyncio.sleep(REST_POLL_S)
+        return True
+
+    async def rest(self, name: str, timeout_s: float) -> None:
+        """Send it nothing new, and wait for its answers under way."""
+        self._resting.add(name)
+        self._changed()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while await self.busy(name):
+                    await asyncio.sleep(REST_POLL_S)
+        except TimeoutError:
+            pass
+
+    def restart(self, name: str) -> None:
+        """It rests until it has begun to; it is let in again where it cannot be told to."""
+        member = self.find(name)
+        if member is None:
+            return
+        self._restarting[name] = member.life.restarts
+        try:
+            member.restart()
+        except SkepError:
+            del self._restarting[name]
+            self._resting.discard(name)
+            self._changed()
+            raise
+
+    # Inside
+
+    def _make(self, launch: Launch) -> Member:
+        if launch.url is not None:
+            return Upstream(launch, self._member_changed)
+        if launch.place is not None and self._elsewhere is not None:
+            return self._elsewhere(launch, self._member_changed)
+        return self._replica(launch)
+
+    def _replica(self, launch: Launch) -> Replica:
+        log = self._log_dir / f"{launch.name}.log"
+        engine = engine_named(launch.engine, launch.binary)
+        return Replica(launch, engine, log, self._member_changed, self._policy, self._company)
+
+    def _begin(self, member: Member, tasks: asyncio.TaskGroup) -> None:
+        if isinstance(member, Replica):
+            self._company.may_start(member.launch)  # its place in line
+        self._lives[member.launch.name] = tasks.create_task(member.run())
+
+    async def _end(self, name: str) -> None:
+        """End its process, if it has one; who asks a second time waits for the same end."""
+        life, member = self._lives.get(name), self.find(name)
+        if life is None or member is None:
+            return
+        member.stop()
+        await asyncio.wait({life})
+        if self._lives.get(name) is life:
+            del self._lives[name]
+            self._company.done([name])
+            self._moved.set()
+
+    def _gets_nothing(self, member: Member) -> bool:
+        return member.launch.name in self._resting or self.is_drained(member)
+
+    def _member_changed(self) -> None:
+        serving = {member.launch.name: member.life.restarts for member in self.members if member.life.serving}
+        anew = {name for name, before in self._restarting.items() if serving.get(name) != before}
+        self._resting = (self._resting & serving.keys()) - anew  # that it did not serve meanwhile may not be told
+        self._restarting = {name: before for name, before in self._restarting.items() if name not in anew}
+        still = (State.READY, State.BACKOFF, State.FAILED)
+        self._company.done(member.launch.name for member in self.members if member.life.state in still)
+        self._moved.set()
+        self._changed()
+
+    def adjust(self, launch: Launch) -> None:
+        member = self.find(launch.name)
+        if member is not None:
+            member.launch = launch
+            self._changed()
+
+    async def send_off(self, name: str, drain_s: float) -> bool:
+        """Once its answers are finished, or after so long."""
+        await self.rest(name, drain_s)
+        return await self.dismiss(name)
+
+    async def _take_on(
+        self, launches: list[Launch], tasks: asyncio.TaskGroup, *, asleep: bool | None = None, patient: bool
+    ) -> None:
+        self.enlist(launches, tasks, asleep=asleep)
+        self._changed()
+        for launch in launches if patient else ():
+            await self.until_up(launch.name)
+
+    async def until_up(self, name: str, *, hint: str = RELOAD_ON) -> None:
+        """Or gone. Raises EngineError if it is given up."""
+        while (member := self.find(name)) is not None and not member.settled and not self.is_dormant(member):
+            if member.life.state is State.FAILED:
+                raise EngineError(f"replica `{name}` did not start: {member.life.why}", hint=hint)
+            self._moved.clear()
+            await self._moved.wait()

@@ -1,0 +1,106 @@
+"""What the replicas of one machine share: cards, on which they start one after the other, ports, and no keys.
+
+Engines measure the free memory of their cards while they start, and would count each other's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterable
+from itertools import chain
+
+from skep.engines.api_key import ENGINE_KEY, GATEWAY_KEY
+from skep.engines.base import Launch
+from skep.engines.ports import HOST, claim_of, free_port
+from skep.errors import EngineError
+
+MANY_PORTS = 5000  # of the 28000 that the kernel gives out: those at first are long forgotten
+
+
+class Company:
+    """`ports`: those that engines may have, which others on this machine choose from as well; None: any."""
+
+    def __init__(self, ports: range | None = None) -> None:
+        self._ports = ports
+        self._held: dict[str, tuple[int, socket.socket]] = {}  # by replica: a port of those, and the claim on it
+        self._line: dict[str, frozenset[int]] = {}  # who starts or is about to, in order, with its cards
+        self._moved = asyncio.Event()
+        self._secrets = {GATEWAY_KEY, ENGINE_KEY}
+        self._given: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<Company {', '.join(self._line) or 'nobody'} starting>"
+
+    # The line
+
+    def may_start(self, launch: Launch) -> bool:
+        """Nobody before it starts on a card of its own. It keeps its place in line until it is `done`."""
+        cards = self._line.setdefault(launch.name, frozenset(launch.gpus))
+        for name, others in self._line.items():
+            if name == launch.name:
+                return True
+            if not cards.isdisjoint(others):
+                return False
+        return True
+
+    async def until_it_may(self, launch: Launch) -> None:
+        while not self.may_start(launch):
+            self._moved.clear()
+            await self._moved.wait()
+
+    def is_in_line(self, name: str) -> bool:
+        return name in self._line
+
+    def done(self, names: Iterable[str]) -> None:
+        """They measure nothing any more: ready, dead, or given up."""
+        for name in names:
+            if self._line.pop(name, None) is not None:
+                self._moved.set()
+
+    # What they are given
+
+    def hide(self, launches: Iterable[Launch]) -> None:
+        """Keys of servers of others are not for engines, which may run a checkpoint's own code."""
+        self._secrets |= {launch.key_env for launch in launches if launch.key_env}
+
+    def environment(self) -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name not in self._secrets}
+
+    def port_for(self, launch: Launch, *, finds_one: bool) -> int:
+        """0: the engine finds one itself, which it can (`finds_one`). Raises EngineError where all are taken."""
+        if launch.port:
+            return launch.port
+        if self._ports is not None:
+            return self._claimed(launch.name, launch.host, self._ports)
+        return 0 if finds_one else self.free_port(launch.host)
+
+    def close(self) -> None:
+        """Nobody of it is to be started any more."""
+        for _, claim in self._held.values():
+            claim.close()
+        self._held.clear()
+
+    def _claimed(self, name: str, host: str, ports: range) -> int:
+        """The first free one after that of its last start, on which something may still be under way."""
+        begin = 0
+        if name in self._held:
+            before, claimed = self._held.pop(name)
+            claimed.close()
+            begin = ports.index(before) + 1
+        for port in chain(ports[begin:], ports[:begin]):
+            if (claim := claim_of(host, port)) is not None:
+                self._held[name] = port, claim
+                return port
+        hint = "end what listens there, or start the node with another --port"
+        raise EngineError(f"all ports for engines are taken on {host}, {ports[0]} to {ports[-1]}", hint=hint)
+
+    def free_port(self, host: str = HOST) -> int:
+        """Not the same one twice: an engine may bind it minutes after it was chosen."""
+        if len(self._given) > MANY_PORTS:
+            self._given.clear()
+        while (port := free_port(host)) in self._given:
+            pass
+        self._given.add(port)
+        return port

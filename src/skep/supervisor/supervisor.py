@@ -1,0 +1,388 @@
+"""The supervisor: owns the replicas' keepers, the gateway process and the control socket.
+
+Small on purpose: no request passes through it, so nothing that a client sends can bring it down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from skep.errors import EngineError, GatewayError, SkepError
+from skep.supervisor.control import STOP_S
+from skep.supervisor.control_commands import Verbs, control_socket
+from skep.supervisor.deployment import Hive as Hive  # noqa: PLC0414 - who runs a supervisor has one
+from skep.supervisor.deployment import Rebuild as Rebuild  # noqa: PLC0414
+from skep.supervisor.gateway_child import Front
+from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.model_loader import Housing
+from skep.supervisor.monitor_child import Sidecar
+from skep.supervisor.reload import Remaking
+from skep.supervisor.replica_protocol import Elsewhere, Member
+from skep.supervisor.replica_set import Crew
+from skep.supervisor.status import state_told, unanswered
+from skep.wire.json_pipe import Message
+
+AIDES_STOP_S = 75.0  # as STOP_S, where replicas stand elsewhere
+PAUSED_RETRY_S = 5.0  # for those who wait for an answer when a pause begins
+NO_FIGURES: Message = {"pid": None, "url": None, "slots": None, "busy": None, "restarts": None, "why": None}
+
+
+class Aide(Protocol):
+    """What runs beside the replicas, such as the link to a cluster. A SkepError of its ends the hive."""
+
+    async def run(self, supervisor: Supervisor) -> None:
+        """Until cancelled."""
+
+    async def stop(self) -> str | None:
+        """After the replicas were dismissed. What could not be ended, and what becomes of it; None: nothing is left."""
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is to be waited for at the start."""
+
+    def set_policy(self, policy: RestartPolicy) -> None:
+        """For what it keeps."""
+
+    def row(self) -> Message | None:
+        """Its line in `skep ps`: name, kind, state, url, why; None: none."""
+
+
+class Supervisor:
+    """`run` serves until `stop` is asked for, by a caller or over the control socket; `notify` hears of changes.
+
+    `rebuild` makes a hive of settings that came over the control socket, of the hive as it is, and of what runs.
+    `elsewhere` makes a member of a launch that has a place; `aides` run beside the replicas.
+    """
+
+    def __init__(
+        self,
+        hive: Hive,
+        listener: socket.socket,
+        notify: Callable[[Supervisor], None],
+        rebuild: Rebuild | None = None,
+        *,
+        elsewhere: Elsewhere | None = None,
+        aides: Sequence[Aide] = (),
+    ) -> None:
+        self._notify = notify
+        self._aides = aides
+        self._stop_asked = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._drain_s: float | None = None
+        self._aide_failed: SkepError | None = None
+        self._paused_for: str | None = None  # who has the machine, in words; None: it is not paused
+        self._watched = False  # the monitor ran when the pause began
+        self._resuming: asyncio.Task[SkepError | None] | None = None
+        self._tasks = asyncio.TaskGroup()
+        self.phase = "starting"
+        self.left_behind: tuple[str, ...] = ()  # what could not be ended, in words
+        self.crew = Crew(hive.log_dir, hive.policy, self._crew_changed, self._busy, elsewhere)
+        self._front = Front(
+            list(hive.gateway_argv),
+            listener,
+            setup=hive.gateway_setup,
+            log=hive.log_dir / "gateway.log",
+            table=lambda: {**self.crew.table(), "dormant": self._dormant()},
+            changed=self._changed,
+            wanted=self._wanted,
+        )
+        self.housing = Housing(
+            self.crew, self._tasks, status=self._front.status, say=self._front.say, changed=self._published
+        )
+        self._monitor = Sidecar(hive.monitor_argv, hive.log_dir / "monitor.log", begin=hive.monitor_due)
+        self._remaking = Remaking(
+            hive,
+            rebuild,
+            self._tasks,
+            self.crew,
+            front=self._front,
+            housing=self.housing,
+            monitor=self._monitor,
+            phase=lambda: self.phase,
+            set_policy=self._set_policy,
+        )
+        self._verbs = Verbs(self.crew, self._front, self.housing, remaking=self._remaking)
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {self.phase} {self.crew!r}>"
+
+    @property
+    def hive(self) -> Hive:
+        return self._remaking.hive
+
+    @property
+    def ready(self) -> bool:
+        settled = (*(member.settled for member in self._expected), *(aide.settled for aide in self._aides))
+        return self._front.listening and all(settled)
+
+    @property
+    def _expected(self) -> list[Member]:
+        """Those that should serve. Others come when somebody wants them; that one cannot is told to who asks."""
+        return [one for one in self.crew.members if not one.launch.on_demand and not self.crew.is_dormant(one)]
+
+    def stop(self, drain_s: float | None = None) -> None:
+        """Drain for so long (default: the hive's own time), then end everything. Asked again: end it now."""
+        if self._stop_asked.is_set():
+            self._hurry.set()
+        elif drain_s is not None:
+            self._drain_s = drain_s
+        self._stop_asked.set()
+
+    @property
+    def drain_s(self) -> float:
+        return self.hive.drain_s if self._drain_s is None else self._drain_s
+
+    async def run(self) -> None:
+        """Raises if a replica does not come up at the start, or when all have been given up later."""
+        async with control_socket(self.hive.socket_path, self._control, self._last_words, self._release):
+            failure = await self._serve()
+        if failure is not None:
+            raise failure
+
+    @property
+    def avoided(self) -> frozenset[str]:
+        """Nodes on which nothing new is to stand."""
+        return self.crew.avoided
+
+    async def _serve(self) -> SkepError | None:
+        """Until it is asked to stop; why it had to."""
+        async with self._tasks as tasks:
+            front = tasks.create_task(self._front.run())
+            aides = [tasks.create_task(self._accompany(aide)) for aide in self._aides]
+            self.crew.enlist(self.hive.replicas, tasks)
+            self.housing.settle_in(self.hive.replicas, self.hive.house, begin=True)
+            housing = tasks.create_task(self.housing.run())
+            monitor = tasks.create_task(self._monitor.run())
+            await self._stop_asked.wait()
+            failure = self._failure()
+            self.phase = "stopping"
+            self._tell()
+            self._remaking.cancel()
+            self._paused_for = None
+            if self._resuming is not None:
+                self._resuming.cancel()
+            await self._monitor.stop()  # a probe of ours is no answer to wait for
+            monitor.cancel()
+            await self._drain()
+            self.housing.stop()
+            housing.cancel()
+            await self.crew.dismiss_all()
+            for aide, task in zip(self._aides, aides, strict=True):
+                left = await aide.stop()
+                self.left_behind += () if left is None else (left,)
+                task.cancel()
+            await self._front.stop()
+            front.cancel()
+        if self.left_behind:
+            self._tell()
+        return failure
+
+    async def _accompany(self, aide: Aide) -> None:
+        try:
+            await aide.run(self)
+        except SkepError as error:
+            self._aide_failed = error
+            self._stop_asked.set()
+
+    def rows(self, status: Message) -> list[Message]:
+        """What `skep ps` shows: one row a replica, and one for the gateway. `status` is the gateway's answer."""
+        busy, silent = status.get("busy", {}), unanswered(status)
+        rows: list[Message] = [
+            {
+                "name": member.launch.name,
+                "kind": member.kind,
+                "pid": member.pid,
+                "url": member.life.url,
+                "slots": member.started.slots,
+                "busy": busy.get(member.launch.name, 0),
+                "model": member.model or None,
+                "engine": member.launch.about or member.engine.version() or member.launch.engine,
+                "simulated": member.engine.simulated,
+                "restarts": member.life.restarts,
+                "room": dict(member.launch.room) or None,
+                "node": member.node,
+                **state_told(
+                    self.crew.state(member),
+                    member.life.why,
+                    answers=member.node is None or member.launch.name not in silent,
+                ),
+            }
+            for member in self.crew.members
+        ]
+        rows.append(
+            {
+                "name": "gateway",
+                "kind": "gateway",
+                "state": self._front_state(),
+                "pid": self._front.pid,
+                "url": self.hive.url,
+                "slots": sum(row["slots"] for row in rows if row["state"] == "ready"),
+                "busy": status.get("in_flight", 0),
+                "queued": status.get("queued", 0),
+                "restarts": max(0, self._front.restarts),
+                "why": self._front.why,
+            }
+        )
+        return rows + [{**NO_FIGURES, **row} for aide in self._aides if (row := aide.row()) is not None]
+
+    def _front_state(self) -> str:
+        if self.phase == "stopping":
+            return "stopping"
+        return "ready" if self._front.listening else "starting"
+
+    def description(self) -> Message:
+        """What `skep up --json` prints."""
+        return {
+            "url": self.hive.url,
+            "openai_base_url": f"{self.hive.url}/v1",
+            "models": list(self.crew.models),
+            "pid": os.getpid(),
+            "replicas": [row for row in self.rows({}) if row["kind"] in ("replica", "upstream")],
+        }
+
+    # Inside
+
+    def _set_policy(self, policy: RestartPolicy) -> None:
+        self.crew.set_policy(policy)
+        for aide in self._aides:
+            aide.set_policy(policy)
+
+    async def _busy(self, name: str) -> int:
+        """Slots of the replica in use. A gateway that does not answer may have streams."""
+        status = await self._front.status()
+        return int(status["busy"].get(name, 0)) if status else int(self._front.listening)
+
+    def _wanted(self, model: str) -> None:
+        self.housing.wanted(model)
+
+    def _crew_changed(self) -> None:
+        self.housing.look()
+        self._published()
+
+    def _published(self) -> None:
+        self._front.publish()
+        self._changed()
+
+    def _changed(self) -> None:
+        if self.ready and self.phase == "starting":
+            self.phase = "ready"
+        states = [member.life.state for member in self._expected]
+        all_failed = bool(states) and all(state is State.FAILED for state in states)
+        may_stay = self._remaking.stay or self._paused_for is not None  # whoever ends the pause tries again
+        hopeless = all_failed and len(states) == len(self.crew.members) and not may_stay
+        if hopeless or self._front.broken or (self.phase == "starting" and State.FAILED in states):
+            self._stop_asked.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        """A listener that has gone (a closed terminal or pipe) is no reason to stop serving."""
+        with contextlib.suppress(OSError):
+            self._notify(self)
+
+    def _failure(self) -> SkepError | None:
+        """Why this hive cannot serve. A replica given up beside others that serve is a note in `ps`, no failure."""
+        if self._front.broken:
+            return GatewayError(f"the gateway does not start: {self._front.why}", hint="the end of its log says why")
+        if self._aide_failed is not None:
+            return self._aide_failed
+        failed = [member for member in self._expected if member.life.state is State.FAILED]
+        if not failed or (self.phase != "starting" and (len(failed) < len(self.crew.members) or self._remaking.stay)):
+            return None
+        name, why = failed[0].launch.name, failed[0].life.why
+        verb = "did not start" if self.phase == "starting" else "was given up"
+        node = failed[0].node
+        where = f"its log is {self.hive.log_dir / name}.log" if node is None else f"its log is on node `{node}`"
+        return EngineError(f"replica `{name}` {verb}: {why}", hint=where)
+
+    async def _drain(self) -> None:
+        waiting = asyncio.create_task(self._front.drain(self.drain_s))
+        hurry = asyncio.create_task(self._hurry.wait())
+        try:
+            await asyncio.wait({waiting, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            hurry.cancel()
+
+    # A pause: whoever asked for it holds it by his connection, whose end is its end, by a kill too
+
+    async def _pause(self, pid: object) -> Message:
+        """End all engines, once their answers are finished. Gateway, port and settings stay."""
+        if not self._remaking.possible or self.housing.is_moving:
+            hint = "try again when `skep ps` shows nothing on its way"
+            raise EngineError("skep cannot pause: it is starting, changing, or loading a model", hint=hint)
+        why = f"`skep tune --in-place` (pid {pid}) has the machine; it is served again afterwards"
+        self._paused_for, self.phase = why, "paused"
+        self.housing.pause()
+        try:
+            self._watched = self._monitor.pid is not None
+            await self._monitor.become((), begin=False)
+            await self.crew.pause(self.hive.drain_s)
+        except BaseException:
+            self._release()
+            raise
+        for model in self._dormant():  # those who wait already are told
+            self._front.say({"op": "load_failed", "model": model, "why": why, "retry_after_s": PAUSED_RETRY_S})
+        return {"ok": True, "holds": True}
+
+    def _release(self) -> None:
+        """Start the engines again, whether or not anybody is there to hear of it."""
+        if self._paused_for is not None and self._resuming is None:
+            self._resuming = self._tasks.create_task(self._resume())
+
+    async def _resume(self) -> SkepError | None:
+        """What keeps one of them from serving again."""
+        failure = await self.crew.resume(self._tasks)
+        self._paused_for, self._resuming, self.phase = None, None, "ready"
+        self.housing.pause(over=True)
+        await self._monitor.become(self.hive.monitor_argv, begin=self._watched)
+        self._published()
+        return failure
+
+    async def _resumed(self) -> Message:
+        self._release()
+        if (resuming := self._resuming) is not None:
+            await asyncio.wait({resuming})
+            if not resuming.cancelled() and (failure := resuming.result()) is not None:
+                raise failure
+        return {"ok": True}
+
+    def _dormant(self) -> dict[str, Message]:
+        """For the gateway: the models that nobody answers for, with the reason."""
+        if self._paused_for is None:
+            return self.housing.dormant()
+        silent = [model for model in self.crew.models if not self.crew.serves(model)]
+        return {model: {"state": "failed", "why": self._paused_for} for model in silent}
+
+    def _last_words(self) -> Message:
+        return {"left_behind": list(self.left_behind)}
+
+    # What is asked over the control socket
+
+    async def _control(self, message: Message) -> Message:
+        match message.get("op"):
+            case "status":
+                status = await self._front.status()
+                here = {"phase": self.phase, "url": self.hive.url, "pid": os.getpid()}
+                return {**here, "rows": self.rows(status), "gateway": status}
+            case "origin":
+                return {"wishes": self.hive.wishes, "on_cluster": self.hive.settings.get("cluster") is not None}
+            case "down":
+                self.stop(message.get("drain_s"))
+                stop_s = AIDES_STOP_S if self._aides else STOP_S
+                return {"ok": True, "pid": os.getpid(), "drain_s": self.drain_s, "stop_s": stop_s, "more": True}
+            case "monitor":
+                return {"ok": True, "running": self._monitor.wake(), "pid": self._monitor.pid}
+            case "resume":
+                return await self._resumed()
+            case op if self._paused_for is not None and op != "log":
+                hint = "try again when that has ended, or `skep down`"
+                raise EngineError(f"skep is paused: {self._paused_for}", hint=hint)
+            case "pause":
+                return await self._pause(message.get("pid"))
+            case _:
+                return await self._verbs.answer(message)

@@ -1,1 +1,0 @@
-"""OpenAI's files and batches: JSONL in, JSONL out, durable, in the `batch` class."""

@@ -1,0 +1,290 @@
+"""How many at once an endpoint can use that does not say: more, as long as more come out. Pure.
+
+A level is measured when those it has added are streaming; the rate is of all tokens that arrive. Levels are doubled
+while that pays, the last doubling is halved, and then a level is held, with a step up tried now and then and a step
+down when the rate has fallen. Answers that stream tell a rate long before the first of them has ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from statistics import median
+
+FIRST = 4
+MOST = 256
+GAIN = 0.05  # of the rate, that a doubling must bring
+SMALL_GAIN = 0.025  # that a smaller step must bring
+FALLEN = 0.75  # of the rate that was
+SAME = 0.95
+WINDOW_S = 0.5
+LONGEST_WINDOW_S = 3.0
+LONGEST_UNSTREAMED_S = 30.0
+FEWEST_TOKENS = 24  # in a window
+SETTLE_S = 1.0  # at most, for those added to begin to stream, unless the others took longer
+AGAIN_S = 10.0
+LONGEST_AGAIN_S = 120.0
+NEWEST = 0.3  # the weight of the newest window in what is held to be the rate
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the shell sees at one moment."""
+
+    now: float
+    tokens: int  # of all answers since the beginning; the same count throughout
+    in_flight: int
+    streaming: int  # of those, how many have begun to answer
+    waiting: int  # tasks that could be sent at once
+    task_s: float | None = None  # how long one takes, as far as known
+    first_s: float | None = None  # until an answer begins
+
+
+class Phase(Enum):
+    UP = "looking for the level at which the rate stops growing"
+    BETWEEN = "halving the last step"
+    HOLD = "holding the best level found"
+    HIGHER = "trying one step more"
+    LOWER = "trying one step less: the rate has fallen"
+
+
+class Climb:
+    def __init__(self, most: int = MOST, *, hint: int | None = None) -> None:
+        """`hint`: slots that the server has told of."""
+        self.most = most
+        self.phase = Phase.UP if hint is None else Phase.HOLD
+        self.level = max(1, min(most, FIRST if hint is None else hint))
+        self._best: tuple[int, float] | None = None
+        self._since = 0.0  # of this level
+        self._window: tuple[float, int] | None = None  # begun at, tokens by then
+        self._again_s = AGAIN_S
+        self._held_since: float | None = None
+        self._low = 0  # windows in a row
+        self._started = False
+
+    def __repr__(self) -> str:
+        return f"<Climb at {self.level} of {self.most}, {self.phase.name.lower()}, best {self._best}>"
+
+    def lower_to(self, level: int, now: float) -> None:
+        """Somebody knows better: the endpoint refuses more."""
+        self._move(max(1, min(level, self.most)), Phase.HOLD, now)
+        self._best = None
+
+    def look(self, look: Look) -> None:
+        """Asked often, ten times a second or so."""
+        if not self._started:
+            self._started, self._since = True, look.now
+        if look.waiting == 0 or look.in_flight < self.level:
+            self._window = None  # it is not for want of agents that no more comes
+            if look.waiting == 0:
+                self._since = look.now
+            return
+        if self._window is None:
+            if self._settled(look):
+                self._window = (look.now, look.tokens)
+            return
+        begun, before = self._window
+        took, came = look.now - begun, look.tokens - before
+        if took < self._length(look) or (came < FEWEST_TOKENS and took < LONGEST_WINDOW_S):
+            return
+        if came == 0 and look.streaming == 0 and took < LONGEST_UNSTREAMED_S:
+            return  # nothing can be said of a server that does not stream before something has ended
+        self._window = (look.now, look.tokens)
+        self._measured(came / took, look.now)
+
+    def _settled(self, look: Look) -> bool:
+        if look.streaming >= look.in_flight:
+            return True
+        slow = 2.5 * look.first_s if look.first_s is not None else SETTLE_S
+        return look.now - self._since >= max(SETTLE_S, slow) and (look.streaming > 0 or look.tokens > 0)
+
+    def _length(self, look: Look) -> float:
+        longest = LONGEST_WINDOW_S if look.streaming else LONGEST_UNSTREAMED_S
+        return WINDOW_S if look.task_s is None else max(WINDOW_S, min(look.task_s, longest))
+
+    def _measured(self, rate: float, now: float) -> None:
+        best = self._best
+        if self.phase is Phase.UP:
+            self._climbed(rate, now)
+        elif best is None:
+            self._best = (self.level, rate)
+        elif self.phase is Phase.HOLD:
+            self._held(rate, now, *best)
+        elif self.phase is Phase.LOWER:
+            if rate < SAME * best[1]:  # `best` is what the higher level gives now
+                self._move(best[0], Phase.HOLD, now)
+            else:
+                self._best = (self.level, rate)
+                self._move(self.level, Phase.HOLD, now)
+        elif rate > best[1] * (1 + SMALL_GAIN):
+            self._best = (self.level, rate)
+            self._again_s = AGAIN_S / 2 if self.phase is Phase.HIGHER else AGAIN_S
+            self._move(self.level, Phase.HOLD, now)
+        else:
+            self._again_s = min(2 * self._again_s, LONGEST_AGAIN_S)
+            self._move(best[0], Phase.HOLD, now)
+
+    def _climbed(self, rate: float, now: float) -> None:
+        best = self._best
+        if best is None or rate > best[1] * (1 + GAIN):
+            self._best = (self.level, rate)
+            higher = min(2 * self.level, self.most)
+            self._move(higher, Phase.UP if higher > self.level else Phase.HOLD, now)
+            return
+        between = (best[0] + self.level) // 2
+        if best[0] < between < self.level:
+            self._move(between, Phase.BETWEEN, now)
+        else:
+            self._move(best[0], Phase.HOLD, now)
+
+    def _held(self, rate: float, now: float, level: int, known: float) -> None:
+        if self._held_since is None:
+            self._held_since = now
+        self._low = self._low + 1 if rate < FALLEN * known else 0
+        if self._low >= 2 and self.level > 1:
+            self._low, self._best = 0, (level, rate)
+            self._move(max(1, 2 * self.level // 3), Phase.LOWER, now)
+            return
+        if self._low == 0:
+            self._best = (level, known + NEWEST * (rate - known))
+        higher = min(self.level + max(1, self.level // 4), self.most)
+        if now - self._held_since >= self._again_s and higher > self.level:
+            self._move(higher, Phase.HIGHER, now)
+
+    def _move(self, level: int, phase: Phase, now: float) -> None:
+        if level != self.level:
+            self._since, self._window = now, None
+        self.level, self.phase = level, phase
+        self._held_since = now if phase is Phase.HOLD else None
+
+
+MOST_BACKLOG = 16
+CUT = 0.8
+EPISODE_S = 1.0  # refusals so close together have one cause
+RECOVER_S = 0.5
+LONGEST_RECOVER_S = 30.0
+GROWTH = 1.25
+REMEMBERED = 20  # answers
+CROWDED = 3.0  # times as long in the queue as our own backlog explains
+CROWDED_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the endpoint says of itself. `slots` None: nothing."""
+
+    slots: int | None = None
+    is_gateway: bool = False
+
+
+class Pace:
+    """`limit` is never above `cap`, and never below one; `may_start` is none while a refusal has to be waited out."""
+
+    def __init__(self, told: Told, cap: int | None = None) -> None:
+        self._cap = cap
+        self._told = told
+        self._climb = None if told.is_gateway else self._new_climb(told)
+        self._ceiling: float | None = None
+        self._refused_at: float | None = None  # how many were under way
+        self._cut_at = self._raised_at = float("-inf")
+        self._recover_s = RECOVER_S
+        self._hold_until = float("-inf")
+        self._answers: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)  # seconds in the queue, seconds at work
+
+    def __repr__(self) -> str:
+        return f"<Pace {self.limit}: {self.why}>"
+
+    @property
+    def limit(self) -> int:
+        wanted = self._wanted()
+        if self._ceiling is not None:
+            wanted = min(wanted, int(self._ceiling))
+        return max(1, wanted if self._cap is None else min(wanted, self._cap))
+
+    @property
+    def why(self) -> str:
+        wanted = self._wanted()
+        if self._cap is not None and self._cap <= min(wanted, self._ceiling or wanted):
+            return "as many as --agents allows"
+        if self._ceiling is not None and self._ceiling < wanted:
+            return "fewer for a while: the endpoint refused some"
+        if self._climb is not None:
+            return self._climb.phase.value
+        slots = self._told.slots or 0
+        if slots == 0:
+            return "the model is not loaded yet"
+        return f"{slots} slots and {self._backlog()} in the queue"
+
+    def may_start(self, now: float, in_flight: int) -> int:
+        """How many may be under way now."""
+        return 0 if in_flight == 0 and now < self._hold_until else self.limit
+
+    def told(self, told: Told) -> None:
+        """What it says now: replicas come, go and sleep."""
+        if told.is_gateway:
+            self._climb = None
+        elif self._climb is None or (told.slots is not None and told.slots != self._told.slots):
+            self._climb = self._new_climb(told)
+        self._told = told
+
+    def answered(self, *, queued_ms: float | None, took_s: float) -> None:
+        """A whole answer came."""
+        if queued_ms is not None:
+            queued_s = queued_ms / 1000
+            self._answers.append((queued_s, max(0.0, took_s - queued_s)))
+
+    def refused(self, now: float, in_flight: int, retry_after_s: float | None) -> None:
+        """429 or 503. `in_flight`: with the one refused."""
+        if retry_after_s is not None:
+            self._hold_until = max(self._hold_until, now + retry_after_s)
+        if now - self._cut_at < EPISODE_S:
+            return
+        again = self._refused_at is not None and in_flight >= CUT * self._refused_at
+        self._recover_s = min(2 * self._recover_s, LONGEST_RECOVER_S) if again else RECOVER_S
+        self._refused_at = in_flight
+        self._ceiling = max(1.0, CUT * min(self.limit, in_flight))
+        self._cut_at = self._raised_at = now
+        if self._climb is not None and self._climb.level > self._ceiling:
+            self._climb.lower_to(int(self._ceiling), now)
+
+    def forgive(self) -> None:
+        """The endpoint was away and has come back: what it said before is past."""
+        self._ceiling, self._hold_until, self._recover_s = None, float("-inf"), RECOVER_S
+        self._refused_at = None
+
+    def look(self, look: Look) -> None:
+        if self._climb is not None:
+            self._climb.look(look)
+        if self._ceiling is None or look.now - self._raised_at < self._recover_s:
+            return
+        self._raised_at = look.now
+        self._ceiling = max(self._ceiling + 1, self._ceiling * GROWTH)
+        enough = self._wanted() if self._climb is None else 2 * self._climb.level
+        if self._ceiling >= enough:
+            self._ceiling = None
+
+    def _wanted(self) -> int:
+        if self._climb is not None:
+            return self._climb.level
+        return (self._told.slots or 0) + self._backlog()
+
+    def _backlog(self) -> int:
+        slots = self._told.slots or 0
+        if slots == 0:
+            return 1
+        usual = backlog_of(slots)
+        if len(self._answers) < self._answers.maxlen:  # type: ignore[operator]
+            return usual
+        queued, at_work = (median(part) for part in zip(*self._answers, strict=True))
+        ours = (usual / slots) * at_work
+        return 1 if queued > CROWDED * ours + CROWDED_S else usual
+
+    def _new_climb(self, told: Told) -> Climb:
+        hint = None if told.slots is None else told.slots + backlog_of(told.slots)
+        return Climb(min(MOST, self._cap or MOST), hint=hint)
+
+
+def backlog_of(slots: int) -> int:
+    """How many wait in the endpoint's queue: those that end at the same moment are followed at once."""
+    return min(MOST_BACKLOG, max(min(slots, 2), -(-slots // 4)))

@@ -1,1 +1,0 @@
-"""From files and documents to checked tasks."""

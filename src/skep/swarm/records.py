@@ -1,0 +1,153 @@
+"""The frozen values of a swarm's work: tasks, attempts, results, runs.
+
+Knows nothing of where they are stored, sent or shown. `None` means unknown, never zero. Times are unix seconds.
+A *run* is a list of tasks; a *session* is one process at work on it, and a resumed run has several; an *attempt* is one
+time that a task was tried; a *result* is final, one for each task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One piece of work that needs nothing but itself."""
+
+    id: str
+    messages: tuple[Mapping[str, Any], ...]
+    max_tokens: int | None = None  # None: as the endpoint has it
+    temperature: float | None = None
+    schema: Mapping[str, Any] | None = None  # the answer must be JSON of this form
+    checker: Mapping[str, Any] | None = None  # {"kind": "contains", "all": ["x"]}: as `skep.workload.items` has them
+    priority: str | None = None  # of skep's gateway: interactive, normal, batch
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request, sent as they are
+    stage: int = 0  # later ones are made of the results of earlier ones
+
+
+class Ending(StrEnum):
+    DONE = "done"
+    FAILED = "failed"  # set aside after so many tries
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a task. Final: written once, never changed."""
+
+    task: str
+    ending: Ending
+    answer: str | None  # the text; of one set aside: the last that came, if any
+    value: Any  # of a task with a schema: the answer as JSON; else None
+    error_kind: str | None
+    error: str | None
+    tries: int
+    started_at: float  # of the first attempt
+    ended_at: float
+    prompt_tokens: int | None  # of the attempt that counted
+    output_tokens: int | None
+    finish_reason: str | None = None
+    replica: str | None = None
+
+
+class Why(StrEnum):
+    """Why an attempt was made."""
+
+    FIRST = "first"
+    RETRY = "retry"
+    STRAGGLER = "straggler"  # a second one beside one that takes far longer than the others
+    RESUMED = "resumed"  # an earlier session ended while it was under way
+
+
+class Outcome(StrEnum):
+    """What came of an attempt."""
+
+    DONE = "done"
+    FAILED = "failed"  # no whole answer came
+    REJECTED = "rejected"  # an answer came, and did not pass its check
+    SUPERSEDED = "superseded"  # the other attempt at the same task was first
+    CANCELLED = "cancelled"  # the run was stopped meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    task: str
+    session: int
+    number: int  # from 1, over all sessions
+    agent: int  # from 0: which of those that work at once
+    why: Why
+    outcome: Outcome
+    started_at: float
+    ended_at: float
+    first_token_at: float | None = None
+    queued_ms: float | None = None  # in skep's gateway
+    requests: int = 1  # several only in runs of earlier versions
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    decode_ms: float | None = None  # as the engine tells it
+    status: int | None = None
+    error_kind: str | None = None
+    error: str | None = None
+    finish_reason: str | None = None
+    replica: str | None = None
+    answer: str | None = None  # of a rejected one; of one that counted, the result has it
+
+
+class RunState(StrEnum):
+    RUNNING = "running"  # a living process works on it
+    STOPPED = "stopped"  # unfinished, and nobody works on it: `skep swarm resume`
+    DONE = "done"  # every task has its result
+    CANCELLED = "cancelled"  # somebody said so; can be resumed all the same
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    total: int
+    done: int
+    failed: int
+
+    @property
+    def left(self) -> int:
+        return self.total - self.done - self.failed
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmRun:
+    """`config`: what the run was asked for, as JSON: see `skep.swarm.run_options`."""
+
+    id: str
+    kind: str  # "map" | "ask"
+    created_at: float
+    name: str  # of the tasks' file, or the goal's beginning
+    url: str
+    model: str | None  # None: the only one that the endpoint serves
+    config: Mapping[str, Any]
+    skep_version: str
+    simulated: bool | None  # None: nobody has answered yet
+    state: RunState
+    counts: Counts
+    sessions: int
+    ended_at: float | None = None
+    error: str | None = None  # why the last session ended, where it did not finish
+
+
+def task_json(task: Task) -> dict[str, Any]:
+    """What has its default is left out."""
+    document: dict[str, Any] = {"id": task.id, "messages": [dict(one) for one in task.messages]}
+    for name in ("max_tokens", "temperature", "schema", "checker", "priority"):
+        if getattr(task, name) is not None:
+            document[name] = getattr(task, name)
+    if task.extra:
+        document["extra"] = dict(task.extra)
+    if task.stage:
+        document["stage"] = task.stage
+    return document
+
+
+def task_from_json(document: Mapping[str, Any]) -> Task:
+    """Of what `task_json` gave; `tools` of an earlier version are left aside."""
+    told = {name: value for name, value in document.items() if name != "tools"}
+    told["messages"] = tuple(dict(one) for one in told["messages"])
+    return Task(**told)

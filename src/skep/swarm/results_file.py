@@ -1,0 +1,315 @@
+"""The results file: one JSON line for each result, in the order in which they came.
+
+It is made of the journal and never the other way round: a line is appended after its row was committed, and whoever
+resumes makes the file whole again. A last line that was cut by a kill is written anew. No other line is ever removed or
+changed: where the file holds one that is not the journal's own, it belongs to somebody else and nothing is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from skep.errors import StoreError, UserError
+from skep.store.errors import is_about_a_row, is_busy
+from skep.swarm.records import Ending, Result, Task
+from skep.swarm.store import Recorded, SwarmStore
+
+
+def result_line(task: Task, result: Result) -> str:
+    """Without its line end. `result` as the store gives it back, so that the line is always the same."""
+    document: dict[str, Any] = {"id": result.task, "ok": result.ending is Ending.DONE, "answer": result.answer}
+    if task.schema is not None:
+        document["value"] = result.value
+    if result.ending is not Ending.DONE:
+        document["error"] = {"kind": result.error_kind, "message": result.error}
+    document["tries"] = result.tries
+    document["prompt_tokens"] = result.prompt_tokens
+    document["output_tokens"] = result.output_tokens
+    document["seconds"] = round(result.ended_at - result.started_at, 3)
+    document["finish_reason"] = result.finish_reason
+    document["replica"] = result.replica
+    return json.dumps(document, ensure_ascii=False)
+
+
+def complete_output(swarm: SwarmStore, run_id: str, path: Path) -> int:
+    """Append the lines that the journal has and the file has not; how many there were."""
+    tasks = {task.id: task for task in swarm.tasks(run_id)}
+    file = ResultsFile(path, run_id)
+    try:
+        return file.complete(tasks, swarm.results(run_id))
+    finally:
+        file.close()
+
+
+class ResultsFile:
+    """The file of one run. While it is open nobody else writes to it, as a lock of the kernel says."""
+
+    def __init__(self, path: Path, run_id: str) -> None:
+        self.path = path
+        self._run_id = run_id
+        self._descriptor: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<ResultsFile {self.path}>"
+
+    def check(self) -> None:
+        """UserError where it could not be written."""
+        folder = self.path.parent
+        if not folder.is_dir():
+            raise UserError(f"the folder `{folder}` of the results file is not there", hint="make it, then go on")
+        if self.path.is_dir():
+            raise UserError(f"the results file `{self.path}` is a folder", hint="name a file in it")
+        where = self.path if self.path.exists() else folder
+        if not os.access(where, os.W_OK):
+            raise UserError(f"`{where}` cannot be written", hint="check its owner and mode, or name another file")
+
+    def complete(self, tasks: Mapping[str, Task], results: Sequence[Result]) -> int:
+        """Drop a last line that was cut, append what is missing; how many lines were.
+
+        UserError, and nothing is changed, where a line is not the journal's own: ids alone do not tell two runs apart.
+        """
+        lines = _Lines(tasks, results)
+        try:
+            self._drop_cut_line(lines)
+        except OSError as error:
+            raise self._fault(error) from error
+        self.append(lines.missing())
+        return len(lines)
+
+    def append(self, lines: Iterable[str]) -> None:
+        data = b"".join(map(_encoded, lines))
+        try:
+            descriptor = self._open()
+            while data:
+                data = data[os.write(descriptor, data) :]
+        except OSError as error:
+            raise self._fault(error) from error
+
+    def clear(self) -> None:
+        try:
+            os.ftruncate(self._open(), 0)
+        except OSError as error:
+            raise self._fault(error) from error
+
+    @property
+    def moved(self) -> bool:
+        """Whether it was deleted or replaced since it was opened."""
+        if self._descriptor is None:
+            return False
+        mine = os.fstat(self._descriptor)
+        try:
+            there = self.path.stat()
+        except OSError:
+            return True
+        return (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self.path, flags, 0o666)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.close()
+                hint = f"wait for it, or name another file: `skep swarm resume {self._run_id} -o OTHER.jsonl`"
+                raise UserError(f"another run is writing to `{self.path}` at this moment", hint=hint) from None
+            except OSError:
+                pass  # a file system without locks
+        return self._descriptor
+
+    def _drop_cut_line(self, lines: _Lines) -> None:
+        """In place: whoever is killed here leaves whole lines, and no second file is needed."""
+        descriptor = self._open()
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            lines.skip_all()  # a terminal or a device: what was printed there cannot be read again
+            return
+        own_bytes = 0
+        with open(descriptor, "rb", closefd=False) as file:
+            file.seek(0)
+            for number, line in enumerate(file, 1):
+                if lines.take(line):
+                    own_bytes += len(line)
+                elif line.endswith(b"\n") or not lines.has_beginning(line):
+                    raise self._not_ours(number)
+        os.ftruncate(descriptor, own_bytes)
+
+    def _not_ours(self, number: int) -> UserError:
+        what = f"`{self.path}` holds lines that are not results of run `{self._run_id}`; line {number} is the first"
+        hint = f"`skep swarm resume {self._run_id} -o OTHER.jsonl` writes all results of the run to another file"
+        return UserError(what, hint=hint)
+
+    def _fault(self, error: OSError) -> StoreError:
+        hint = "the journal has every result: `skep swarm resume` completes the file once it can be written"
+        return StoreError(f"the results file `{self.path}` cannot be written: {error.strerror or error}", hint=hint)
+
+
+class _Lines:
+    """The lines of a run's results that were not found in its file yet."""
+
+    def __init__(self, tasks: Mapping[str, Task], results: Sequence[Result]) -> None:
+        self._tasks = tasks
+        self._missing = {result.task: result for result in results}
+
+    def __len__(self) -> int:
+        return len(self._missing)
+
+    def missing(self) -> Iterator[str]:
+        return (result_line(self._tasks[result.task], result) for result in self._missing.values())
+
+    def take(self, line: bytes) -> bool:
+        """Whether it is one of them; then it is not missing any more."""
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        name = document.get("id") if isinstance(document, dict) else None
+        result = self._missing.get(name) if isinstance(name, str) else None
+        if result is None or line != _encoded(result_line(self._tasks[result.task], result)):
+            return False
+        del self._missing[result.task]
+        return True
+
+    def has_beginning(self, cut: bytes) -> bool:
+        """Whether one of them begins so. A crash of the machine may leave zeros where nothing was written yet."""
+        beginning = cut.rstrip(b"\0")
+        return not beginning or any(_encoded(line).startswith(beginning) for line in self.missing())
+
+    def skip_all(self) -> None:
+        self._missing.clear()
+
+
+def _encoded(line: str) -> bytes:
+    return f"{line}\n".encode("utf-8", "replace")
+
+
+T = TypeVar("T")
+BUSY_S = 60.0  # another process may hold the store for so long
+PAUSE_S = 0.2
+
+
+class Writer:
+    """`put` and `fact` return at once. After a fault nothing more is written: `fault` says what it was."""
+
+    def __init__(
+        self,
+        swarm: SwarmStore,
+        run_id: str,
+        session: int,
+        *,
+        tasks: Mapping[str, Task],
+        output: ResultsFile | None = None,
+        on_result: Callable[[Result], None] = lambda _: None,
+    ) -> None:
+        """`tasks` may grow meanwhile."""
+        self.fault: Exception | None = None
+        self._swarm = swarm
+        self._run_id = run_id
+        self._session = session
+        self._tasks = tasks
+        self._output = output
+        self._on_result = on_result
+        self._rows: list[Recorded] = []
+        self._facts: list[tuple[str, float, Mapping[str, Any]]] = []
+        self._wanted = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closing = False
+        self._task = asyncio.get_running_loop().create_task(self._write())
+
+    def put(self, row: Recorded) -> None:
+        self._rows.append(row)
+        self._wake()
+
+    def fact(self, name: str, fact: Mapping[str, Any]) -> None:
+        self._facts.append((name, time.time(), fact))
+        self._wake()
+
+    async def drain(self) -> None:
+        """Until everything is on the disk; raises what went wrong."""
+        await self._idle.wait()
+        if self.fault is not None:
+            raise self.fault
+
+    async def close(self) -> None:
+        """The same, and nothing more is taken. Not to be hurried: a second cancellation comes after it."""
+        self._closing = True
+        self._wanted.set()
+        hurried = False
+        while not self._task.done():
+            try:
+                await asyncio.shield(self._task)
+            except asyncio.CancelledError:
+                hurried = True
+        if hurried:
+            raise asyncio.CancelledError
+
+    def _wake(self) -> None:
+        self._idle.clear()
+        self._wanted.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            rows, self._rows = self._rows, []
+            facts, self._facts = self._facts, []
+            if (rows or facts) and self.fault is None:
+                try:
+                    for result in await asyncio.to_thread(self._commit, rows, facts):
+                        self._on_result(result)
+                except Exception as error:  # the disk, the store, or who is told of results: all end the run
+                    self.fault = error
+            if not self._rows and not self._facts:
+                self._idle.set()
+                if self._closing:
+                    return
+
+    def _commit(self, rows: Sequence[Recorded], facts: Sequence[tuple[str, float, Mapping[str, Any]]]) -> list[Result]:
+        """In a thread. The results that were written now."""
+        fresh = _patiently(lambda: self._record(rows))
+        if self._output is not None and fresh:
+            self._output.append(result_line(self._tasks[result.task], result) for result in fresh)
+        for name, at, fact in facts:
+            _patiently(partial(self._swarm.append_fact, self._run_id, self._session, name, at, fact))
+        return fresh
+
+    def _record(self, rows: Sequence[Recorded]) -> list[Result]:
+        try:
+            return self._swarm.record(self._run_id, rows)
+        except (StoreError, OverflowError) as error:
+            if not is_about_a_row(error):
+                raise
+            if len(rows) > 1:
+                return [result for row in rows for result in self._record([row])]
+            result = rows[0].result
+            if result is None:
+                return []  # an attempt that cannot be told of is no reason to stop
+            why = f"the answer cannot be stored: {error}"
+            kept = replace(result, ending=Ending.FAILED, answer=None, value=None, error_kind="storage", error=why)
+            return self._swarm.record(self._run_id, [Recorded(None, kept)])
+
+
+def _patiently(write: Callable[[], T]) -> T:
+    until = time.monotonic() + BUSY_S
+    while True:
+        try:
+            return write()
+        except StoreError as error:
+            if not is_busy(error) or time.monotonic() >= until:
+                raise
+            time.sleep(PAUSE_S)

@@ -1,0 +1,542 @@
+"""Carries out a run, from its first task or from where an earlier session left it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from skep.bench.endpoint import Endpoint, find_endpoint
+from skep.errors import EndpointError, KeyRefused, SkepError
+from skep.files import held
+from skep.host.power import PowerMeter, open_meter
+from skep.paths import LOOPBACK, Paths
+from skep.store.database import open_store
+from skep.swarm.attempt import REJECTED, Attempted, ChatWork, Work, WorkMaker
+from skep.swarm.checking.answers import Checking
+from skep.swarm.client import Line
+from skep.swarm.concurrency import Look, Pace, Told
+from skep.swarm.endpoint_health import FIRST_LOOK_S, GiveUp, Probe, next_pause_s
+from skep.swarm.error_kinds import Mishap, mishap_of
+from skep.swarm.journal import pending_tasks
+from skep.swarm.locks import lock_path
+from skep.swarm.progress import Progress, Tally
+from skep.swarm.records import Ending, Result, RunState, SwarmRun, Task
+from skep.swarm.results_file import ResultsFile, Writer
+from skep.swarm.run_options import Order, order_from_json
+from skep.swarm.schedule import Action, Cancel, Pending, Record, Schedule, Start
+from skep.swarm.store import Recorded, SessionOutcome, SwarmStore
+
+TICK_S = 0.1
+ASK_EVERY_S = 3.0  # how many slots there are now
+CANCELLED_EVERY_S = 1.0
+REMEMBERED = 20
+
+Find = Callable[[], Awaitable[Endpoint]]
+
+
+class Cancelled(SkepError):
+    """Somebody asked for it from another process."""
+
+
+def told_by(endpoint: Endpoint) -> Told:
+    slots = endpoint.engine.get("slots")
+    known = slots if isinstance(slots, int) and not isinstance(slots, bool) and slots >= 0 else None
+    return Told(known, is_gateway="replicas" in endpoint.engine)
+
+
+class Shift:
+    """`work_off` returns when every task of the schedule has its result. It may be called again with more of them."""
+
+    def __init__(
+        self,
+        *,
+        line: Line,
+        work: Work,
+        schedule: Schedule,
+        pace: Pace,
+        writer: Writer,
+        tally: Tally,
+        find: Find,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        self.schedule = schedule
+        self._line = line
+        self._work = work
+        self._pace = pace
+        self._writer = writer
+        self._tally = tally
+        self._find = find
+        self._is_cancelled = is_cancelled
+        self._fault: BaseException | None = None
+        self._attempts: dict[int, asyncio.Task[None]] = {}
+        self._errands: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._took: deque[float] = deque(maxlen=REMEMBERED)
+        self._first: deque[float] = deque(maxlen=REMEMBERED)
+        self._begun: set[int] = set()  # leases whose answer has begun
+        self._sent: set[tuple[str, int]] = set()  # attempts under way
+        self._whole: set[tuple[str, int]] = set()  # attempts whose answer is here, and not yet read and checked
+        line.on_whole = self._answer_is_here
+        self._ask_at = self._cancelled_at = 0.0
+        self._limit_told: tuple[int, str] | None = None
+        self._was_away = False
+
+    async def work_off(self) -> None:
+        """Raises what ended it; what was under way is then written down as cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                self._tell(time.monotonic())
+                self._step()
+                while not self.schedule.is_over and self._fault is None:
+                    await self._tick()
+            finally:
+                self._carry_out(self.schedule.stop(time.monotonic()))
+                for task in (*self._attempts.values(), *self._errands):
+                    task.cancel()
+        if self._fault is not None:
+            raise self._fault
+
+    # Rounds
+
+    async def _tick(self) -> None:
+        now = time.monotonic()
+        due = self.schedule.wake_at
+        pause = TICK_S if due is None else max(0.0, min(TICK_S, due - now))
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(pause):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        if self._writer.fault is not None:
+            self._fault = self._writer.fault
+            return
+        now = time.monotonic()
+        self._look(now)
+        self._step()
+        self._run_errands(now)
+        self._tally.show(self.schedule, self._pace, self._heard(), now)
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        limit = self._pace.may_start(now, len(self.schedule.leases) - len(self._whole))
+        more = min(len(self._whole), limit)  # when answers are checked slower than they come, fewer are asked for
+        self._carry_out(self.schedule.step(now, limit + more, self._heard()))
+
+    def _answer_is_here(self, attempt: tuple[str, int]) -> None:
+        """The endpoint is done with it: another may be sent, before this one is read."""
+        if self._fault is None and attempt in self._sent:
+            self._whole.add(attempt)
+            self._step()
+
+    def _heard(self) -> dict[int, int]:
+        return {one.id: self._line.heard(one.task.id, one.number) for one in self.schedule.leases.values()}
+
+    def _look(self, now: float) -> None:
+        heard = self._heard()
+        for lease in self.schedule.leases.values():
+            if heard[lease.id] and lease.id not in self._begun:
+                self._begun.add(lease.id)
+                self._first.append(now - lease.started)
+        streaming = sum(1 for count in heard.values() if count)
+        self._tally.heard(now, self._line.total)
+        self._pace.look(
+            Look(
+                now,
+                tokens=self._line.total,
+                in_flight=len(heard),
+                streaming=streaming,
+                waiting=self.schedule.waiting,
+                task_s=median(self._took) if self._took else None,
+                first_s=median(self._first) if self._first else None,
+            )
+        )
+        self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        """What the picture of the run needs: how many were allowed, and when the endpoint was away."""
+        limit = (self._pace.limit, self._pace.why)
+        if limit != self._limit_told:
+            self._limit_told = limit
+            self._writer.fact("limit", {"limit": limit[0], "why": limit[1]})
+        outage = self.schedule.outage
+        if outage.is_away != self._was_away:
+            self._was_away = outage.is_away
+            self._writer.fact("endpoint", {"up": not outage.is_away, "why": outage.why})
+            self._tally.say(f"the endpoint is away: {outage.why}" if outage.is_away else "the endpoint is back")
+            if not outage.is_away:
+                self._pace.forgive()
+                self._ask_at = now
+
+    # Actions
+
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                self._tally.began(action)
+                self._sent.add((action.task.id, action.number))
+                self._attempts[action.lease] = self._group.create_task(self._attempt(action))
+            elif isinstance(action, Cancel):
+                task = self._attempts.pop(action.lease, None)
+                if task is not None:
+                    task.cancel()
+            elif isinstance(action, Record):
+                self._record(action)
+            elif isinstance(action, Probe):
+                self._errand(self._probe())
+            elif isinstance(action, GiveUp) and self._fault is None:
+                self._fault = _given_up(action)
+                self._wake.set()
+
+    def _record(self, record: Record) -> None:
+        attempt = record.attempt
+        self._line.forget(attempt.task, attempt.number)
+        self._whole.discard((attempt.task, attempt.number))
+        self._sent.discard((attempt.task, attempt.number))
+        self._writer.put(Recorded(attempt, record.result))
+        self._tally.ended(attempt, record.result)
+        if record.result is not None and record.result.ending is Ending.FAILED:
+            self._tally.say(f"`{attempt.task}` is set aside: {record.result.error}")
+
+    async def _attempt(self, start: Start) -> None:
+        began = time.monotonic()
+        try:
+            came = await self._work.attempt(start.task, start.number, start.complaint)
+        except SkepError as error:
+            came = Attempted(error_kind="unworkable", error=error.message)
+        except Exception as error:  # one task's oddity must not end the others
+            came = Attempted(error_kind="unworkable", error=f"{type(error).__name__}: {error}")
+        now = time.monotonic()
+        self._attempts.pop(start.lease, None)
+        self._begun.discard(start.lease)
+        mishap = mishap_of(came.error_kind, came.status)
+        if mishap is Mishap.REFUSED:
+            self._pace.refused(now, len(self.schedule.leases), came.retry_after_s)
+        elif mishap is None or came.error_kind == REJECTED:
+            self._took.append(now - began)
+            self._pace.answered(queued_ms=came.queued_ms, took_s=now - began)
+        if mishap is not None:
+            self._tally.say(f"`{start.task.id}`: {came.error}")
+        if not self._line.heard(start.task.id, start.number) and came.output_tokens:
+            self._line.took((start.task.id, start.number), came.output_tokens)  # it came in one piece
+        self._carry_out(self.schedule.ended(start.lease, came, now))
+        if self._fault is None:
+            self._step()
+        if self.schedule.is_over:
+            self._wake.set()
+
+    # Errands
+
+    def _run_errands(self, now: float) -> None:
+        if now >= self._cancelled_at:
+            self._cancelled_at = now + CANCELLED_EVERY_S
+            self._errand(self._look_whether_cancelled())
+        if now >= self._ask_at and self._line.is_gateway and not self.schedule.outage.is_away:
+            self._ask_at = now + ASK_EVERY_S
+            self._errand(self._ask_for_slots())
+
+    def _errand(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._group.create_task(work)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    async def _probe(self) -> None:
+        why: str | None = None
+        try:
+            self._pace.told(told_by(await self._find()))
+        except SkepError as error:
+            why = error.message
+        self._carry_out(self.schedule.probed(why, time.monotonic()))
+        self._wake.set()
+
+    async def _ask_for_slots(self) -> None:
+        try:
+            self._pace.told(told_by(await self._find()))
+        except SkepError:
+            return  # the attempts will tell
+        self._step()
+
+    async def _look_whether_cancelled(self) -> None:
+        try:
+            cancelled = await asyncio.to_thread(self._is_cancelled)
+        except SkepError:
+            return  # the writer says what is wrong with the store
+        if cancelled and self._fault is None:
+            self._fault = Cancelled("the run was cancelled")
+            self._wake.set()
+
+
+def _given_up(action: GiveUp) -> EndpointError:
+    if action.after_s is None:
+        return EndpointError(action.why, hint="check the key, then `skep swarm resume` goes on with the rest")
+    hint = "what is done is kept: `skep swarm resume` goes on with the rest"
+    return EndpointError(f"the endpoint was of no use for {action.after_s:.0f} s: {action.why}", hint=hint)
+
+
+__all__ = ["carry_out", "lock_path"]
+
+
+async def carry_out(
+    paths: Paths,
+    run_id: str,
+    *,
+    url: str | None = None,
+    model: str | None = None,
+    output: Path | None = None,
+    after_cancel: int | None = None,
+    key: str | None = None,
+    watch: Callable[[Progress], None] = lambda _: None,
+    work: WorkMaker | None = None,
+    on_result: Callable[[Result], None] = lambda _: None,
+) -> RunState:
+    """Until every task has its result. What has one already is not sent again.
+
+    Cancelled: what is under way is broken off, what is done is kept, and it may be carried out again. An endpoint that
+    is down is waited for, as long as the order's deadline says; then EndpointError. `url`, `model`: of an endpoint
+    that has moved, for this session. `output`: a results file for this session, instead of the run's own.
+    `after_cancel`: the run's newest cancel when this session was asked for; a later one is meant for this session, even
+    one that came before it began. Without it: none, or, of a run that had sessions already, the newest until now.
+    """
+    lock = lock_path(paths, run_id)
+    hint = f"`skep swarm show {run_id}` shows how it stands, `skep swarm cancel {run_id}` stops it"
+    with held(lock, f"swarm run `{run_id}`", hint), open_store(paths.store) as store:
+        swarm = SwarmStore(store)
+        run = swarm.run(run_id)
+        moved = replace(run, url=url or run.url, model=model or run.model)
+        if after_cancel is None:
+            after_cancel = swarm.newest_cancel(run_id) if run.sessions else 0
+        session = _Session(swarm, moved, output, after_cancel, key, watch, work, on_result)
+        state = await session.carry_out()
+        if state is RunState.DONE:
+            with suppress(OSError):
+                lock.unlink()
+        return state
+
+
+class _Session:
+    def __init__(
+        self,
+        swarm: SwarmStore,
+        run: SwarmRun,
+        output: Path | None,
+        after_cancel: int,
+        key: str | None,
+        watch: Callable[[Progress], None],
+        work: WorkMaker | None,
+        on_result: Callable[[Result], None],
+    ) -> None:
+        self._swarm = swarm
+        self._run = run
+        self._order: Order = order_from_json(self._run.config)
+        self._key = key
+        self._work = work
+        self._on_result = on_result
+        self._after_cancel = after_cancel
+        self._tasks: dict[str, Task] = {}
+        self._all_ended = False  # every task has its result
+        self._tally = Tally(self._run.id, self._run.counts, watch, time.monotonic())
+        path = output if output is not None or self._order.output is None else Path(self._order.output)
+        self._output = None if path is None else ResultsFile(path, self._run.id)
+
+    async def carry_out(self) -> RunState:
+        if self._output is not None:
+            self._output.check()
+        try:
+            pending = await asyncio.to_thread(self._read)
+            if not pending:
+                pending = await asyncio.to_thread(self._next_stage)
+            if pending and self._is_cancelled():
+                return RunState.CANCELLED
+            if pending:
+                await self._open_and_work(pending)
+            elif self._run.state is not RunState.DONE:
+                self._say_done()
+            self._see_to_the_file()
+        except Cancelled:
+            return RunState.CANCELLED
+        finally:
+            if self._output is not None:
+                self._output.close()
+        return self._swarm.run(self._run.id).state
+
+    # The journal's side
+
+    def _read(self) -> list[Pending]:
+        """In a thread. What is left to do, and the results file as the journal has it."""
+        self._tasks.update((task.id, task) for task in self._swarm.tasks(self._run.id))
+        if self._output is not None:
+            self._output.complete(self._tasks, self._swarm.results(self._run.id))
+        return pending_tasks(self._swarm, self._run.id)
+
+    def _next_stage(self) -> list[Pending]:
+        """In a thread. The tasks that follow from the results; none: the run is done.
+
+        They follow from the journal alone, so that a killed run goes on with the same ones.
+        """
+        if self._run.kind != "ask":
+            return []
+        from skep.swarm.ask.merging import next_tasks  # not loaded for a plain map
+
+        run_id = self._run.id
+        new = next_tasks(self._run, [*self._tasks.values()], self._swarm.results(run_id))
+        if new:
+            self._tally.grew(self._swarm.add_tasks(run_id, new))
+            self._tasks.update((task.id, task) for task in self._swarm.tasks(run_id))
+        return pending_tasks(self._swarm, run_id) if new else []
+
+    def _say_done(self) -> None:
+        """Every task has its result, and whoever wrote the last one was killed before this word."""
+        now, agents = time.time(), self._order.agents
+        simulated = bool(self._run.simulated)
+        number = self._swarm.open_session(self._run.id, at=now, agents=agents, endpoint={}, simulated=simulated)
+        self._swarm.close_session(self._run.id, number, at=time.time(), outcome="done")
+
+    def _see_to_the_file(self) -> None:
+        """Somebody may have moved it meanwhile."""
+        if self._output is not None and self._output.moved:
+            self._output.close()
+            self._output.complete(self._tasks, self._swarm.results(self._run.id))
+
+    def _is_cancelled(self) -> bool:
+        return self._swarm.cancelled_after(self._run.id, self._after_cancel)
+
+    # The endpoint's side
+
+    async def _find(self) -> Endpoint:
+        return await find_endpoint(self._run.url, self._run.model, key=self._key)
+
+    async def _wait_for_endpoint(self) -> Endpoint:
+        since, pause = time.monotonic(), FIRST_LOOK_S
+        while True:
+            try:
+                return await self._find()
+            except KeyRefused:
+                raise
+            except EndpointError as error:
+                now = time.monotonic()
+                if now - since >= self._order.deadline_s:
+                    waited = f"the endpoint did not answer for {now - since:.0f} s: {error.message}"
+                    hint = f"nothing is lost: `skep swarm resume {self._run.id}` goes on when it is up"
+                    raise EndpointError(waited, hint=hint) from None
+                self._tally.away(now, since, error.message)
+            if await asyncio.to_thread(self._is_cancelled):
+                raise Cancelled("the run was cancelled")
+            left = self._order.deadline_s - (time.monotonic() - since)
+            await asyncio.sleep(max(0.0, min(pause, left)))
+            pause = next_pause_s(pause, time.monotonic() - since)
+
+    async def _open_and_work(self, pending: list[Pending]) -> None:
+        endpoint = await self._wait_for_endpoint()
+        number = self._swarm.open_session(
+            self._run.id,
+            at=time.time(),
+            agents=self._order.agents,
+            endpoint={"url": endpoint.url, "model": endpoint.model, **endpoint.engine},
+            simulated=endpoint.simulated,
+            after_cancel=self._after_cancel,
+        )
+        outcome: SessionOutcome = "failed"
+        why: str | None = None
+        try:
+            await self._work_off(endpoint, number, pending)
+            outcome = "done"
+        except asyncio.CancelledError:
+            outcome = "done" if self._all_ended else "stopped"
+            raise
+        except Cancelled:
+            outcome = "cancelled"
+            raise
+        except BaseException as error:
+            why = error.message if isinstance(error, SkepError) else f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._close(number, outcome, why)
+
+    def _close(self, number: int, outcome: SessionOutcome, why: str | None) -> None:
+        try:
+            self._swarm.close_session(self._run.id, number, at=time.time(), outcome=outcome, error=why)
+        except SkepError:
+            if outcome == "done":
+                raise  # otherwise what went wrong first is the better word
+
+    async def _work_off(self, endpoint: Endpoint, number: int, pending: list[Pending]) -> None:
+        order = self._order
+        async with AsyncExitStack() as stack:
+            line = Line(endpoint, timeout_s=order.timeout_s, flow=f"swarm-{self._run.id}")
+            stack.push_async_callback(line.close)
+            checking = await stack.enter_async_context(Checking())
+            await checking.prepare(one.task for one in pending)
+            make = self._work or ChatWork
+            now = time.monotonic()
+            schedule = Schedule(
+                pending,
+                session=number,
+                epoch=time.time() - now,
+                rng=random.Random(),
+                tries=order.tries,
+                deadline_s=order.deadline_s,
+                stragglers=order.stragglers,
+            )
+            writer = Writer(
+                self._swarm,
+                self._run.id,
+                number,
+                tasks=self._tasks,
+                output=self._output,
+                on_result=self._on_result,
+            )
+            stack.push_async_callback(writer.close)
+            pace = Pace(told_by(endpoint), order.agents)
+            shift = Shift(
+                line=line,
+                work=make(line, checking, order),
+                schedule=schedule,
+                pace=pace,
+                writer=writer,
+                tally=self._tally,
+                find=self._find,
+                is_cancelled=self._is_cancelled,
+            )
+            with _Metered(endpoint, writer):
+                await self._all_stages(shift, writer, checking)
+            self._all_ended = True
+            self._tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
+            await writer.drain()
+
+    async def _all_stages(self, shift: Shift, writer: Writer, checking: Checking) -> None:
+        while True:
+            await shift.work_off()
+            await writer.drain()
+            following = await asyncio.to_thread(self._next_stage)
+            if not following:
+                return
+            await checking.prepare(one.task for one in following)
+            shift.schedule.add(following)
+
+
+class _Metered:
+    """What the GPUs of this machine draw meanwhile, if they are the ones that serve."""
+
+    def __init__(self, endpoint: Endpoint, writer: Writer) -> None:
+        self._meter: PowerMeter | None = open_meter() if endpoint.origin.host in LOOPBACK else None
+        self._writer = writer
+
+    def __enter__(self) -> None:
+        if self._meter is not None:
+            self._meter.begin()
+
+    def __exit__(self, *_: object) -> None:
+        if self._meter is not None:
+            drawn = self._meter.end()
+            self._meter.close()
+            if drawn is not None:
+                self._writer.fact("energy", drawn)

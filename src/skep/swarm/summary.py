@@ -1,0 +1,476 @@
+"""The account of a run: what it did, how long it took, and what it used.
+
+Every figure is derived from the journal's rows, so it can be had again at any time. Knows no clock: `now` is told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import Any, Protocol
+
+from skep.bench.energy import JOULES_PER_KWH
+from skep.bench.records import Energy
+from skep.stats.percentiles import Percentiles, median, percentiles
+from skep.swarm.records import Attempt, Ending, Outcome, Result, RunState, SwarmRun
+from skep.swarm.store import SwarmStore
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One session, as far as it worked on the tasks. `before_s`: the pause since the session before it."""
+
+    session: int
+    started_at: float
+    ended_at: float
+    before_s: float | None
+    outcome: str | None  # None: it still works, or its process vanished
+    alive: bool = False
+    error: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, self.ended_at - self.started_at)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRow:
+    """One of those that worked at once."""
+
+    agent: int
+    tasks: int  # that it finished
+    attempts: int
+    busy_s: float
+    busy_share: float | None  # of the wall time
+    output_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRow:
+    """`replica` None: the endpoint did not say who answered."""
+
+    replica: str | None
+    tasks: int
+    attempts: int
+    failed: int  # attempts that failed or were rejected
+    output_tokens: int | None
+    ttft_s: Percentiles | None
+    task_tok_s: float | None  # median over tasks of output tokens over the time from the first token to the end
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyAccount:
+    """Of the GPUs alone, over the sessions in which something measured it."""
+
+    energy: Energy
+    kwh: float
+    cost: float | None  # in whatever the price is in; None: without a price
+    price_kwh: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One run in figures. Tokens are those that were told: `tokens_unknown` done tasks came without."""
+
+    run: str
+    kind: str
+    name: str
+    state: RunState
+    model: str | None
+    url: str
+    simulated: bool | None
+    tasks: int
+    done: int
+    failed: int
+    left: int
+    retried: int  # tasks that were tried more than once
+    attempts: int
+    wasted: int  # attempts that brought no result
+    prompt_tokens: int | None  # of the results
+    output_tokens: int | None
+    wasted_prompt_tokens: int | None  # of attempts that brought none
+    wasted_output_tokens: int | None
+    tokens_unknown: int
+    truncated: int  # done, and cut at the token limit
+    sessions: int
+    wall_s: float | None  # of all sessions together; None: none has begun
+    paused_s: float  # between the sessions, not counted
+    down_s: float  # of the wall time: the endpoint did not answer
+    effective_tok_s: float | None  # output tokens of the results over the wall time
+    task_s: Percentiles | None  # from the first attempt's start to the result, pauses left out
+    task_max_s: float | None
+    ttft_s: Percentiles | None
+    agents_mean: float | None  # attempts under way at once, over the wall time
+    agents_max: int
+    queued_share: float | None  # of the agents' time, in the gateway's queue
+    errors: tuple[tuple[str, int], ...]  # attempts by kind of error, the most frequent first
+    by_agent: tuple[AgentRow, ...]
+    by_replica: tuple[ReplicaRow, ...]
+    energy: EnergyAccount | None
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """The endpoint did not answer."""
+
+    started_at: float
+    ended_at: float
+    why: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """From then on so many agents were allowed at once. `session`: no line joins two of them."""
+
+    session: int
+    at: float
+    limit: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmStory:
+    """Everything that the page of a run says. `attempts` by start, `results` in the tasks' order."""
+
+    run: SwarmRun
+    account: Account
+    spans: Sequence[Span]
+    attempts: Sequence[Attempt]
+    results: Sequence[Result]
+    limits: Sequence[Limit] = ()
+    downs: Sequence[Down] = ()
+    stages: Sequence[tuple[int, int]] = ()  # (stage, tasks in it), where there are several
+
+
+def paused_between(spans: Sequence[Span], begin: float, end: float) -> float:
+    """How much of the time from `begin` to `end` lay between two sessions."""
+    paused = 0.0
+    for earlier, later in pairwise(spans):
+        paused += max(0.0, min(end, later.started_at) - max(begin, earlier.ended_at))
+    return paused
+
+
+def task_seconds(result: Result, spans: Sequence[Span]) -> float:
+    """From the first attempt's start to the result, without the pauses between sessions."""
+    paused = paused_between(spans, result.started_at, result.ended_at)
+    return max(0.0, result.ended_at - result.started_at - paused)
+
+
+Fact = tuple[int, str, float, dict[str, Any]]  # session, name, at, what
+
+READING_S = 0.1  # at most, when many end at the same moment
+
+
+class SessionLike(Protocol):
+    """What is read of a stored session."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def started_at(self) -> float: ...
+    @property
+    def ended_at(self) -> float | None: ...
+    @property
+    def outcome(self) -> str | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def alive(self) -> bool: ...
+
+
+def spans_of(
+    sessions: Sequence[SessionLike],
+    attempts: Sequence[Attempt],
+    facts: Sequence[Fact],
+    *,
+    now: float,
+    finished: bool,
+) -> list[Span]:
+    """`finished`: every task has its result, so what a session did after the last attempt is not counted.
+
+    A session whose process vanished has no end; it worked at least until the last thing that it wrote.
+    """
+    last_of: dict[int, float] = {}
+    for attempt in attempts:
+        last_of[attempt.session] = max(last_of.get(attempt.session, 0.0), attempt.ended_at)
+    told_of: dict[int, float] = {}
+    for session, _, at, _ in facts:
+        told_of[session] = max(told_of.get(session, 0.0), at)
+    last = max(last_of.values(), default=None)
+    spans: list[Span] = []
+    for one in sessions:
+        end = one.ended_at
+        if end is None and one.alive:
+            end = now
+        if end is None:
+            end = max(last_of.get(one.number, 0.0), told_of.get(one.number, 0.0), one.started_at)
+        if finished and last is not None:
+            end = min(end, max(last, one.started_at))
+        end = max(end, one.started_at)
+        before = max(0.0, one.started_at - spans[-1].ended_at) if spans else None
+        spans.append(Span(one.number, one.started_at, end, before, one.outcome, one.alive, one.error))
+    return spans
+
+
+def downs_of(facts: Sequence[Fact], spans: Sequence[Span]) -> list[Down]:
+    """From each word that the endpoint is down to the word that it is back, or to the end of the session."""
+    found: list[Down] = []
+    for span in spans:
+        began: tuple[float, str | None] | None = None
+        for _, _, at, fact in sorted(_named(facts, "endpoint", span.session), key=lambda one: one[2]):
+            if not fact.get("up", True):
+                began = began or (at, _words(fact))
+            elif began is not None:
+                found.append(Down(began[0], max(min(at, span.ended_at), began[0]), began[1]))
+                began = None
+        if began is not None and span.ended_at > began[0]:
+            found.append(Down(began[0], span.ended_at, began[1]))
+    return found
+
+
+def limits_of(facts: Sequence[Fact], spans: Sequence[Span]) -> list[Limit]:
+    known = {span.session for span in spans}
+    found = [
+        Limit(session, at, int(fact["limit"]), _words(fact) or "")
+        for session, name, at, fact in facts
+        if name == "limit" and session in known and isinstance(fact.get("limit"), int | float)
+    ]
+    return sorted(found, key=lambda one: (one.session, one.at))
+
+
+def at_once(attempts: Sequence[Attempt]) -> int:
+    """The largest number of attempts that were under way at the same moment.
+
+    The next one is sent while an answer that is all here is still being read: those do not count as two.
+    """
+    edges = [(one.started_at, 1) for one in attempts]
+    edges += [(max(one.started_at, one.ended_at - READING_S), -1) for one in attempts]
+    most = now = 0
+    for _, step in sorted(edges):  # one that ends at the moment when another begins makes room for it
+        now += step
+        most = max(most, now)
+    return most
+
+
+def busy_s(attempts: Sequence[Attempt]) -> float:
+    return sum(max(0.0, one.ended_at - one.started_at) for one in attempts)
+
+
+def _named(facts: Sequence[Fact], name: str, session: int) -> list[Fact]:
+    return [one for one in facts if one[1] == name and one[0] == session]
+
+
+def _words(fact: Mapping[str, Any]) -> str | None:
+    why = fact.get("why")
+    return str(why) if why else None
+
+
+__all__ = ["Account", "Rows", "SwarmStory", "account_json", "account_of", "story_of"]
+
+_ERRORS = (Outcome.FAILED, Outcome.REJECTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the journal has of one run."""
+
+    run: SwarmRun
+    sessions: Sequence[SessionLike]
+    attempts: Sequence[Attempt]
+    results: Sequence[Result]
+    facts: Sequence[Fact]
+    model: str | None  # the one that answered, where the run names none
+    stages: Sequence[tuple[int, int]] = ()
+
+
+def account_of(swarm: SwarmStore, run: SwarmRun, *, now: float, price_kwh: float | None = None) -> Account:
+    """`price_kwh`: of this look at it; else the one that the run was given."""
+    return story_of(swarm, run, now=now, price_kwh=price_kwh).account
+
+
+def story_of(swarm: SwarmStore, run: SwarmRun, *, now: float, price_kwh: float | None = None) -> SwarmStory:
+    """The same with all that the page and the picture are made of."""
+    return story_from(read_rows(swarm, run), now=now, price_kwh=price_kwh)
+
+
+def read_rows(swarm: SwarmStore, run: SwarmRun) -> Rows:
+    sessions = swarm.session_rows(run.id)
+    told = [name for one in sessions if isinstance(name := one.endpoint.get("model"), str)]
+    staged = run.kind == "ask"  # only those have stages, and a long list need not be read for nothing
+    stages = Counter(task.stage for task in swarm.tasks(run.id)) if staged else {}
+    return Rows(
+        run=run,
+        sessions=sessions,
+        attempts=swarm.attempts(run.id),
+        results=swarm.results(run.id),
+        facts=swarm.facts(run.id),
+        model=run.model or (told[-1] if told else None),
+        stages=tuple(sorted(stages.items())) if len(stages) > 1 else (),
+    )
+
+
+def story_from(rows: Rows, *, now: float, price_kwh: float | None = None) -> SwarmStory:
+    spans = spans_of(rows.sessions, rows.attempts, rows.facts, now=now, finished=rows.run.counts.left == 0)
+    downs = downs_of(rows.facts, spans)
+    limits: list[Limit] = limits_of(rows.facts, spans)
+    price = price_kwh if price_kwh is not None else _price(rows.run.config)
+    account = _account(rows, spans, downs, price)
+    return SwarmStory(rows.run, account, spans, rows.attempts, rows.results, limits, downs, rows.stages)
+
+
+def account_json(account: Account) -> dict[str, Any]:
+    """As `--json` prints it; docs/json.md has its keys."""
+    document: dict[str, Any] = _plain(asdict(account))
+    document["errors"] = dict(account.errors)
+    return document
+
+
+def _account(rows: Rows, spans: Sequence[Span], downs: Sequence[Down], price: float | None) -> Account:
+    run, attempts = rows.run, rows.attempts
+    done = [one for one in rows.results if one.ending is Ending.DONE]
+    wasted = [one for one in attempts if one.outcome is not Outcome.DONE]
+    wall_s = sum(span.seconds for span in spans) if spans else None
+    output = _told(one.output_tokens for one in done)
+    times = [task_seconds(one, spans) for one in done]
+    return Account(
+        run=run.id,
+        kind=run.kind,
+        name=run.name,
+        state=run.state,
+        model=rows.model,
+        url=run.url,
+        simulated=run.simulated,
+        tasks=run.counts.total,
+        done=run.counts.done,
+        failed=run.counts.failed,
+        left=run.counts.left,
+        retried=sum(many > 1 for many in Counter(one.task for one in attempts).values()),
+        attempts=len(attempts),
+        wasted=len(wasted),
+        prompt_tokens=_told(one.prompt_tokens for one in done),
+        output_tokens=output,
+        wasted_prompt_tokens=_told(one.prompt_tokens for one in wasted),
+        wasted_output_tokens=_told(one.output_tokens for one in wasted),
+        tokens_unknown=sum(one.output_tokens is None for one in done),
+        truncated=sum(one.finish_reason == "length" for one in done),
+        sessions=len(spans),
+        wall_s=wall_s,
+        paused_s=sum(span.before_s or 0.0 for span in spans),
+        down_s=sum(one.ended_at - one.started_at for one in downs),
+        effective_tok_s=output / wall_s if output is not None and wall_s else None,
+        task_s=percentiles(times),
+        task_max_s=max(times, default=None),
+        ttft_s=_ttft(attempts),
+        agents_mean=busy_s(attempts) / wall_s if wall_s and attempts else None,
+        agents_max=at_once(attempts),
+        queued_share=_queued_share(attempts),
+        errors=tuple(
+            Counter(one.error_kind or str(one.outcome) for one in wasted if one.outcome in _ERRORS).most_common()
+        ),
+        by_agent=tuple(_agents(attempts, wall_s)),
+        by_replica=tuple(_replicas(attempts)),
+        energy=_energy(rows, price),
+    )
+
+
+def _ttft(attempts: Iterable[Attempt]) -> Percentiles | None:
+    return percentiles(
+        [
+            max(0.0, one.first_token_at - one.started_at)
+            for one in attempts
+            if one.outcome is Outcome.DONE and one.first_token_at is not None
+        ]
+    )
+
+
+def _queued_share(attempts: Sequence[Attempt]) -> float | None:
+    told = [one for one in attempts if one.queued_ms is not None]
+    whole = busy_s(told)
+    return min(1.0, sum(one.queued_ms or 0.0 for one in told) / 1000 / whole) if whole > 0 else None
+
+
+def _agents(attempts: Sequence[Attempt], wall_s: float | None) -> Iterable[AgentRow]:
+    by_agent: dict[int, list[Attempt]] = {}
+    for one in attempts:
+        by_agent.setdefault(one.agent, []).append(one)
+    for agent, own in sorted(by_agent.items()):
+        done = [one for one in own if one.outcome is Outcome.DONE]
+        busy = busy_s(own)
+        share = min(1.0, busy / wall_s) if wall_s else None
+        yield AgentRow(agent, len(done), len(own), busy, share, _told(one.output_tokens for one in done))
+
+
+def _replicas(attempts: Sequence[Attempt]) -> Iterable[ReplicaRow]:
+    by_name: dict[str | None, list[Attempt]] = {}
+    for one in attempts:
+        by_name.setdefault(one.replica, []).append(one)
+    for name in sorted(by_name, key=lambda name: (name is None, name or "")):
+        own = by_name[name]
+        done = [one for one in own if one.outcome is Outcome.DONE]
+        speeds = [speed for one in done if (speed := _decode_tok_s(one)) is not None]
+        yield ReplicaRow(
+            replica=name,
+            tasks=len(done),
+            attempts=len(own),
+            failed=sum(one.outcome in _ERRORS for one in own),
+            output_tokens=_told(one.output_tokens for one in done),
+            ttft_s=_ttft(own),
+            task_tok_s=median(speeds) if speeds else None,
+        )
+
+
+def _decode_tok_s(attempt: Attempt) -> float | None:
+    """Of one request; earlier versions had agents that made several."""
+    if attempt.requests != 1 or attempt.first_token_at is None or not attempt.output_tokens:
+        return None
+    seconds = attempt.ended_at - attempt.first_token_at
+    return attempt.output_tokens / seconds if seconds > 0 else None
+
+
+def _energy(rows: Rows, price: float | None) -> EnergyAccount | None:
+    """Over the sessions that measured it; tokens are those of the same sessions."""
+    told = [(session, fact) for session, name, _, fact in rows.facts if name == "energy" and "joules" in fact]
+    if not told:
+        return None
+    sessions = {session for session, _ in told}
+    counted = [one for one in rows.attempts if one.outcome is Outcome.DONE and one.session in sessions]
+    tokens = _told(one.output_tokens for one in counted)
+    joules = sum(float(fact["joules"]) for _, fact in told)
+    seconds = sum(float(fact.get("seconds") or 0.0) for _, fact in told)
+    energy = Energy(
+        joules=joules,
+        seconds=seconds,
+        joules_per_token=joules / tokens if tokens else None,
+        mean_w=joules / seconds if seconds else 0.0,
+        max_w=max(float(fact.get("max_w") or 0.0) for _, fact in told),
+        throttled=tuple(sorted({str(why) for _, fact in told for why in fact.get("throttled") or ()})),
+        source=str(told[0][1].get("source", "NVML")),
+    )
+    kwh = joules / JOULES_PER_KWH
+    return EnergyAccount(energy, kwh, None if price is None else kwh * price, price)
+
+
+def _price(config: Mapping[str, Any]) -> float | None:
+    price = config.get("price_kwh")
+    return float(price) if isinstance(price, int | float) and not isinstance(price, bool) else None
+
+
+def _told(values: Iterable[int | None]) -> int | None:
+    """The sum of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Enum():
+            return value.value
+        case dict():
+            return {key: _plain(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_plain(one) for one in value]
+        case _:
+            return value

@@ -1,0 +1,168 @@
+"""What is said of a climb: from where to where, how much that is, and what became of each attempt. Pure.
+
+The gain is the product of the accepted steps' ratios, because each of those was measured side by side. The figures of
+two stages were taken at different times, so their quotient may be a little different.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from skep.tuner.records import FAILURES, Config, Decision, Stage, Tuning
+from skep.units import UNKNOWN, Interval, known, number, public_name
+
+UNITS = {"effective_tok_s": "tok/s", "task_tok_s": "tok/s for each agent", "tok_per_joule": "tok/J"}
+KEPT = (Decision.BASELINE, Decision.ACCEPTED)
+_FINE = 0.02  # an interval of ratios that is narrower is told with one digit more
+
+
+def unit_of(tuning: Tuning) -> str:
+    return UNITS.get(tuning.aim.metric, tuning.aim.metric)
+
+
+def baseline_of(stages: Sequence[Stage]) -> Stage | None:
+    """None: it was not measured yet, or could not be."""
+    return next((one for one in stages if one.decision is Decision.BASELINE and one.figure is not None), None)
+
+
+def best_of(stages: Sequence[Stage]) -> Stage | None:
+    """The last step that stands; the baseline where there is none."""
+    steps = [one for one in accepted(stages) if one.figure is not None]
+    return steps[-1] if steps else baseline_of(stages)
+
+
+def accepted(stages: Sequence[Stage]) -> list[Stage]:
+    """The steps that the best stands on: one that was accepted and died later is none of them."""
+    steps: list[Stage] = []
+    for one in stages:
+        if one.decision is Decision.ACCEPTED:
+            steps.append(one)
+        elif one.decision is Decision.FAILED and steps and steps[-1].config == one.config:
+            steps.pop()
+    return steps
+
+
+def after_each(stages: Sequence[Stage]) -> list[tuple[Stage | None, list[Stage]]]:
+    """Each configuration that was kept, with the attempts between it and the next one that were not."""
+    groups: list[tuple[Stage | None, list[Stage]]] = []
+    for one in stages:
+        if one.decision in KEPT:
+            groups.append((one, []))
+        elif groups:
+            groups[-1][1].append(one)
+        else:
+            groups.append((None, [one]))
+    return groups
+
+
+def given_up(stages: Sequence[Stage]) -> frozenset[int]:
+    """The numbers of those that were accepted and died later."""
+    standing = {one.number for one in accepted(stages)}
+    return frozenset(one.number for one in stages if one.decision is Decision.ACCEPTED and one.number not in standing)
+
+
+def total_gain(stages: Sequence[Stage]) -> Interval | None:
+    """All accepted steps together, over the baseline; their errors are taken as independent of each other.
+
+    None where nothing was accepted, or a step has no ratio.
+    """
+    steps = [one.ratio for one in accepted(stages)]
+    ratios = [one for one in steps if one is not None and known(one.estimate) and one.estimate > 0]
+    if not ratios or len(ratios) < len(steps):
+        return None
+    product = math.prod(one.estimate for one in ratios)
+    below = math.hypot(*(_log(one.estimate, one.low) for one in ratios))
+    above = math.hypot(*(_log(one.high, one.estimate) for one in ratios))
+    return Interval(product * math.exp(-below), product, product * math.exp(above))
+
+
+def _log(larger: float, smaller: float) -> float:
+    return math.log(larger / smaller) if smaller > 0 and math.isfinite(larger) else math.inf
+
+
+def headline(tuning: Tuning, stages: Sequence[Stage]) -> str:
+    """One sentence without its full stop."""
+    base, best, unit = baseline_of(stages), best_of(stages), unit_of(tuning)
+    at = f"at C\u00a0=\u00a0{tuning.aim.concurrency}"
+    if base is None or base.figure is None or best is None or best.figure is None:
+        return _nothing(stages)
+    if best is base:
+        tried = len(stages) - 1
+        said = f"none of {tried} changes was shown to be better" if tried > 1 else "no change was shown to be better"
+        return f"{number(base.figure.estimate)} {unit} {at}: {said if tried else 'nothing else is decided yet'}"
+    gain, steps = total_gain(stages), len(accepted(stages))
+    climbed = f"From {number(base.figure.estimate)} to {number(best.figure.estimate)} {unit} {at}"
+    many = "one step" if steps == 1 else f"{steps} steps"
+    if gain is None:
+        return f"{climbed} in {many}"
+    told = f"{ratio_words(gain)} (95\u00a0%: {ratio_range(gain)})"
+    return f"{climbed} in one step: {told}" if steps == 1 else f"{climbed}: {many} that multiply to {told}"
+
+
+def _nothing(stages: Sequence[Stage]) -> str:
+    failed = next((one for one in stages if one.decision is Decision.FAILED), None)
+    if failed is None:
+        return "Nothing is measured yet" if not stages else "Nothing could be measured"
+    return f"Nothing could be measured: {failed_words(failed)}"
+
+
+def failed_words(stage: Stage) -> str:
+    """What a dead end was, in a few words."""
+    if stage.failure is None:
+        return "it failed"
+    return f"it {FAILURES.get(stage.failure.kind, 'failed: ' + stage.failure.kind)}"
+
+
+def decision_words(stage: Stage) -> str:
+    return failed_words(stage).removeprefix("it ") if stage.decision is Decision.FAILED else stage.decision.value
+
+
+def ratio_words(ratio: Interval | None) -> str:
+    """ "1.72×"; a digit more where its interval is narrow."""
+    if ratio is None or not known(ratio.estimate):
+        return UNKNOWN
+    return f"{number(ratio.estimate, digits=_digits(ratio))}×"
+
+
+def ratio_range(ratio: Interval | None) -> str:
+    if ratio is None or not (known(ratio.low) and known(ratio.high)):
+        return UNKNOWN
+    digits = _digits(ratio)
+    return f"{number(ratio.low, digits=digits)}–{number(ratio.high, digits=digits)}"
+
+
+def _digits(ratio: Interval) -> int:
+    if ratio.estimate >= 9.95:
+        return 1
+    return 3 if ratio.high - ratio.low < _FINE else 2
+
+
+def tally(stages: Sequence[Stage]) -> str:
+    """ "3 accepted, 2 worse, 1 failed"; empty while nothing but the baseline is decided."""
+    found = Counter(one.decision for one in stages)
+    told = [one for one in Decision if one is not Decision.BASELINE and found[one]]
+    return ", ".join(f"{found[one]} {one.value}" for one in told)
+
+
+def shape_words(tuning: Tuning) -> str:
+    aim = tuning.aim
+    agents = "one agent" if aim.concurrency == 1 else f"{aim.concurrency} agents at once"
+    return f"{number(aim.input_tokens, digits=0)} tokens in, {number(aim.output_tokens, digits=0)} out, {agents}"
+
+
+def config_name(config: Config, tuning: Tuning, stages: Sequence[Stage]) -> str:
+    """What a reader calls a configuration: the baseline, the best, or the stage that measured it."""
+    if config == tuning.baseline:
+        return "baseline"
+    best = best_of(stages)
+    if best is not None and config == best.config:
+        return "best"
+    found = next((one.number for one in stages if one.config == config), None)
+    return config.key if found is None else f"stage {found}"
+
+
+def model_words(tuning: Tuning) -> str:
+    """Without the folder of a model that is a file: a page is made to be passed on."""
+    return public_name(tuning.model)

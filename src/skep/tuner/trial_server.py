@@ -1,0 +1,249 @@
+"""One configuration served for as long as it is measured: supervisor, engines and gateway, in folders of its own.
+
+The user's hive, socket, lock and store are not touched. Nothing is healed: an engine that dies is a result. However the
+tuner ends, the keepers end the engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import socket
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from skep.catalog.presets import Preset
+from skep.config.presets import serve_of
+from skep.config.settings import OWN_ENGINES, Gateway, Monitor, Settings
+from skep.deploy.gpus import RAM
+from skep.deploy.launches import PullProgress, plan_launches, read_machine
+from skep.engines.base import Launch
+from skep.errors import SkepError, first_of
+from skep.files import held
+from skep.host.facts import read_host
+from skep.host.nvidia import NvidiaReport
+from skep.host.power import gpu_memory_used, wait_until_clear
+from skep.host.processes import kill_marked
+from skep.paths import Paths, make_private
+from skep.supervisor.lifecycle import State
+from skep.supervisor.main import build_hive
+from skep.supervisor.replica import Replica
+from skep.supervisor.replica_protocol import Member
+from skep.supervisor.supervisor import Hive, Supervisor
+from skep.tuner.failures import failure_of
+from skep.tuner.ports import DidNotStart, Served
+from skep.tuner.records import Failure
+from skep.wire.listen import bind
+
+CLEAR_S = 60.0  # for a card to be given back by the engine that was there before
+SPARE_RAM = 0.2  # of what is available stays so, where several are up at once
+_COMPLAINT = ("error", "failed", "exception", "fatal", "out of memory", "cannot")
+
+
+def tuner_lock(paths: Paths) -> AbstractContextManager[None]:
+    """One tuner at a time: two would measure each other."""
+    return held(paths.state / "tune.lock", "a tuner", "wait for it, or stop it with Ctrl-C where it runs")
+
+
+class Tryout:
+    """The house of `skep.tuner.ports`. `work`: a folder of this tuning's own; logs of what failed stay in it."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        work: Path,
+        *,
+        start_deadline_s: float | None = None,
+        binary: str | None = None,
+        progress: PullProgress = lambda _done, _total: None,
+    ) -> None:
+        self._user = paths
+        self._work = work.absolute()
+        self._deadline_s = start_deadline_s
+        self._binary = binary
+        self._progress = progress
+        self._numbers = itertools.count(1)
+        self._open = 0
+        self._clear = gpu_memory_used()
+        self._rooms: dict[Preset, int | None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Tryout {self._open} open in {self._work}>"
+
+    def together(self, presets: Sequence[Preset]) -> bool:
+        """On cards never: they would share memory and the bus. On the CPU where all of them fit."""
+        machine = read_machine()
+        if machine.cards and any(preset.engine not in OWN_ENGINES for preset in presets):
+            return False
+        wanted = [self._ram(preset) for preset in presets]
+        free = read_host(NvidiaReport()).memory_available_bytes
+        known = [size for size in wanted if size is not None]
+        return len(known) == len(wanted) and free is not None and sum(known) <= (1 - SPARE_RAM) * free
+
+    @asynccontextmanager
+    async def open(self, preset: Preset) -> AsyncIterator[Served]:
+        number = next(number for number in self._numbers if not self._folder(number).exists())
+        paths = self._paths(number)
+        if not self._open:
+            await asyncio.to_thread(self._sweep_up)
+        self._open += 1
+        try:
+            make_private(paths.logs)
+            with bind(_GATEWAY.host, _GATEWAY.port, guarded=False) as listener:
+                hive = await self._hive(preset, paths, listener)
+                async with _Trial(hive, listener).up() as served:
+                    yield served
+            shutil.rmtree(self._folder(number), ignore_errors=True)
+        except asyncio.CancelledError:  # nothing that its log could tell
+            shutil.rmtree(self._folder(number), ignore_errors=True)
+            raise
+        finally:
+            self._open -= 1
+            shutil.rmtree(paths.data, ignore_errors=True)
+
+    async def _hive(self, preset: Preset, paths: Paths, listener: socket.socket) -> Hive:
+        settings = self._settings(preset)
+        try:
+            hive = await asyncio.to_thread(build_hive, settings, paths, listener, self._progress)
+        except SkepError as error:
+            raise DidNotStart(Failure("refused", error.message, remedy=error.hint)) from None
+        policy = replace(hive.policy, failures_before_ready=1, failures_after_ready=1, fallbacks=0)
+        return replace(hive, policy=policy, socket_path=None)  # nobody controls it but us
+
+    def _settings(self, preset: Preset) -> Settings:
+        serve = replace(serve_of(preset), binary=self._binary)
+        monitor = replace(Monitor(), with_up=False)
+        return Settings(_GATEWAY, (serve,), drain_s=0.0, start_deadline_s=self._deadline_s, monitor=monitor)
+
+    def _paths(self, number: int) -> Paths:
+        """The user's is only the weights' cache."""
+        here = self._folder(number)
+        return Paths(here / "config", here / "data", self._user.cache, here, here / "run")
+
+    def _folder(self, number: int) -> Path:
+        return self._work / f"start-{number}"
+
+    def _sweep_up(self) -> None:
+        """What a killed tuner left, and cards that are not given back yet."""
+        kill_marked(f"{self._work}/")
+        for left in self._work.glob("start-*/data"):
+            shutil.rmtree(left, ignore_errors=True)
+        if self._clear:
+            wait_until_clear(gpu_memory_used, self._clear, CLEAR_S)
+
+    def _ram(self, preset: Preset) -> int | None:
+        """Bytes of the machine's memory that it takes; None: not known, or it cannot be started."""
+        if preset not in self._rooms:
+            try:
+                launches = plan_launches(self._settings(preset), self._user, self._progress, starting=False)
+            except SkepError:
+                launches = ()
+            self._rooms[preset] = _room(launches)
+        return self._rooms[preset]
+
+
+_GATEWAY = Gateway(port=0, store_requests=False)
+
+
+class _Trial:
+    """A supervisor in this event loop, from its start to its end."""
+
+    def __init__(self, hive: Hive, listener: socket.socket) -> None:
+        self._hive = hive
+        self._supervisor = Supervisor(hive, listener, self._changed)
+        self._moved = asyncio.Event()
+        self._over = asyncio.Event()
+        self._ready = False
+        self._failure: Failure | None = None
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[Served]:
+        began = time.monotonic()
+        async with _unwrapped(), asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._run())
+            try:
+                await self._until_ready()
+                start_s = time.monotonic() - began
+                yield Served(self._hive.url, self._model, start_s, self._trouble, self._last_words)
+            finally:
+                self._supervisor.stop(0.0)
+                await self._over.wait()
+
+    @property
+    def _model(self) -> str:
+        return self._hive.replicas[0].model
+
+    async def _run(self) -> None:
+        """How it ends is told by `_trouble`."""
+        try:
+            await self._supervisor.run()
+        except SkepError as error:
+            self._failure = self._failure or Failure("no-start", error.message, remedy=error.hint)
+        finally:
+            self._over.set()
+            self._moved.set()
+
+    async def _until_ready(self) -> None:
+        while not self._ready and not self._over.is_set():
+            self._moved.clear()
+            await self._moved.wait()
+        if not self._ready:
+            raise DidNotStart(self._failure or Failure("no-start", "it ended before it was ready"))
+
+    def _changed(self, supervisor: Supervisor) -> None:
+        """The first failure is the one to tell: the others are ended for it."""
+        if self._failure is None:
+            failed = [member for member in supervisor.crew.members if member.life.state is State.FAILED]
+            self._failure = next((self._told(member) for member in failed), None)
+        self._ready = self._ready or supervisor.phase == "ready"
+        self._moved.set()
+
+    def _told(self, member: Member) -> Failure:
+        found = member.diagnosis if isinstance(member, Replica) else None
+        if found is None:
+            return Failure("hang", member.life.why or "it did not answer", self._last_words())
+        return failure_of(found, member.started, under_load=self._ready)
+
+    def _trouble(self) -> Failure | None:
+        if self._failure is None and self._over.is_set():
+            return Failure("crash-under-load", "it ended by itself", self._last_words())
+        return self._failure
+
+    def _last_words(self) -> str | None:
+        """Of all its logs, the newest line that complains."""
+        for launch in self._hive.replicas:
+            for line in reversed(_tail(self._hive.log_dir / f"{launch.name}.log")):
+                if any(word in line.lower() for word in _COMPLAINT) and not line.startswith("---"):
+                    return line.strip()
+        return None
+
+
+@asynccontextmanager
+async def _unwrapped() -> AsyncIterator[None]:
+    """What ends a task group is told as itself."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise first_of(group) from None
+
+
+def _tail(log: Path) -> list[str]:
+    try:
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            return [*deque(lines, maxlen=200)]
+    except OSError:
+        return []
+
+
+def _room(launches: Sequence[Launch]) -> int | None:
+    """Engines of ours that need no weights need no room worth counting."""
+    if not launches:
+        return None
+    sizes = [dict(launch.room).get(RAM, 0 if launch.engine in OWN_ENGINES else None) for launch in launches]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
