@@ -9,10 +9,9 @@ import pytest
 
 from skep.errors import StoreError, UserError
 from skep.store.database import open_store
-from skep.store.tunings_tables import TABLES_OF_A_TUNING
 from skep.swarm.store import SwarmStore
 from skep.tuner.records import Aim, Change, Config, Decision, Failure, Knob, Stage, Tuning
-from skep.tuner.store import KeptAnswer, TuningState, TuningStore
+from skep.tuner.store import TABLES_OF_A_TUNING, KeptAnswer, TuningState, TuningStore
 from skep.units import Interval
 
 AT = 1_794_752_553.25  # 2026-11-15 14:22:33 UTC

@@ -60,57 +60,6 @@ class Verdict:
         return self.outcome.passed
 
 
-_VERDICTS = """
-CREATE TABLE verdicts (
-    run_id TEXT NOT NULL REFERENCES runs (id),
-    level INTEGER NOT NULL,
-    repeat INTEGER NOT NULL,
-    idx INTEGER NOT NULL,
-    item TEXT NOT NULL,
-    outcome TEXT NOT NULL,
-    detail TEXT NOT NULL,
-    checks TEXT NOT NULL,
-    keywords INTEGER CHECK (keywords IN (0, 1)),
-    keywords_missing TEXT NOT NULL,
-    checker TEXT NOT NULL,
-    sandbox TEXT,
-    seconds REAL,
-    UNIQUE (run_id, level, repeat, idx)
-)"""
-
-# The item as it was asked: a bank's file may change, or go.
-_ITEMS = """
-CREATE TABLE run_items (
-    run_id TEXT NOT NULL REFERENCES runs (id),
-    item TEXT NOT NULL,
-    document TEXT NOT NULL,
-    UNIQUE (run_id, item)
-)"""
-
-_V_VERDICTS = """
-CREATE VIEW v_verdicts AS
-SELECT
-    verdicts.run_id,
-    verdicts.level AS concurrency,
-    verdicts.repeat,
-    verdicts.idx AS task,
-    verdicts.item,
-    verdicts.outcome,
-    verdicts.outcome = 'passed' AS passed,
-    verdicts.keywords AS keywords_passed,
-    verdicts.detail,
-    verdicts.checker,
-    requests.traffic AS arm,
-    requests.output_tokens,
-    requests.ended_s - requests.started_s AS total_s,
-    requests.answer,
-    requests.reasoning
-FROM verdicts LEFT JOIN requests
-    ON requests.run_id = verdicts.run_id AND requests.level = verdicts.level
-    AND requests.repeat = verdicts.repeat AND requests.idx = verdicts.idx"""
-
-VERDICTS_AND_ITEMS = (_VERDICTS, _ITEMS, _V_VERDICTS)
-
 INSERT_ITEM = "INSERT INTO run_items VALUES (?, ?, ?)"
 INSERT_VERDICT = f"INSERT INTO verdicts VALUES ({', '.join('?' * 13)})"  # noqa: S608
 

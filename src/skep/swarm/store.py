@@ -19,7 +19,6 @@ from skep.errors import StoreError, UserError
 from skep.store.database import Store
 from skep.store.ids import free_id
 from skep.store.rows import insert, storable
-from skep.store.swarm_tables import TABLES_OF_A_SWARM_RUN
 from skep.store.writer_process import Writer, is_alive, this_process
 from skep.swarm.records import (
     Attempt,
@@ -33,6 +32,19 @@ from skep.swarm.records import (
     Why,
     task_from_json,
     task_json,
+)
+
+# Those that point at others come first: they are deleted in this order.
+TABLES_OF_A_SWARM_RUN = (
+    ("swarm_steps", "run_id"),
+    ("swarm_attempts", "run_id"),
+    ("swarm_results", "run_id"),
+    ("swarm_tasks", "run_id"),
+    ("swarm_facts", "run_id"),
+    ("swarm_cancels", "run_id"),
+    ("swarm_session_ends", "run_id"),
+    ("swarm_sessions", "run_id"),
+    ("swarm_runs", "id"),
 )
 
 SessionOutcome = Literal["done", "stopped", "cancelled", "failed"]

@@ -21,10 +21,19 @@ from skep.errors import StoreError, UserError
 from skep.store.database import Store
 from skep.store.ids import free_id, new_suffix
 from skep.store.rows import insert, storable
-from skep.store.tunings_tables import TABLES_OF_A_TUNING
 from skep.store.writer_process import Writer, is_alive, this_process
 from skep.tuner.records import Stage, Tuning
 from skep.units import Interval
+
+# Those that point at others come first: they are deleted in this order.
+TABLES_OF_A_TUNING = (
+    ("tuning_presets", "tuning_id"),
+    ("tuning_stages", "tuning_id"),
+    ("tuning_answers", "tuning_id"),
+    ("tuning_session_ends", "tuning_id"),
+    ("tuning_sessions", "tuning_id"),
+    ("tunings", "id"),
+)
 
 TuningOutcome = Literal["done", "stopped", "failed"]
 AnswerKind = Literal["round", "judged", "curve"]

@@ -1,14 +1,6 @@
-"""The tables and views of tunings, as the eighth migration makes them. Runs no statement.
+-- Rows are final; a whole tuning goes or none of it: its id stands in `deleting` while it does. The documents have
+-- everything; the plain columns beside them are for other programs that read the file.
 
-Rows are final, and a whole tuning goes or none of it: its id stands in `deleting` while it does. The documents have
-everything; the plain columns beside them are for who reads the file with other programs.
-"""
-
-from __future__ import annotations
-
-from skep.store.triggers import NO_DELETE, NO_UPDATE
-
-_TUNINGS = """
 CREATE TABLE tunings (
     id TEXT PRIMARY KEY,
     created_at REAL NOT NULL,
@@ -22,9 +14,8 @@ CREATE TABLE tunings (
     simulated INTEGER NOT NULL CHECK (simulated IN (0, 1)),
     document TEXT NOT NULL,
     skep_version TEXT NOT NULL
-)"""
+);
 
-_SESSIONS = """
 CREATE TABLE tuning_sessions (
     tuning_id TEXT NOT NULL REFERENCES tunings (id),
     number INTEGER NOT NULL CHECK (number >= 1),
@@ -33,10 +24,9 @@ CREATE TABLE tuning_sessions (
     writer_start_ticks INTEGER,
     boot_id TEXT,
     PRIMARY KEY (tuning_id, number)
-)"""
+);
 
-# `reason`: what went wrong, or why there was nothing more to try.
-_SESSION_ENDS = """
+-- `reason`: what went wrong, or why there was nothing more to try.
 CREATE TABLE tuning_session_ends (
     tuning_id TEXT NOT NULL,
     number INTEGER NOT NULL,
@@ -45,10 +35,9 @@ CREATE TABLE tuning_session_ends (
     reason TEXT,
     PRIMARY KEY (tuning_id, number),
     FOREIGN KEY (tuning_id, number) REFERENCES tuning_sessions (tuning_id, number)
-)"""
+);
 
-# What was asked and what came of it, in order from 1: a climb that is given these again stands where it stood.
-_ANSWERS = """
+-- What was asked and what came of it, in order from 1: a climb that is given these again stands where it stood.
 CREATE TABLE tuning_answers (
     tuning_id TEXT NOT NULL REFERENCES tunings (id),
     number INTEGER NOT NULL CHECK (number >= 1),
@@ -59,10 +48,9 @@ CREATE TABLE tuning_answers (
     errand TEXT NOT NULL,
     answer TEXT NOT NULL,
     PRIMARY KEY (tuning_id, number)
-)"""
+);
 
-# `answers`: how many had come when it was decided.
-_STAGES = """
+-- `answers`: how many had come when it was decided.
 CREATE TABLE tuning_stages (
     tuning_id TEXT NOT NULL REFERENCES tunings (id),
     number INTEGER NOT NULL CHECK (number >= 0),
@@ -88,42 +76,80 @@ CREATE TABLE tuning_stages (
     failure TEXT,
     document TEXT NOT NULL,
     PRIMARY KEY (tuning_id, number)
-)"""
+);
 
-_PRESETS = """
 CREATE TABLE tuning_presets (
     id INTEGER PRIMARY KEY,
     tuning_id TEXT NOT NULL REFERENCES tunings (id),
     name TEXT NOT NULL,
     stage INTEGER,
     at REAL NOT NULL
-)"""
+);
 
-_INDEXES = (
-    "CREATE INDEX tunings_by_time ON tunings (created_at)",
-    "CREATE INDEX tuning_presets_by_tuning ON tuning_presets (tuning_id)",
-)
+CREATE INDEX tunings_by_time ON tunings (created_at);
 
-# Those that point at others come first: they are deleted in this order.
-TABLES_OF_A_TUNING = (
-    ("tuning_presets", "tuning_id"),
-    ("tuning_stages", "tuning_id"),
-    ("tuning_answers", "tuning_id"),
-    ("tuning_session_ends", "tuning_id"),
-    ("tuning_sessions", "tuning_id"),
-    ("tunings", "id"),
-)
+CREATE INDEX tuning_presets_by_tuning ON tuning_presets (tuning_id);
 
-_NOT_AFTER_END = """
-CREATE TRIGGER {table}_not_after_end BEFORE INSERT ON {table}
+CREATE TRIGGER tuning_presets_no_update BEFORE UPDATE ON tuning_presets
+BEGIN SELECT raise(ABORT, 'rows of tuning_presets are final'); END;
+
+CREATE TRIGGER tuning_stages_no_update BEFORE UPDATE ON tuning_stages
+BEGIN SELECT raise(ABORT, 'rows of tuning_stages are final'); END;
+
+CREATE TRIGGER tuning_answers_no_update BEFORE UPDATE ON tuning_answers
+BEGIN SELECT raise(ABORT, 'rows of tuning_answers are final'); END;
+
+CREATE TRIGGER tuning_session_ends_no_update BEFORE UPDATE ON tuning_session_ends
+BEGIN SELECT raise(ABORT, 'rows of tuning_session_ends are final'); END;
+
+CREATE TRIGGER tuning_sessions_no_update BEFORE UPDATE ON tuning_sessions
+BEGIN SELECT raise(ABORT, 'rows of tuning_sessions are final'); END;
+
+CREATE TRIGGER tunings_no_update BEFORE UPDATE ON tunings
+BEGIN SELECT raise(ABORT, 'rows of tunings are final'); END;
+
+CREATE TRIGGER tuning_presets_no_delete BEFORE DELETE ON tuning_presets
+WHEN OLD.tuning_id NOT IN (SELECT run_id FROM deleting)
+BEGIN SELECT raise(ABORT, 'rows of tuning_presets are final'); END;
+
+CREATE TRIGGER tuning_stages_no_delete BEFORE DELETE ON tuning_stages
+WHEN OLD.tuning_id NOT IN (SELECT run_id FROM deleting)
+BEGIN SELECT raise(ABORT, 'rows of tuning_stages are final'); END;
+
+CREATE TRIGGER tuning_answers_no_delete BEFORE DELETE ON tuning_answers
+WHEN OLD.tuning_id NOT IN (SELECT run_id FROM deleting)
+BEGIN SELECT raise(ABORT, 'rows of tuning_answers are final'); END;
+
+CREATE TRIGGER tuning_session_ends_no_delete BEFORE DELETE ON tuning_session_ends
+WHEN OLD.tuning_id NOT IN (SELECT run_id FROM deleting)
+BEGIN SELECT raise(ABORT, 'rows of tuning_session_ends are final'); END;
+
+CREATE TRIGGER tuning_sessions_no_delete BEFORE DELETE ON tuning_sessions
+WHEN OLD.tuning_id NOT IN (SELECT run_id FROM deleting)
+BEGIN SELECT raise(ABORT, 'rows of tuning_sessions are final'); END;
+
+CREATE TRIGGER tunings_no_delete BEFORE DELETE ON tunings
+WHEN OLD.id NOT IN (SELECT run_id FROM deleting)
+BEGIN SELECT raise(ABORT, 'rows of tunings are final'); END;
+
+CREATE TRIGGER tuning_sessions_not_after_end BEFORE INSERT ON tuning_sessions
 WHEN EXISTS (SELECT 1 FROM tuning_session_ends WHERE tuning_id = NEW.tuning_id AND outcome = 'done')
-BEGIN SELECT raise(ABORT, 'the tuning has ended'); END"""
+BEGIN SELECT raise(ABORT, 'the tuning has ended'); END;
 
-_UNTIL_THE_END = ("tuning_sessions", "tuning_session_ends", "tuning_answers", "tuning_stages")
+CREATE TRIGGER tuning_session_ends_not_after_end BEFORE INSERT ON tuning_session_ends
+WHEN EXISTS (SELECT 1 FROM tuning_session_ends WHERE tuning_id = NEW.tuning_id AND outcome = 'done')
+BEGIN SELECT raise(ABORT, 'the tuning has ended'); END;
 
-# Without `count(*)`, and with the table before a column named `at`: DuckDB reads these with a parser of its own.
-# The best is the last that was kept and did not fail later.
-_V_TUNINGS = """
+CREATE TRIGGER tuning_answers_not_after_end BEFORE INSERT ON tuning_answers
+WHEN EXISTS (SELECT 1 FROM tuning_session_ends WHERE tuning_id = NEW.tuning_id AND outcome = 'done')
+BEGIN SELECT raise(ABORT, 'the tuning has ended'); END;
+
+CREATE TRIGGER tuning_stages_not_after_end BEFORE INSERT ON tuning_stages
+WHEN EXISTS (SELECT 1 FROM tuning_session_ends WHERE tuning_id = NEW.tuning_id AND outcome = 'done')
+BEGIN SELECT raise(ABORT, 'the tuning has ended'); END;
+
+-- Without `count(*)`, and with the table before a column named `at`: DuckDB reads these with a parser of its own.
+-- The best is the last that was kept and did not fail later.
 CREATE VIEW v_tunings AS
 SELECT
     tunings.id AS tuning_id,
@@ -155,9 +181,8 @@ FROM tunings
 LEFT JOIN tuning_sessions ON tuning_sessions.tuning_id = tunings.id
     AND tuning_sessions.number = (SELECT max(number) FROM tuning_sessions WHERE tuning_id = tunings.id)
 LEFT JOIN tuning_session_ends ON tuning_session_ends.tuning_id = tuning_sessions.tuning_id
-    AND tuning_session_ends.number = tuning_sessions.number"""
+    AND tuning_session_ends.number = tuning_sessions.number;
 
-_V_STAGES = """
 CREATE VIEW v_tuning_stages AS
 SELECT
     tuning_stages.tuning_id,
@@ -184,13 +209,4 @@ SELECT
     tunings.goal,
     tunings.shape,
     tunings.simulated
-FROM tuning_stages JOIN tunings ON tunings.id = tuning_stages.tuning_id"""
-
-TUNING_TABLES = (
-    _TUNINGS, _SESSIONS, _SESSION_ENDS, _ANSWERS, _STAGES, _PRESETS,
-    *_INDEXES,
-    *(NO_UPDATE.format(table=table) for table, _ in TABLES_OF_A_TUNING),
-    *(NO_DELETE.format(table=table, key=key) for table, key in TABLES_OF_A_TUNING),
-    *(_NOT_AFTER_END.format(table=table) for table in _UNTIL_THE_END),
-    _V_TUNINGS, _V_STAGES,
-)  # fmt: skip
+FROM tuning_stages JOIN tunings ON tunings.id = tuning_stages.tuning_id;

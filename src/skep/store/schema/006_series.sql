@@ -1,23 +1,14 @@
-"""The tables and views of watching over time, as the sixth migration makes them. Runs no statement.
+-- Watching over time. Probes, samples, events and alerts are final like the rows of a run. Samples alone may go, and only
+-- those older than the time in `thinning_before` while it stands there. Targets, changes, spans and watermarks are updated.
 
-Probes, samples, events and alerts are final like the rows of a run. Samples alone may go, and only those older than the
-time that stands in `thinning_before` while it stands there. Targets, changes, spans and watermarks are kept up to date.
-"""
-
-from __future__ import annotations
-
-from skep.store.triggers import NO_UPDATE
-
-_TARGETS = """
 CREATE TABLE targets (
     name TEXT PRIMARY KEY,
     document TEXT NOT NULL,
     added_at REAL NOT NULL,
     removed_at REAL
-)"""
+);
 
-# No reference to a target: its history outlives it.
-_PROBES = """
+-- No reference to a target: its history outlives it.
 CREATE TABLE probes (
     id INTEGER PRIMARY KEY,
     target TEXT NOT NULL,
@@ -38,10 +29,9 @@ CREATE TABLE probes (
     host TEXT NOT NULL,
     simulated INTEGER NOT NULL CHECK (simulated IN (0, 1)),
     UNIQUE (target, era, slot)
-)"""
+);
 
-# `target` and `busy` are the probe's: a series is read without a look at its probes.
-_SAMPLES = """
+-- `target` and `busy` are the probe's: a series is read without a look at its probes.
 CREATE TABLE samples (
     id INTEGER PRIMARY KEY,
     probe_id INTEGER NOT NULL REFERENCES probes (id),
@@ -60,9 +50,8 @@ CREATE TABLE samples (
     output_tokens INTEGER,
     error_kind TEXT,
     error TEXT
-)"""
+);
 
-_SERIES = """
 CREATE TABLE series (
     id INTEGER PRIMARY KEY,
     target TEXT NOT NULL,
@@ -71,10 +60,9 @@ CREATE TABLE series (
     concurrency INTEGER NOT NULL,
     metric TEXT NOT NULL,
     UNIQUE (target, heat, shape, concurrency, metric)
-)"""
+);
 
-# Figures are NULL where all samples were busy.
-_SPANS = """
+-- Figures are NULL where all samples were busy.
 CREATE TABLE spans (
     series INTEGER NOT NULL REFERENCES series (id),
     kind TEXT NOT NULL CHECK (kind IN ('hour', 'day')),
@@ -89,9 +77,8 @@ CREATE TABLE spans (
     mad REAL,
     busy INTEGER NOT NULL,
     PRIMARY KEY (series, kind, start)
-) WITHOUT ROWID"""
+) WITHOUT ROWID;
 
-_EVENTS = """
 CREATE TABLE events (
     id INTEGER PRIMARY KEY,
     at REAL NOT NULL,
@@ -99,9 +86,8 @@ CREATE TABLE events (
     target TEXT,
     text TEXT NOT NULL,
     detail TEXT NOT NULL
-)"""
+);
 
-_ALERTS = """
 CREATE TABLE alerts (
     id INTEGER PRIMARY KEY,
     rule TEXT NOT NULL,
@@ -110,16 +96,14 @@ CREATE TABLE alerts (
     message TEXT NOT NULL,
     value REAL,
     limit_value REAL
-)"""
+);
 
-_ALERT_ENDS = """
 CREATE TABLE alert_ends (
     alert_id INTEGER PRIMARY KEY REFERENCES alerts (id),
     closed_at REAL NOT NULL,
     because TEXT NOT NULL
-)"""
+);
 
-_NOTICES = """
 CREATE TABLE notices (
     id INTEGER PRIMARY KEY,
     alert_id INTEGER NOT NULL REFERENCES alerts (id),
@@ -127,9 +111,8 @@ CREATE TABLE notices (
     at REAL NOT NULL,
     via TEXT NOT NULL,
     error TEXT
-)"""
+);
 
-_CHANGES = """
 CREATE TABLE changes (
     series INTEGER NOT NULL REFERENCES series (id),
     at REAL NOT NULL,
@@ -143,41 +126,64 @@ CREATE TABLE changes (
     count_after INTEGER NOT NULL,
     because TEXT,
     PRIMARY KEY (series, at)
-) WITHOUT ROWID"""
+) WITHOUT ROWID;
 
-# "thinned": days before it have lost their samples; "gateway": hours before it are summarised.
-_WATERMARKS = "CREATE TABLE watermarks (name TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID"
+-- "thinned": days before it have lost their samples; "gateway": hours before it are summarised.
+CREATE TABLE watermarks (name TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;
 
-_THINNING_BEFORE = "CREATE TABLE thinning_before (at REAL NOT NULL)"
+CREATE TABLE thinning_before (at REAL NOT NULL);
 
-_INDEXES = (
-    "CREATE INDEX probes_by_time ON probes (target, due_at, outcome, slots)",
-    "CREATE INDEX probes_that_were_made ON probes (target) WHERE outcome <> 'missed'",
-    "CREATE INDEX probes_with_gaps ON probes (target, ended_at) WHERE slots > 1",
-    "CREATE INDEX samples_by_series ON samples (target, heat, shape, concurrency, at)",
-    "CREATE INDEX samples_by_probe ON samples (probe_id)",
-    "CREATE INDEX events_by_time ON events (at)",
-    "CREATE INDEX notices_by_alert ON notices (alert_id)",
-)
+CREATE INDEX probes_by_time ON probes (target, due_at, outcome, slots);
 
-_FINAL = ("probes", "samples", "events", "alerts", "alert_ends", "notices")
+CREATE INDEX probes_that_were_made ON probes (target) WHERE outcome <> 'missed';
 
-_NO_DELETE = """
-CREATE TRIGGER {table}_no_delete BEFORE DELETE ON {table}
-BEGIN SELECT raise(ABORT, 'rows of {table} are final'); END"""
+CREATE INDEX probes_with_gaps ON probes (target, ended_at) WHERE slots > 1;
 
-_NO_DELETE_UNLESS_THINNED = """
+CREATE INDEX samples_by_series ON samples (target, heat, shape, concurrency, at);
+
+CREATE INDEX samples_by_probe ON samples (probe_id);
+
+CREATE INDEX events_by_time ON events (at);
+
+CREATE INDEX notices_by_alert ON notices (alert_id);
+
+CREATE TRIGGER probes_no_update BEFORE UPDATE ON probes
+BEGIN SELECT raise(ABORT, 'rows of probes are final'); END;
+
+CREATE TRIGGER samples_no_update BEFORE UPDATE ON samples
+BEGIN SELECT raise(ABORT, 'rows of samples are final'); END;
+
+CREATE TRIGGER events_no_update BEFORE UPDATE ON events
+BEGIN SELECT raise(ABORT, 'rows of events are final'); END;
+
+CREATE TRIGGER alerts_no_update BEFORE UPDATE ON alerts
+BEGIN SELECT raise(ABORT, 'rows of alerts are final'); END;
+
+CREATE TRIGGER alert_ends_no_update BEFORE UPDATE ON alert_ends
+BEGIN SELECT raise(ABORT, 'rows of alert_ends are final'); END;
+
+CREATE TRIGGER notices_no_update BEFORE UPDATE ON notices
+BEGIN SELECT raise(ABORT, 'rows of notices are final'); END;
+
+CREATE TRIGGER probes_no_delete BEFORE DELETE ON probes
+BEGIN SELECT raise(ABORT, 'rows of probes are final'); END;
+
+CREATE TRIGGER events_no_delete BEFORE DELETE ON events
+BEGIN SELECT raise(ABORT, 'rows of events are final'); END;
+
+CREATE TRIGGER alerts_no_delete BEFORE DELETE ON alerts
+BEGIN SELECT raise(ABORT, 'rows of alerts are final'); END;
+
+CREATE TRIGGER alert_ends_no_delete BEFORE DELETE ON alert_ends
+BEGIN SELECT raise(ABORT, 'rows of alert_ends are final'); END;
+
+CREATE TRIGGER notices_no_delete BEFORE DELETE ON notices
+BEGIN SELECT raise(ABORT, 'rows of notices are final'); END;
+
 CREATE TRIGGER samples_no_delete BEFORE DELETE ON samples
 WHEN NOT EXISTS (SELECT 1 FROM thinning_before WHERE OLD.at < at)
-BEGIN SELECT raise(ABORT, 'rows of samples are final'); END"""
+BEGIN SELECT raise(ABORT, 'rows of samples are final'); END;
 
-# Other programs read the views with parsers of their own: DuckDB knows neither `count(*)` in a subquery, nor `date` of
-# a number, nor a column named `at` without its table.
-_NAME = (
-    "series.target || '/' || series.heat || '/' || series.shape || '/c' || series.concurrency || '/' || series.metric"
-)
-
-_V_PROBES = """
 CREATE VIEW v_probes AS
 SELECT
     id AS probe_id,
@@ -197,9 +203,8 @@ SELECT
     versions,
     host,
     simulated
-FROM probes"""
+FROM probes;
 
-_V_SAMPLES = """
 CREATE VIEW v_samples AS
 SELECT
     samples.id AS sample_id,
@@ -221,18 +226,17 @@ SELECT
     samples.error_kind,
     samples.error,
     probes.simulated
-FROM samples JOIN probes ON probes.id = samples.probe_id"""
+FROM samples JOIN probes ON probes.id = samples.probe_id;
 
-_V_SPANS = f"""
-CREATE VIEW v_series_{{kind}}s AS
+CREATE VIEW v_series_hours AS
 SELECT
-    {_NAME} AS series,
+    series.target || '/' || series.heat || '/' || series.shape || '/c' || series.concurrency || '/' || series.metric AS series,
     series.target,
     series.heat,
     series.shape,
     series.concurrency,
     series.metric,
-    strftime('{{stamp}}', spans.start, 'unixepoch') AS {{kind}}_utc,
+    strftime('%Y-%m-%d %H:00:00', spans.start, 'unixepoch') AS hour_utc,
     spans.count,
     spans.busy,
     spans.low,
@@ -242,13 +246,31 @@ SELECT
     spans.high,
     spans.mean,
     spans.mad
-FROM spans JOIN series ON series.id = spans.series WHERE spans.kind = '{{kind}}'"""  # noqa: S608
+FROM spans JOIN series ON series.id = spans.series WHERE spans.kind = 'hour';
 
-_V_EVENTS = """
+CREATE VIEW v_series_days AS
+SELECT
+    series.target || '/' || series.heat || '/' || series.shape || '/c' || series.concurrency || '/' || series.metric AS series,
+    series.target,
+    series.heat,
+    series.shape,
+    series.concurrency,
+    series.metric,
+    strftime('%Y-%m-%d', spans.start, 'unixepoch') AS day_utc,
+    spans.count,
+    spans.busy,
+    spans.low,
+    spans.p10,
+    spans.median,
+    spans.p90,
+    spans.high,
+    spans.mean,
+    spans.mad
+FROM spans JOIN series ON series.id = spans.series WHERE spans.kind = 'day';
+
 CREATE VIEW v_events AS
-SELECT events.id AS event_id, datetime(events.at, 'unixepoch') AS at_utc, kind, target, text, detail FROM events"""
+SELECT events.id AS event_id, datetime(events.at, 'unixepoch') AS at_utc, kind, target, text, detail FROM events;
 
-_V_ALERTS = """
 CREATE VIEW v_alerts AS
 SELECT
     alerts.id AS alert_id,
@@ -262,12 +284,11 @@ SELECT
     alerts.value,
     alerts.limit_value,
     (SELECT count(notices.id) FROM notices WHERE alert_id = alerts.id) AS notices
-FROM alerts LEFT JOIN alert_ends ON alert_ends.alert_id = alerts.id"""
+FROM alerts LEFT JOIN alert_ends ON alert_ends.alert_id = alerts.id;
 
-_V_CHANGES = f"""
 CREATE VIEW v_changes AS
 SELECT
-    {_NAME} AS series,
+    series.target || '/' || series.heat || '/' || series.shape || '/c' || series.concurrency || '/' || series.metric AS series,
     series.target,
     series.metric,
     datetime(changes.at, 'unixepoch') AS at_utc,
@@ -281,16 +302,25 @@ SELECT
     changes.count_before,
     changes.count_after,
     changes.because
-FROM changes JOIN series ON series.id = changes.series"""  # noqa: S608
+FROM changes JOIN series ON series.id = changes.series;
 
-SERIES_TABLES = (
-    _TARGETS, _PROBES, _SAMPLES, _SERIES, _SPANS, _EVENTS, _ALERTS, _ALERT_ENDS, _NOTICES, _CHANGES, _WATERMARKS,
-    _THINNING_BEFORE,
-    *_INDEXES,
-    *(NO_UPDATE.format(table=table) for table in _FINAL),
-    *(_NO_DELETE.format(table=table) for table in _FINAL if table != "samples"),
-    _NO_DELETE_UNLESS_THINNED,
-    _V_PROBES, _V_SAMPLES,
-    _V_SPANS.format(kind="hour", stamp="%Y-%m-%d %H:00:00"), _V_SPANS.format(kind="day", stamp="%Y-%m-%d"),
-    _V_EVENTS, _V_ALERTS, _V_CHANGES,
-)  # fmt: skip
+DROP VIEW v_runs;
+
+CREATE VIEW v_runs AS
+SELECT
+    runs.id AS run_id,
+    runs.kind AS kind,
+    datetime(runs.created_at, 'unixepoch') AS started_utc,
+    datetime(run_ends.ended_at, 'unixepoch') AS ended_utc,
+    run_ends.ended_at - runs.created_at AS duration_s,
+    coalesce(run_ends.outcome, 'no end recorded') AS outcome,
+    run_ends.error AS error,
+    runs.model AS model,
+    runs.url AS url,
+    runs.simulated AS simulated,
+    runs.fingerprint AS fingerprint,
+    runs.skep_version AS skep_version,
+    (SELECT count(idx) FROM requests WHERE run_id = runs.id) AS requests,
+    (SELECT count(idx) FROM requests WHERE run_id = runs.id AND error_kind IS NOT NULL) AS failed_requests,
+    (SELECT sum(output_tokens) FROM requests WHERE run_id = runs.id) AS output_tokens
+FROM runs LEFT JOIN run_ends ON run_ends.run_id = runs.id;
