@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skep.errors import StoreError, UserError
-from skep.store import migrations
+from skep.store import connection as migrations
 from skep.store.database import Store, open_store
 
 

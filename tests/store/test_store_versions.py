@@ -14,8 +14,8 @@ import pytest
 
 from skep.errors import StoreError
 from skep.gateway.batch.store import BatchStore, Beginning
+from skep.store.connection import MIGRATIONS
 from skep.store.database import open_store
-from skep.store.migrations import MIGRATIONS
 from skep.store.records import RunState
 
 DUMPS = sorted(Path(__file__).with_name("versions").glob("*.sql"), key=lambda file: int(file.stem))

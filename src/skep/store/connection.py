@@ -10,12 +10,51 @@ import os
 import sqlite3
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
+from sqlite3 import Connection, complete_statement
 
 from skep.errors import StoreError, UserError
 from skep.store.errors import primary_code, store_error, translated
-from skep.store.migrations import APPLICATION_ID, MIGRATIONS, migrate, version_of
+
+APPLICATION_ID = 0x534B4550  # "SKEP": tells our files from other programs' databases
+MIGRATIONS = (
+    "001_runs_and_requests",
+    "002_gateway_requests",
+    "003_shapes_of_load",
+    "004_calibrations",
+    "005_verdicts_and_items",
+    "006_series",
+    "007_swarm",
+    "008_tunings",
+    "009_batch_beginnings",
+)
+
+
+def version_of(connection: Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def migrate(connection: Connection) -> None:
+    """Bring the schema to the newest version; the caller holds the write transaction."""
+    for number, name in enumerate(MIGRATIONS[version_of(connection) :], start=version_of(connection) + 1):
+        for statement in _statements(files("skep.store").joinpath("schema", f"{name}.sql").read_text(encoding="utf-8")):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {number}")
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Return the statements one by one. A trigger has semicolons inside, so SQLite says where one ends."""
+    statement = ""
+    for line in text.splitlines(keepends=True):
+        statement += line
+        if complete_statement(statement):
+            yield statement
+            statement = ""
+
 
 BUSY_TIMEOUT_S = 10.0
 _RETRY_S = 0.02
