@@ -20,12 +20,11 @@ ROW = {"name": "m-0", "kind": "replica", "state": "ready", "pid": 7, "url": "htt
 
 
 def test_nodes_are_a_column_where_there_are_any(capsys):
-    there = {**ROW, "restarts": 0, "why": None, "node": "node-7", "share": 3}
+    there = {**ROW, "restarts": 0, "why": None, "node": "node-7"}
     print_rows([there, {**ROW, "name": "gateway", "restarts": 0, "why": None}])
     title, replica, gateway = capsys.readouterr().out.splitlines()
     assert title.split()[:3] == ["NAME", "NODE", "STATE"]
     assert replica.split()[:3] == ["m-0", "node-7", "ready"]
-    assert "3 slots for this gateway" in replica
     assert gateway.split()[:3] == ["gateway", "–", "ready"]
     print_rows([{**there, "node": None}])
     assert "NODE" not in capsys.readouterr().out
