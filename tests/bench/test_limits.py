@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from skep.bench.limits import promise_of, worst_share
+from skep.bench.summary import promise_of, worst_share
 from skep.errors import UserError
 from skep.stats.slo import Limit, Limits
 from skep.store.records import Request

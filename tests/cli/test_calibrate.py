@@ -15,7 +15,7 @@ from skep.bench.records import SweepSummary
 from skep.bench.tasks import TaskMaker
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
-from skep.cli.calibrate import Wishes, describe
+from skep.cli.calibrate_run import Wishes, describe
 from skep.deploy.stored_calibration import fitted_now, measured_of, stored_tuning
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from skep.cli.main import app
-from skep.cli.quality import need_packages
+from skep.cli.quality_run import need_packages
 from skep.errors import SkepError, UserError
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from skep.cli.main import app_of, parts_of
-from skep.cli.quality import EXIT_LOST, EXIT_OK, EXIT_UNSHOWN
+from skep.cli.quality_run import EXIT_LOST, EXIT_OK, EXIT_UNSHOWN
 from skep.errors import UserError
 from skep.testing.process import FakeEngine
 

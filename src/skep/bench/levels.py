@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from skep.bench.limits import worst_share
 from skep.bench.metrics import repeat_of
+from skep.bench.summary import worst_share
 from skep.stats.precision import Goal, Precision
 from skep.stats.search import Search
 from skep.stats.slo import Limits, SloSearch

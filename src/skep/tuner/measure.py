@@ -17,11 +17,11 @@ from statistics import median
 from typing import Any, TypeVar
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.limits import TOLERATED_FAILURES, worst_share
 from skep.bench.load_generator import Driver, Meter, Pace
 from skep.bench.metrics import repeat_of, task_tok_s, tpot_values, ttft_values
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Task
+from skep.bench.summary import TOLERATED_FAILURES, worst_share
 from skep.bench.sweep import SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker, Workload
 from skep.bench.tokens_per_char import calibrate_on
