@@ -2,8 +2,8 @@
 
 import pytest
 
-from skep.bench.energy import cost_per_million_tokens, energy_words, has_energy, price
 from skep.bench.records import Energy
+from skep.bench.summary import cost_per_million_tokens, energy_words, has_energy, price
 
 
 def energy(per_token=1.1, throttled=()):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli import bench_common as of
+from skep.cli import bench_options as of
 from skep.cli.serve import JsonOption
 from skep.errors import UserError
 
@@ -56,7 +56,7 @@ def sweep(
     ] = "steady",
     max_tokens: of.MaxTokens = 128,
     fixed_output: of.FixedOutput = False,
-    size: of.SizeOption = "short",
+    size: of.Size = "short",
     prompt_tokens: of.PromptTokens = None,
     turns: Annotated[int, typer.Option(min=1, help="Of a conversation.")] = 4,
     think: Annotated[str, typer.Option(help="Mean pause of an agent between two turns.")] = "2s",
@@ -159,7 +159,7 @@ def open_loop(
     runs: Annotated[int, typer.Option(min=1, help="Of each rate.")] = 1,
     max_tokens: of.MaxTokens = 128,
     fixed_output: of.FixedOutput = False,
-    size: of.SizeOption = "short",
+    size: of.Size = "short",
     prompt_tokens: of.PromptTokens = None,
     seed: of.Seed = None,
     key_env: of.KeyEnv = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli import bench_common as of
+from skep.cli import bench_options as of
 from skep.cli.serve import JsonOption
 
 calibrations = typer.Typer(

@@ -16,7 +16,8 @@ from skep.bench.endpoint import Endpoint
 from skep.catalog.machine import HostFacts
 from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable
-from skep.cli.bench_common import Interrupted, Target, maker_for, positive_seconds, run_measuring, running_url
+from skep.cli.bench_common import Interrupted, Target, maker_for, positive_seconds, run_measuring
+from skep.cli.bench_options import running_url
 from skep.cli.liveview import live_view
 from skep.cli.output import note, number, print_json, print_table
 from skep.cli.sweep import levels_of
@@ -40,7 +41,7 @@ from skep.planner.rigs import Found, cpu_rig, parse_rig, rig_of_host
 from skep.planner.setup import Layout, Rig, Setup
 from skep.store.calibrations import Calibration
 from skep.store.database import Store, open_store
-from skep.store.ids import new_suffix
+from skep.store.writer_process import new_suffix
 from skep.units import format_seconds
 from skep.weights.pull import installed
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.bench_common import KeyEnv, Model, Url
+from skep.cli.bench_options import KeyEnv, Model, Url
 from skep.errors import UserError
 
 DEFAULT_PORT = 8402

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli import bench_common as of
+from skep.cli import bench_options as of
 from skep.cli.bench import bench
 from skep.cli.serve import JsonOption
 
@@ -90,7 +90,7 @@ def ab(
     threshold: Annotated[str, typer.Option(help="A loss of B beyond this ends with exit code 4.")] = "5%",
     max_tokens: of.MaxTokens = 128,
     fixed_output: of.FixedOutput = False,
-    size: of.SizeOption = "short",
+    size: of.Size = "short",
     prompt_tokens: of.PromptTokens = None,
     seed: of.Seed = None,
     key_env: of.KeyEnv = None,

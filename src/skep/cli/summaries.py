@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from skep.bench.energy import cost_per_million_tokens
 from skep.bench.records import Clock, LevelSummary, Promise, Speedup, SweepSummary
+from skep.bench.summary import cost_per_million_tokens
 from skep.cli.output import note, number, print_table
 from skep.report.checks import has_curve, left_out_sentences, unclear_words
 from skep.report.levels import runs_text, spread_text

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import time
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from skep.cli.bench_common import KeyEnv, Model
-from skep.cli.output import note, number, print_json, print_table
+from skep.cli.bench_options import KeyEnv, Model
 from skep.cli.serve import JsonOption
-from skep.cli.swarm_journal import journal
-from skep.cli.swarm_tables import one_line, run_document
-from skep.errors import EngineError
-from skep.files import holder_of
-from skep.paths import user_paths
-from skep.swarm.locks import lock_path
-from skep.swarm.records import Attempt, Result, RunState, Task, task_json
-from skep.units import format_seconds, parse_seconds, printable
 
 __all__ = ["KeyEnv", "Model"]
 
@@ -161,6 +147,7 @@ def cancel(
     as_json: JsonOption = False,
 ) -> None:
     """Stop a run, also one of another process. What is done is kept; `skep swarm resume` would go on with it."""
+    from skep.cli.swarm_tables import cancel_run
 
     cancel_run(name, wait, as_json=as_json)
 
@@ -188,6 +175,7 @@ def trace(
     as_json: JsonOption = False,
 ) -> None:
     """All about one task: what was sent, each attempt, the answer."""
+    from skep.cli.swarm_tables import show_trace
 
     show_trace(name, task, as_json=as_json)
 
@@ -292,136 +280,3 @@ def ask(
         report=report,
     )
     raise typer.Exit(run_ask(wishes, dry_run=dry_run, as_json=as_json))
-
-
-LOOK_S = 0.05
-PROC = Path("/proc")
-
-
-def cancel_run(name: str, wait: str, *, as_json: bool) -> None:
-    """Told through the journal, where whoever works on it looks every few seconds; a command is woken as well."""
-    wait_s = parse_seconds(wait)
-    with journal(read_only=False) as swarm:
-        run = swarm.run(name)
-        lock = lock_path(user_paths(os.environ), run.id)
-        if run.state is not RunState.DONE:
-            swarm.set_cancelled(run.id, time.time())
-            _await_end(lock, run.id, wait_s)
-        ended = swarm.run(run.id)
-    counts = f"{ended.counts.done} done, {ended.counts.failed} set aside, {ended.counts.left} left"
-    if run.state is RunState.DONE:
-        note(f"{run.id} is finished already: {counts}")
-    else:
-        note(f"{run.id} is cancelled: {counts}; `skep swarm resume {run.id}` would go on with it")
-    if as_json:
-        print_json(run_document(ended))
-
-
-def is_command(pid: int) -> bool:
-    """Whether it is `skep swarm` and nothing else: a Ctrl-C would end an MCP server or a notebook as a whole."""
-    try:
-        words = [word.rpartition(b"/")[2] for word in (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")]
-    except OSError:
-        return False
-    return b"skep" in words and b"swarm" in words[words.index(b"skep") :]
-
-
-def _await_end(lock: Path, run_id: str, wait_s: float) -> None:
-    began, woken = time.monotonic(), False
-    while (pid := holder_of(lock)) is not None:
-        if not woken and is_command(pid):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGINT)
-        woken = True
-        if time.monotonic() - began > wait_s:
-            hint = f"it has been told; `kill {pid}` ends it, and what is done is kept all the same"
-            raise EngineError(f"process {pid} still works on `{run_id}` after {wait_s:g} s", hint=hint)
-        time.sleep(LOOK_S)
-
-
-def show_trace(name: str, task_id: str, *, as_json: bool) -> None:
-    with journal() as swarm:
-        run = swarm.run(name)
-        task = swarm.task(run.id, task_id)
-        result = swarm.result(run.id, task.id)
-        attempts = swarm.attempts(run.id, task.id)
-    if as_json:
-        print_json(trace_document(run.id, task, result, attempts))
-        return
-    for line in [*asked(task), ""]:
-        print(line)  # noqa: T201
-    _show_attempts(attempts)
-    for line in ended(result):
-        print(line)  # noqa: T201
-
-
-def trace_document(run_id: str, task: Task, result: Result | None, attempts: list[Attempt]) -> dict[str, Any]:
-    return {
-        "run": run_id,
-        "task": task_json(task),
-        "result": None if result is None else asdict(result),
-        "attempts": [asdict(one) for one in attempts],
-    }
-
-
-def asked(task: Task) -> list[str]:
-    lines = [f"task {one_line(task.id)}"]
-    for message in task.messages:
-        lines += [f"  {message.get('role', '?')}:", *indented(content_text(message))]
-    wants = {
-        "schema": task.schema,
-        "checker": task.checker,
-        "max_tokens": task.max_tokens,
-        "temperature": task.temperature,
-        "priority": task.priority,
-        "extra": dict(task.extra) or None,
-    }
-    return [*lines, *(f"  {name}: {one_line(str(value))}" for name, value in wants.items() if value is not None)]
-
-
-def content_text(message: Mapping[str, Any]) -> str:
-    """A message may be made of parts, some of them pictures."""
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [part.get("text") or f"[{part.get('type')}]" for part in content if isinstance(part, dict)]
-        return "\n".join(map(str, parts))
-    return "" if content is None else str(content)
-
-
-def indented(text: str, by: str = "    ") -> list[str]:
-    """What a model wrote must not move the cursor."""
-    return [f"{by}{line}" for line in printable(text).splitlines()]
-
-
-def _show_attempts(attempts: list[Attempt]) -> None:
-    columns = ("ATTEMPT", "WHY", "OUTCOME", "AGENT", "REPLICA", "TOOK", "QUEUED", "FIRST TOKEN", "TOKENS", "ERROR")
-    right = ("ATTEMPT", "AGENT", "TOOK", "QUEUED", "FIRST TOKEN", "TOKENS")
-    if attempts:
-        print_table(columns, [_attempt_cells(one) for one in attempts], right=right)
-    else:
-        print("not tried yet")  # noqa: T201
-
-
-def _attempt_cells(one: Attempt) -> list[str]:
-    status = f"HTTP {one.status} " if one.status not in (None, 200) else ""
-    return [
-        str(one.number),
-        one.why.value,
-        one.outcome.value,
-        str(one.agent),
-        one.replica or "–",
-        format_seconds(one.ended_at - one.started_at),
-        "–" if one.queued_ms is None else format_seconds(one.queued_ms / 1000),
-        "–" if one.first_token_at is None else format_seconds(max(0.0, one.first_token_at - one.started_at)),
-        number(one.output_tokens, 0),
-        one_line(f"{one.error_kind}: {status}{one.error or ''}") if one.error_kind else "",
-    ]
-
-
-def ended(result: Result | None) -> list[str]:
-    if result is None:
-        return ["", "no result yet"]
-    fault = f": {result.error_kind}: {one_line(result.error)}" if result.error_kind else ""
-    cut = ", cut at its token limit" if result.finish_reason == "length" else ""
-    head = f"{result.ending.value} after {result.tries} {'try' if result.tries == 1 else 'tries'}{cut}{fault}"
-    return ["", head, *indented(result.answer or "")]

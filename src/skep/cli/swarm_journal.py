@@ -10,7 +10,7 @@ from pathlib import Path
 from skep.errors import UserError
 from skep.paths import user_paths
 from skep.store.database import Store, open_store
-from skep.swarm.locks import as_it_stands
+from skep.swarm.journal import as_it_stands
 from skep.swarm.records import RunState, SwarmRun
 from skep.swarm.run_options import order_from_json
 from skep.swarm.store import SwarmStore

@@ -193,7 +193,7 @@ def remove_tuning(name: str) -> None:
 
 
 def check_page(html: Path) -> None:
-    from skep.cli.plan import check_page
+    from skep.cli.plan_output import check_page
 
     check_page(html)
 

@@ -31,7 +31,7 @@ from skep.mcp_server.schemas import (
 from skep.store.database import Store
 from skep.store.records import Run, RunState
 from skep.supervisor.control import NotRunning
-from skep.swarm.locks import as_it_stands
+from skep.swarm.journal import as_it_stands
 from skep.swarm.records import RunState as SwarmState
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch

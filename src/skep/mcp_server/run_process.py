@@ -11,7 +11,7 @@ from pathlib import Path
 from skep.errors import EngineError
 from skep.files import holder_of, open_log
 from skep.paths import Paths
-from skep.swarm.locks import lock_path
+from skep.swarm.journal import lock_path
 
 TAIL_BYTES = 4096
 

@@ -22,8 +22,7 @@ from skep.mcp_server.format import ENDED, page_of, short_standing, standing_of, 
 from skep.mcp_server.run_process import Launcher
 from skep.mcp_server.schemas import Dispatched, Listed, Page, Standing, Whole
 from skep.store.database import Store, open_store
-from skep.swarm.journal import create_run
-from skep.swarm.locks import as_it_stands
+from skep.swarm.journal import as_it_stands, create_run
 from skep.swarm.records import Ending, RunState, Task
 from skep.swarm.run_options import Order, order_from_json
 from skep.swarm.store import SwarmStore

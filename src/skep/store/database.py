@@ -29,7 +29,6 @@ from skep.store.calibrations import (
 )
 from skep.store.connection import connect, copy_database
 from skep.store.errors import translated
-from skep.store.ids import ID_ATTEMPTS, new_suffix, time_stamp
 from skep.store.records import GatewayRequest, Request, Run, RunState
 from skep.store.rows import (
     GATEWAY_COLUMNS,
@@ -49,7 +48,7 @@ from skep.store.rows import (
     storable,
 )
 from skep.store.verdicts import INSERT_ITEM, INSERT_VERDICT, Verdict, item_row, verdict_of, verdict_row
-from skep.store.writer_process import this_process
+from skep.store.writer_process import ID_ATTEMPTS, new_suffix, this_process, time_stamp
 from skep.workload.items import Item, item_from_json
 
 _RUNS = """

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from skep import __version__
+from skep.files import holder_of
+from skep.paths import Paths
 from skep.store.database import Store
 from skep.swarm.error_kinds import Mishap, mishap_of
-from skep.swarm.records import Attempt, Outcome, Task
+from skep.swarm.records import Attempt, Outcome, RunState, SwarmRun, Task
 from skep.swarm.run_options import Order, order_json
 from skep.swarm.schedule import Pending
 from skep.swarm.store import SwarmStore
@@ -56,3 +60,17 @@ def _pending(task: Task, attempts: Sequence[Attempt], first_at: float | None) ->
     tries = mishaps.count(Mishap.TRY)
     last = max((one.number for one in attempts), default=0)
     return Pending(task, attempts=last, tries=tries, breaks=breaks, first_at=first_at)
+
+
+WAITS = "waits for its endpoint"
+
+
+def lock_path(paths: Paths, run_id: str) -> Path:
+    return paths.state / "swarm" / f"{run_id}.lock"
+
+
+def as_it_stands(paths: Paths, run: SwarmRun) -> SwarmRun:
+    """A run without a living session that is held by a process waits for an endpoint that has not answered it yet."""
+    if run.state in (RunState.RUNNING, RunState.DONE) or holder_of(lock_path(paths, run.id)) is None:
+        return run
+    return replace(run, state=RunState.RUNNING, ended_at=None, error=WAITS)

@@ -25,8 +25,7 @@ from skep.swarm.client import Line
 from skep.swarm.concurrency import Look, Pace, Told
 from skep.swarm.endpoint_health import FIRST_LOOK_S, GiveUp, Probe, next_pause_s
 from skep.swarm.error_kinds import Mishap, mishap_of
-from skep.swarm.journal import pending_tasks
-from skep.swarm.locks import lock_path
+from skep.swarm.journal import lock_path, pending_tasks
 from skep.swarm.progress import Progress, Tally
 from skep.swarm.records import Ending, Result, RunState, SwarmRun, Task
 from skep.swarm.results_file import ResultsFile, Writer

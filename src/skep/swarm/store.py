@@ -17,9 +17,8 @@ from typing import Any, Literal
 from skep.catalog.names import did_you_mean, near, squeeze
 from skep.errors import StoreError, UserError
 from skep.store.database import Store
-from skep.store.ids import free_id
 from skep.store.rows import insert, storable
-from skep.store.writer_process import Writer, is_alive, this_process
+from skep.store.writer_process import Writer, free_id, is_alive, this_process
 from skep.swarm.records import (
     Attempt,
     Counts,

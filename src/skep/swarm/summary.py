@@ -12,8 +12,8 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any, Protocol
 
-from skep.bench.energy import JOULES_PER_KWH
 from skep.bench.records import Energy
+from skep.bench.summary import JOULES_PER_KWH
 from skep.stats.percentiles import Percentiles, median, percentiles
 from skep.swarm.records import Attempt, Ending, Outcome, Result, RunState, SwarmRun
 from skep.swarm.store import SwarmStore

@@ -19,9 +19,8 @@ import msgspec
 
 from skep.errors import StoreError, UserError
 from skep.store.database import Store
-from skep.store.ids import free_id, new_suffix
 from skep.store.rows import insert, storable
-from skep.store.writer_process import Writer, is_alive, this_process
+from skep.store.writer_process import Writer, free_id, is_alive, new_suffix, this_process
 from skep.tuner.records import Stage, Tuning
 from skep.units import Interval
 

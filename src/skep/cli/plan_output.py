@@ -1,0 +1,281 @@
+"""`skep plan` for people: a sentence, the layouts, the speeds, the memory, the rules, the command, the reasons."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from skep.cli.output import note, number, print_table
+from skep.deploy.commands import gateway_line
+from skep.deploy.plan_request import Answer, commands_of, document, watts_of
+from skep.errors import UserError
+from skep.planner.candidates import Goal
+from skep.planner.choose import Choice, Plan, Rejected, RunnerUp, StepAccount, account
+from skep.planner.ranking import Predicted
+from skep.planner.setup import Link
+from skep.units import GIB, format_bytes, format_seconds
+
+_BAR = 30
+CLOSE = 0.005  # a runner-up no further behind is second for another reason than its figure
+_DROPPED = 10
+_SPEED = ("AGENTS", "TOK/S", "LOW", "HIGH", "EACH", "FIRST TOKEN", "TOKEN EVERY")
+
+
+def print_plan(found: Answer, *, explain: bool = False) -> None:
+    ranked = found.ranked
+    choice, best = ranked[0]
+    _say(headline(found, choice, best))
+    for other in found.choices:
+        if len(other.rig.cards) > 1:
+            _say(f"{other.rig.title}: {_links(other)}")
+        if not other.plans:
+            _say(f"{other.rig.title}: does not fit ({_reason(other)})")
+    _gap("Layouts, best first")
+    _layouts(found, ranked)
+    _gap(f"Expected of the best by agents at once ({_load(found)})")
+    _speeds(best.predicted)
+    wide = dict.fromkeys(p.band_why for p in best.predicted if p.band_why)
+    _say("8 of 10 measurements lie between LOW and HIGH" + (f": {'; '.join(wide)}" if wide else ""))
+    _gap(f"Memory of one {best.memory.card.id} ({format_bytes(best.memory.usable_bytes)} usable)")
+    _memory(best)
+    if explain:
+        for level in dict.fromkeys((1, found.goal.agents)):
+            _account(account(best.rated.prospect, found.goal, level), level)
+    _gap("Why")
+    _lines(best.why)
+    _rules(best)
+    _gap("Start it")
+    _start(best)
+    _runner_up(found, choice)
+    _further(found, choices=found.choices)
+    _others(found, choice)
+    _rejected(found)
+    if found.notes:
+        _gap("Notes")
+        _lines(found.notes)
+
+
+def headline(found: Answer, choice: Choice, best: Plan) -> str:
+    at = _at(best, found.goal.agents)
+    agents = f"{found.goal.agents} agent{'s' if found.goal.agents > 1 else ''}"
+    words = f"{found.model.geometry.id} on {choice.rig.title} for {agents}: {_what(best)}"
+    speed = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), {at.task_tok_s:,.0f} each"
+    met = "" if not found.goal.limits else ", within --slo" if best.rated.over_limit <= 1 else ", NOT within --slo"
+    return f"{words} -> {speed}, first token after {format_seconds(at.ttft_ms / 1000)}{met}"
+
+
+def _links(choice: Choice) -> str:
+    """One link for all pairs, and those that have another."""
+    rig, order = choice.rig, choice.order
+    usual = rig.default_link
+    words = [_link_words(usual)] if usual is not None else []
+    for a, b, link in rig.pairs:
+        if link != usual:
+            words.append(f"{_link_words(link)} between {order[a]} and {order[b]}")
+    return "; ".join(words)
+
+
+def _link_words(link: Link) -> str:
+    peers = "" if link.kind == "nvlink" else ", peer access" if link.p2p else ", no peer access"
+    return f"{link.title or link.kind}{peers}"
+
+
+def _what(plan: Plan) -> str:
+    setup = plan.setup
+    parts = [str(setup.layout), setup.quant.title]
+    if setup.kv.family != "half":
+        parts.append(f"{setup.kv.title} KV")
+    if setup.spec is not None:
+        parts.append(str(setup.spec))
+    return f"{', '.join(parts)} ({setup.engine})"
+
+
+def _at(plan: Plan, agents: int) -> Predicted:
+    return next((p for p in plan.predicted if p.concurrency == agents), plan.predicted[-1])
+
+
+def _load(found: Answer) -> str:
+    goal = found.goal
+    return f"{goal.shape}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out"
+
+
+def _layouts(found: Answer, ranked: Sequence[tuple[Choice, Plan]]) -> None:
+    several, engines = len(found.choices) > 1, len(found.engines) > 1
+    priced = any(choice.rig.price for choice in found.choices)
+    head = [*(["RIG"] if several else []), "LAYOUT", *(["ENGINE"] if engines else []), "WEIGHTS", "KV", "DRAFTS",
+            "SLOTS", "CONTEXT", "LARGEST", "TOK/S", "LOW", "HIGH", "EACH", "FIRST TOKEN", "TOK/S/W",
+            *(["TOK/S PER 1000"] if priced else [])]  # fmt: skip
+    rows = []
+    for choice, plan in ranked[:12]:
+        setup, at = plan.setup, _at(plan, found.goal.agents)
+        watts = watts_of(plan)
+        row = [
+            *([choice.rig.title] if several else []), str(setup.layout), *([setup.engine] if engines else []),
+            setup.quant.title, setup.kv.title, str(setup.spec or "–"), str(setup.slots), f"{setup.context:,}",
+            f"{plan.largest_context:,}", number(at.effective_tok_s, 0), number(at.low, 0), number(at.high, 0),
+            number(at.task_tok_s, 0), format_seconds(at.ttft_ms / 1000),
+            number(at.effective_tok_s / watts if watts else None, 2),
+        ]  # fmt: skip
+        if priced:
+            row.append(number(1000 * at.effective_tok_s / choice.rig.price if choice.rig.price else None, 0))
+        rows.append(row)
+    print_table(head, rows, right=head[head.index("SLOTS") :])
+    _say("SLOTS are of one replica; LARGEST is the context with every slot full")
+
+
+def _speeds(predicted: Sequence[Predicted]) -> None:
+    rows = [
+        [
+            str(p.concurrency), number(p.effective_tok_s, 0), number(p.low, 0), number(p.high, 0),
+            number(p.task_tok_s, 0), format_seconds(p.ttft_ms / 1000), f"{p.tpot_ms:.1f} ms",
+        ]
+        for p in predicted
+    ]  # fmt: skip
+    print_table(_SPEED, rows, right=_SPEED)
+
+
+def _memory(plan: Plan) -> None:
+    memory = plan.memory
+    rows = []
+    for term in memory.terms:
+        share = term.bytes / memory.usable_bytes
+        bar = "█" * max(1, round(share * _BAR)) if share > 0.005 else "▏"
+        side = term.how if term.inside else f"{term.how}; beside the budget"
+        rows.append([term.name, f"{term.bytes / GIB:.2f}", f"{share * 100:.0f} %", bar, side])
+    print_table(("TERM", "GiB", "OF CARD", "", "HOW"), rows, right=("GiB", "OF CARD"))
+    setup = plan.setup
+    _say(
+        f"at once: {setup.slots} sequence(s) of {plan.largest_context:,} tokens, or {plan.largest_slots} of "
+        f"{setup.context:,}"
+    )
+
+
+def _account(spent: StepAccount, agents: int) -> None:
+    plural = "s" if agents > 1 else ""
+    _gap(
+        f"One step of a replica with {agents} agent{plural}: {spent.seconds * 1e6:,.0f} us, {spent.sequences} "
+        f"sequence(s) of {spent.context:.0f} tokens, {spent.tokens:.2f} tokens -> {spent.tok_s:,.0f} tok/s"
+    )
+    rows = [[t.name, f"{t.seconds * 1e6:,.0f}", f"{t.share * 100:.1f} %", t.how] for t in spent.terms]
+    print_table(("TERM", "us", "SHARE", "HOW"), rows, right=("us", "SHARE"))
+
+
+def _rules(plan: Plan) -> None:
+    spoken = [f for f in plan.rated.findings if f.verdict in ("costs", "depends")]
+    if not spoken:
+        return
+    _gap("Rules that apply")
+    for finding in spoken:
+        remedy = f" -> {finding.remedy}" if finding.remedy else ""
+        _say(f"  {finding.verdict}: {finding.sentence}{remedy} [{finding.source}]")
+
+
+def _start(plan: Plan) -> None:
+    front = gateway_line(plan.setup, plan.rated.rig)
+    _lines([*commands_of(plan), *([front] if front else [])])
+
+
+def _runner_up(found: Answer, choice: Choice) -> None:
+    runner = choice.runner_up
+    if runner is None:
+        return
+    first, second = (_at(plan, found.goal.agents) for plan in (choice.plans[0], runner.plan))
+    _gap(f"Runner-up: {_what(runner.plan)}, {behind_words(runner, found.goal)}")
+    if second.high > first.effective_tok_s:
+        _say("  closer than either is known: where it matters, measure both")
+    if runner.wins_if:
+        _say(f"  it would win with: {'; '.join(runner.wins_if)}")
+    else:
+        _say(f"  nothing that was tried makes it win: {'; '.join(runner.tried)}")
+
+
+def behind_words(runner: RunnerUp, goal: Goal) -> str:
+    """How far the goal's figure is behind or ahead, and where it is no worse, why it is second all the same."""
+    outcome, share = runner.plan.rated.outcome, abs(runner.behind)
+    ahead = runner.behind < 0
+    if goal.kind == "latency":
+        longer = 1 / (1 - runner.behind) - 1 if runner.behind < 1 else 0.0
+        took = format_seconds(outcome.ttft_s + outcome.tpot_s * goal.output_tokens)
+        words = f"a task takes {took}, {abs(longer) * 100:.0f} % {'less' if ahead else 'longer'}"
+    elif goal.kind == "context":
+        words = f"{runner.plan.largest_context:,} tokens of context, {share * 100:.0f} % {'more' if ahead else 'less'}"
+    else:
+        words = f"{outcome.effective_tok_s:,.0f} tok/s, {share * 100:.0f} % {'more' if ahead else 'less'}"
+    if round(share * 100) == 0:
+        words = f"{words.rpartition(', ')[0]}, as much"
+    return f"{words}, but {runner.why}" if runner.why and runner.behind < CLOSE else words
+
+
+def _further(found: Answer, *, choices: Sequence[Choice]) -> None:
+    for choice in choices:
+        if not choice.further:
+            continue
+        _gap(f"What each further card adds ({choice.rig.cards[0].id}, {found.goal.agents} agents)")
+        for step in choice.further:
+            if step.effective_tok_s is None or step.share is None:
+                _say(f"  {step.cards}: does not fit")
+            else:
+                share = f"{step.share * 100:.0f} % of {choice.further[-1].cards}"
+                _say(f"  {step.cards}: {step.effective_tok_s:,.0f} tok/s, {share} ({step.layout})")
+
+
+def _others(found: Answer, choice: Choice) -> None:
+    for plan in choice.others:
+        at = _at(plan, found.goal.agents)
+        _gap(f"With {plan.setup.engine}: {_what(plan)} -> {at.effective_tok_s:,.0f} tok/s")
+        _start(plan)
+
+
+def _rejected(found: Answer) -> None:
+    """One line a reason: layouts that fell to the same rule stand together."""
+    for choice in found.choices:
+        if not choice.rejected:
+            continue
+        _gap("Dropped" if len(found.choices) == 1 else f"Dropped on {choice.rig.title}")
+        heads = [r for r in choice.rejected if r.rule == "heads"]
+        if len(heads) > 1:
+            _say(f"  {', '.join(f'TP={r.layout.tp}' for r in heads)}: e.g. {heads[-1].reason}")
+        rest = [r for r in choice.rejected if r not in heads or len(heads) == 1]
+        for rejected in rest[:_DROPPED]:
+            _say(f"  {rejected.layout} {', '.join(rejected.quants)}: {_short(rejected)}")
+        if len(rest) > _DROPPED:
+            _say(f"  and {len(rest) - _DROPPED} more: --json has them all")
+
+
+def _short(rejected: Rejected) -> str:
+    return rejected.reason if rejected.remedy is None else f"{rejected.reason} -> {rejected.remedy}"
+
+
+def _reason(choice: Choice) -> str:
+    return choice.rejected[0].reason if choice.rejected else "nothing was left to try"
+
+
+def _lines(lines: Sequence[str]) -> None:
+    for line in lines:
+        _say(f"  {line}")
+
+
+def _gap(title: str) -> None:
+    _say(f"\n{title}")
+
+
+def _say(text: str) -> None:
+    print(text)  # noqa: T201
+
+
+def check_page(path: Path) -> None:
+    """Before anything is worked out or printed: whether the page can be written there."""
+    if path.is_dir():
+        raise UserError(f"--html `{path}` is a folder", hint=f"name a file in it: --html {path / 'plan.html'}")
+    if not path.parent.is_dir():
+        raise UserError(f"--html `{path}`: there is no folder `{path.parent}`", hint="make it, or name another file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"--html `{path}` cannot be written", hint="check its permissions, or name another file")
+
+
+def write_page(found: Answer, path: Path) -> None:
+    from skep.report.plan import plan_page
+
+    path.write_text(plan_page(document(found, explain=True)), encoding="utf-8")
+    note(f"wrote {path}")
